@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
+from offline_cli.modules.action_units import network_space
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
 from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, mlp
 from offline_cli.modules.policy_modules import build_module
@@ -151,7 +152,7 @@ class Critic(nn.Module):
         """`trunk`: makes the layers after the features and encoded actions, of that width side by side, to the outputs."""
         super().__init__()
         self.features = features
-        self.actions = None if action_space is None else ObservationEncoder(action_space)
+        self.actions = None if action_space is None else ObservationEncoder(network_space(action_space))
         self.trunk = trunk(features.size + (0 if self.actions is None else self.actions.size))
 
     def forward(self, observations: Tree, actions: Tree | None = None) -> Tensor:

@@ -4,13 +4,14 @@
   and others lack is an error that names one. Observations, infos and states have pieces of their own.
 * `AddInfosFromEpisodesToTrainBatch`: info dicts; they stay a list through the whole pipeline and never become arrays.
 * `AddNextObservationsFromEpisodesToTrainBatch`: the observation that each step led to; a batch that has them stays as it is.
+* `AddNextActionsFromEpisodesToTrainBatch`: the action that was recorded after each step, for algorithms that ask about it.
 * `AddOneTsToEpisodesAndTruncate`: one artificial step for each episode.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,19 @@ from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.trees import map_leaves
 
 __all__ = [
+    "IS_FOLLOWED",
+    "NEXT_ACTIONS",
     "AddColumnsFromEpisodesToBatch",
     "AddColumnsFromEpisodesToTrainBatch",
     "AddInfosFromEpisodesToTrainBatch",
+    "AddNextActionsFromEpisodesToTrainBatch",
     "AddNextObservationsFromEpisodesToTrainBatch",
     "AddOneTsToEpisodesAndTruncate",
     "lengthen",
 ]
+
+NEXT_ACTIONS: Final = "next_actions"
+IS_FOLLOWED: Final = "is_followed"
 
 
 class AddColumnsFromEpisodesToBatch(ConnectorV2):
@@ -128,6 +135,35 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
                 led_to = episode.get_observations(slice(1, count + 1))
                 self.add_n_batch_items(batch, Columns.NEXT_OBS, led_to, count, episode)
         return batch
+
+
+class AddNextActionsFromEpisodesToTrainBatch(ConnectorV2):
+    """`next_actions` (N, *action_shape), and `is_followed` (N,): False at the last steps, which have their own action again."""
+
+    whole_arrays = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch with both columns."""
+        if isinstance(episodes, EpisodeBatch):
+            rows, followed = _following(episodes.lengths)
+            batch[NEXT_ACTIONS] = map_leaves(lambda leaf: leaf[rows], episodes.actions)
+            batch[IS_FOLLOWED] = followed
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            if count := len(episode):
+                rows, followed = _following(np.array([count]))
+                actions = first_rows(episode.actions, count)
+                taken = map_leaves(lambda leaf, rows=rows: np.asarray(leaf)[rows], actions)
+                self.add_n_batch_items(batch, NEXT_ACTIONS, taken, count, episode)
+                self.add_n_batch_items(batch, IS_FOLLOWED, followed, count, episode)
+        return batch
+
+
+def _following(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(N,) the row after each step of its episode, of the last one its own; (N,) whether it is another."""
+    followed = np.ones(int(lengths.sum()), np.bool_)
+    followed[np.cumsum(lengths)[lengths > 0] - 1] = False
+    return np.arange(len(followed)) + followed, followed
 
 
 class AddOneTsToEpisodesAndTruncate(ConnectorV2):

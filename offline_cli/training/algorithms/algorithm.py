@@ -7,6 +7,7 @@ inside a captured graph there: they never read a value back from the device, nor
 * `Task`: what modules are made for: spaces, the scale of actions, and the network that the user chose.
 * `frozen_copy`, `move_towards`: target networks, modules that follow others slowly (Polyak and Juditsky 1992; Lillicrap et al.
   2016, section 3).
+* `TD_COLUMNS`, `TD_OPTIONS`, `td_targets`, `each_value`: what algorithms with critics Q(s, a) share (Sutton 1988).
 * `algorithm_kind`: algorithms by the name that an `[algorithm]` table gives: ours, and those of other packages
   (`offline_cli.algorithms`).
 """
@@ -38,15 +39,19 @@ __all__ = [
     "BC",
     "LOSS",
     "POLICY",
+    "TD_COLUMNS",
+    "TD_OPTIONS",
     "Algorithm",
     "Batch",
     "Group",
     "Modules",
     "Task",
     "algorithm_kind",
+    "each_value",
     "frozen_copy",
     "move_towards",
     "own_algorithms",
+    "td_targets",
 ]
 
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
@@ -64,7 +69,22 @@ Modules = Mapping[str, nn.Module]
 """Modules by name; the first is the policy, an RLModule."""
 
 BC: Final = "bc"
-OURS: Final = {BC: ("offline_cli.training.algorithms.bc", "BC")}
+OURS: Final = {
+    BC: ("offline_cli.training.algorithms.bc", "BC"),
+    "iql": ("offline_cli.training.algorithms.iql", "IQL"),
+    "td3-bc": ("offline_cli.training.algorithms.td3_bc", "TD3BC"),
+}
+
+TD_COLUMNS: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
+TD_OPTIONS: Final[Mapping[str, Any]] = {
+    "gamma": {"description": "Discount.", "type": "number", "minimum": 0, "maximum": 1, "default": 0.99},
+    "tau": {"description": "Step of the target copies.", "type": "number", "minimum": 0, "maximum": 1, "default": 0.005},
+    "reward_scale": {"description": "Factor of rewards.", "type": "number", "exclusiveMinimum": 0, "default": 1.0},
+    "reward_shift": {"description": "Added to rewards, once they are scaled.", "type": "number", "default": 0.0},
+    "actor_lr": {"description": "Learning rate of the policy. Default: the run's.", "type": "number", "exclusiveMinimum": 0},
+    "critic_lr": {"description": "Learning rate of the critics. Default: the run's.", "type": "number", "exclusiveMinimum": 0},
+}
+"""Options of algorithms that learn from TD_COLUMNS by temporal differences."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +140,22 @@ def move_towards(target: nn.Module, source: nn.Module, step: float) -> None:
         mine.lerp_(theirs, step)
     for held, shown in zip(target.buffers(), source.buffers(), strict=True):
         held.copy_(shown)
+
+
+def td_targets(batch: Batch, next_values: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """(B,) what Q(s, a) is fitted to: the reward, plus gamma times `next_values` (B,) of `new_obs`.
+
+    Only a terminated step has no value after it: after a truncated one the episode would have gone on.
+    """
+    rewards = batch[Columns.REWARDS].float() * options["reward_scale"] + options["reward_shift"]
+    goes_on = 1.0 - batch[Columns.TERMINATEDS].float()
+    targets: Tensor = rewards + options["gamma"] * goes_on * next_values
+    return targets
+
+
+def each_value(critics: nn.Module, observations: Any, actions: Any) -> list[Tensor]:
+    """(B,) of each critic in a ModuleList."""
+    return [critic(observations, actions)[:, 0] for critic in critics.children()]
 
 
 @dataclass(frozen=True, slots=True)
