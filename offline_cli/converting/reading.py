@@ -30,7 +30,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.files.locations import Sources
-from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo
@@ -74,7 +74,6 @@ class EpisodeStream:
     _said_by: tuple[str, str]  # who declares each space
     _all_say_spaces: bool  # a batch may declare no others
     _sources: Scope
-    _memory_limit: int | None  # of the process; None: nobody keeps to one
     _lost_before: Counter[str] = field(default_factory=Counter)  # as the manifests of datasets among the sources say, by reason
     _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not record it
     _started: bool = False
@@ -102,8 +101,7 @@ class EpisodeStream:
                 _check_structure(first, fitted)
                 yield fitted
                 del batch, fitted
-                if self._memory_limit is not None:
-                    give_back_near(self._memory_limit)
+                self._episodes.give_back()
 
     @property
     def elements(self) -> ElementNames:
@@ -227,8 +225,6 @@ def read_opened(
     `distinct`: it is known that no two episodes have one id; iterating raises BadData where two have after all.
     """
     name = None if env is None else env.id
-    if episode_limit is not None:
-        one_heap_near(memory_limit)
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
@@ -288,7 +284,6 @@ def read_opened(
             _lost_before=_lost_before(made_from),
             _lost_before_in_all=_lost_before_in_all(made_from),
             _sources=scope.moved(),
-            _memory_limit=None if episode_limit is None else memory_limit,
         )
 
 

@@ -34,7 +34,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
 from offline_cli.files.local_files import TempFile
-from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, room_for_data
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
 from offline_cli.formats.source import ROWS, Fragments, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
@@ -157,6 +157,8 @@ class WholeEpisodes:
 
     def __post_init__(self) -> None:
         self.waiting = WaitingRejects(self.temp_dir)
+        if self.episode_limit is not None:
+            one_heap_near(self.memory_limit)
         if self.episode_limit is not None and self.limit is None:
             for source in self.sources:
                 self.episode_limit.check_longest(source.info.longest, source.info.spaces, source.info.location)
@@ -175,6 +177,11 @@ class WholeEpisodes:
         while self._ahead:
             yield self._ahead.popleft()  # release each as it is passed on
         yield from self._rest
+
+    def give_back(self) -> None:
+        """Return free memory to the system, where the process is near a limit that somebody keeps to."""
+        if self.episode_limit is not None:
+            give_back_near(self.memory_limit)
 
     def first(self) -> EpisodeBatch:
         """The first batch, which stays to be read; where all repeat the dataset that they are added to, the first of that.

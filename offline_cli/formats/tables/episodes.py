@@ -54,9 +54,13 @@ class Named:
 
     def of(self, kept: NDArray[np.bool_]) -> Named:
         """Those of some of the (E,) episodes."""
-        lists = (self.ids, self.theirs, self.agents, self.modules, self.shared)
-        ids, *others = (None if names is None else list(compress(names, kept.tolist())) for names in lists)
-        return Named(ids or [], *others)
+        chosen = kept.tolist()
+
+        def some(names: Sequence[Any] | None) -> list[Any] | None:
+            return None if names is None else list(compress(names, chosen))
+
+        others = map(some, (self.theirs, self.agents, self.modules, self.shared))
+        return Named(list(compress(self.ids, chosen)), *others)
 
 
 def runs_of(joined: NDArray[np.bool_], rows: int) -> NDArray[np.int64]:

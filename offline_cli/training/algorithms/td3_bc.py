@@ -137,9 +137,9 @@ class TD3BC(Algorithm):
             move_towards(modules[TARGET_CRITICS], modules[CRITICS], self.options["tau"])
             move_towards(modules[TARGET_POLICY], modules[POLICY], self.options["tau"])
 
-        every, lr, critic_lr = (self.options.get(name) for name in ("policy_every", "actor_lr", "critic_lr"))
+        every, lr = self.options["policy_every"], self.options.get("actor_lr")
         last = Group((POLICY,), (POLICY, CLONING), policy_losses, every=every, lr=lr, then=follow)
-        return [Group((CRITICS,), (Q,), critic_loss, lr=critic_lr), last]
+        return [Group((CRITICS,), (Q,), critic_loss, lr=self.options.get("critic_lr")), last]
 
 
 def acted(policy: nn.Module, observations: Tree) -> Tree:
