@@ -35,6 +35,7 @@ __all__ = [
     "as_json",
     "broken",
     "chains",
+    "changed",
     "gap",
     "join",
     "lacks_final",
@@ -264,6 +265,12 @@ def _equal(left: NDArray[Any], right: NDArray[Any]) -> bool:
 
 
 # ---- what cannot be an episode ----
+
+
+def changed(what: str) -> BadData:
+    """The error where sources are read again, and are not what they were when they were looked through."""
+    fix = "run the command again; if it ends in the same way, offline-cli validate names what is wrong with the source"
+    return BadData(what, where="the sources", fix=fix)
 
 
 def gap(name: str, episode: OpenEpisode) -> BadData:

@@ -226,9 +226,7 @@ def read_opened(
     """
     name = None if env is None else env.id
     with Scope() as scope:
-        for source in opened:
-            scope.enter(closing(source))
-        for source in opened:
+        for source in [scope.enter(closing(one)) for one in opened]:
             source.prepare(ReadOptions(env_spaces, workers, limit, on_progress, memory_limit))
         said = [source.info for source in opened]
         episodes = WholeEpisodes(

@@ -37,6 +37,7 @@ from offline_cli.converting.open_episode import (
     as_json,
     broken,
     chains,
+    changed,
     gap,
     lacks_final,
     start_kind,
@@ -48,7 +49,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 
-__all__ = ["Stitcher", "changed"]
+__all__ = ["Stitcher"]
 
 NO_NEXT_OBS = "missing-final-observation"
 SEARCHES = 100  # for the place of an earlier episode: each takes time linear in the number of episodes
@@ -355,12 +356,6 @@ class _Repeated:
         chosen = self.batch.select(self.passed)
         self.passed.clear()
         return [_as_whole(chosen)]
-
-
-def changed(what: str) -> BadData:
-    """The error where sources are read again, and are not what they were when they were looked through."""
-    fix = "run the command again; if it ends in the same way, offline-cli validate names what is wrong with the source"
-    return BadData(what, where="the sources", fix=fix)
 
 
 def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:

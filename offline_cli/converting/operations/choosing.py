@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
+from offline_cli.converting.open_episode import changed
 from offline_cli.converting.operations import Operation, Share
 from offline_cli.converting.reading import EpisodeStream
-from offline_cli.converting.stitching import changed
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
