@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -45,6 +46,8 @@ __all__ = [
 
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
 TWO_DATASETS = "convert the two kinds of recording into two datasets"
+
+_log = logging.getLogger(__name__)
 
 
 def misfits(data: Space, environment: Space, *, inferred: bool, what: str) -> list[str]:
@@ -100,7 +103,8 @@ class Extremes:
     """Smallest and largest values of each leaf over many batches, and dtypes: all that inference needs of the data."""
 
     extra_dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)  # of extra model outputs, by dotted path of the leaf
-    choices: NDArray[Any] | None = None  # (K,) different actions, where each is one whole number; of too many the first ones
+    choices: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """By obs and actions: (K,) different ones, where each is one whole number; of too many the first ones."""
     _obs: list[Tree] = field(default_factory=list)
     _actions: list[Tree] = field(default_factory=list)
 
@@ -114,9 +118,10 @@ class Extremes:
         """Add some observations and actions, at least one of each."""
         self._obs.append(map_leaves(_extremes, obs))
         self._actions.append(map_leaves(_extremes, actions))
-        if isinstance(actions, np.ndarray) and actions.shape[1:] in ((), (1,)) and actions.dtype.kind in "iu":
-            known = actions[:0] if self.choices is None else self.choices
-            self.choices = np.union1d(known, actions) if len(known) <= MOST_CHOICES else known
+        for name, tree in ((Columns.OBS, obs), (Columns.ACTIONS, actions)):
+            if isinstance(tree, np.ndarray) and tree.shape[1:] in ((), (1,)) and tree.dtype.kind in "iu":
+                known = self.choices.get(name, tree[:0])
+                self.choices[name] = np.union1d(known, tree) if len(known) <= MOST_CHOICES else known
 
     def see_extra(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
         """Numbers of two dtypes get one that holds both."""
@@ -185,10 +190,11 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
     return np.stack([leaf.min(axis=0), leaf.max(axis=0)])
 
 
-def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence[SourceInfo]) -> int:
-    """How many actions of a table's inferred space occur in no row, where these are three of four: ids, which nobody counted.
+def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence[SourceInfo], ours: str) -> int:
+    """How many actions or observations (`ours`) of a table's inferred space occur in no row, where these are three of four: ids,
+    which nobody counted; a note says so.
 
-    `choices`: (K,) that occur. Raises BadMapping where no policy can have an output for each.
+    `choices`: (K,) that occur. Raises BadMapping for actions where no policy can have an output for each.
     """
     said, where = next(((source.columns, source.location) for source in sources if source.columns is not None), (None, ""))
     if said is None or choices is None or not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -196,13 +202,15 @@ def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence
     count = int(space.n if isinstance(space, spaces.Discrete) else space.nvec.max())
     if count < FEWEST_ACTIONS or 4 * len(choices) > count:
         return 0
-    if count > SANE_ACTIONS:
-        column, more = said.get(Columns.ACTIONS, Columns.ACTIONS), " or more" * (len(choices) > MOST_CHOICES)
-        key = column if column.isidentifier() else json.dumps(column, ensure_ascii=False)
-        names = ", ".join(f'"{choice}"' for choice in choices[:SHOWN_CHOICES]) + ", ..." * (len(choices) > SHOWN_CHOICES)
-        what = f"column {column}: {len(choices):,}{more} actions occur, and numbers from 0 to {count - 1} make {count:,}"
-        fix = f"number them in the mapping: [categories] {key} = [{names}]; or say their space: [spaces] action"
+    column, more = said.get(ours, ours), " or more" * (len(choices) > MOST_CHOICES)
+    key = column if column.isidentifier() else json.dumps(column, ensure_ascii=False)
+    names = ", ".join(f'"{choice}"' for choice in choices[:SHOWN_CHOICES]) + ", ..." * (len(choices) > SHOWN_CHOICES)
+    kind, part = ("actions", "action") if ours == Columns.ACTIONS else ("observations", "observation")
+    what = f"column {column}: {len(choices):,}{more} {kind} occur, and numbers from 0 to {count - 1} make {count:,}"
+    fix = f"number them in the mapping: [categories] {key} = [{names}]; or say their space: [spaces] {part}"
+    if count > SANE_ACTIONS and ours == Columns.ACTIONS:
         raise BadMapping(what, where=where, fix=fix)
+    _log.warning("note: %s; if they are ids, %s", what, fix)
     return 0 if len(choices) > MOST_CHOICES else count - len(choices)
 
 

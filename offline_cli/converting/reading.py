@@ -11,6 +11,7 @@ Decisions:
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.columns import ElementNames
+from offline_cli.columns import Columns, ElementNames
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
 from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
@@ -39,12 +40,18 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
-from offline_cli.tally import Lost, OnError, Reject, Rejects, Tally
+from offline_cli.tally import T_FALLS, Lost, OnError, Reject, Rejects, Tally
 
 __all__ = ["EpisodeStream", "Extras", "check_scale_of", "read_episodes", "read_opened"]
 
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
+FALLEN: Final = (
+    "note: t falls back in %d row%s inside episodes that only end flags, or the chain of observations, divide: if the rows are"
+    " not in order, map eps_id, or divide where t falls (--episode-ends t); validate names the places"
+)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -102,6 +109,8 @@ class EpisodeStream:
                 yield fitted
                 del batch, fitted
                 self._episodes.give_back()
+        if falls := self.tally.assumptions[T_FALLS]:
+            _log.warning(FALLEN, falls, "s" * (falls != 1))
 
     @property
     def elements(self) -> ElementNames:
@@ -250,7 +259,7 @@ def read_opened(
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
-            guessed = _inferred_spaces(episodes, said, action)
+            guessed = _inferred_spaces(episodes, said, observation, action)
             observation, action = observation or guessed[0], action or guessed[1]
         else:
             spaces = observation, action
@@ -285,11 +294,18 @@ def read_opened(
         )
 
 
-def _inferred_spaces(episodes: WholeEpisodes, said: Sequence[SourceInfo], action: Space | None) -> tuple[Space, Space]:
-    """Those of the data; `action`: the space that is declared, if any. Raises BadMapping for ids as actions."""
+def _inferred_spaces(
+    episodes: WholeEpisodes, said: Sequence[SourceInfo], observation: Space | None, action: Space | None
+) -> tuple[Space, Space]:
+    """Those of the data; `observation`, `action`: those that are declared, if any. Raises BadMapping for ids as actions."""
     guessed = episodes.inferred_spaces()
-    if action is None and episodes.extremes is not None:
-        episodes.tally.assume("unused-actions", unused_choices(guessed[1], episodes.extremes.choices, said))
+    choices = {} if episodes.extremes is None else episodes.extremes.choices
+    if observation is None:
+        unused = unused_choices(guessed[0], choices.get(Columns.OBS), said, Columns.OBS)
+        episodes.tally.assume("unused-observations", unused)
+    if action is None:
+        unused = unused_choices(guessed[1], choices.get(Columns.ACTIONS), said, Columns.ACTIONS)
+        episodes.tally.assume("unused-actions", unused)
     return guessed
 
 

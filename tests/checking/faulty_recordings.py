@@ -12,6 +12,8 @@ import pyarrow as pa
 from faulty import Make, made
 from gymnasium import spaces
 
+from offline_cli.converting.convert import convert
+
 # ---- places and files ----
 
 
@@ -223,3 +225,34 @@ def datasets_of_two_action_scales(make: Make) -> list[Path]:
 def an_episode_of_another_space(make: Make) -> Path:
     other = make.batch((5,), ids=("other",), observation_space=spaces.Box(-20, 20, (3,), np.float32))
     return make.items([*make.packed(), *make.packed(other)])
+
+
+# ---- tables without ids ----
+
+NO_IDS = {"action_scale": "env", "columns": {"obs": ["x"], "actions": "a", "rewards": "r", "t": "t", "terminateds": "end"}}
+
+
+def without_ids(make: Make) -> Path:
+    """A table that end flags alone divide, whose `t` falls in data row 2."""
+    path: Path = make.path(".csv")
+    path.write_text("t,x,a,r,end\n1,0.1,0,1,0\n2,0.2,1,2,0\n0,0.3,0,3,0\n3,0.4,1,4,1\n", encoding="utf-8")
+    return path
+
+
+@made({"t-falls-back": 1, "missing-final-observation": 1}, mapping=NO_IDS)
+def a_table_without_ids_and_not_in_order(make: Make) -> Path:
+    return without_ids(make)
+
+
+@made({"t-falls-back": 1})
+def a_dataset_of_a_table_without_ids_and_not_in_order(make: Make) -> Path:
+    folder: Path = make.path()
+    convert(without_ids(make), folder, mapping=NO_IDS)
+    return folder
+
+
+@made({"missing-final-observation": 2, "unfinished-episode": 2}, mapping=NO_IDS, episode_ends="t")
+def a_table_that_ends_episodes_where_t_falls(make: Make) -> Path:
+    path = without_ids(make)
+    path.write_text(path.read_text(encoding="utf-8").replace("4,1\n", "4,0\n"), encoding="utf-8")
+    return path

@@ -58,11 +58,14 @@ def test_flags_are_used_unless_an_option_says_more(read_table: Read, write_lines
     assert batch.lengths.tolist() == [3, 1, 1]
 
 
-def test_t_that_falls_back_where_flags_decide_is_counted(read_table: Read, write_lines: Write) -> None:
+def test_t_that_falls_back_where_flags_decide_is_counted_and_said(
+    read_table: Read, write_lines: Write, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_lines("a.csv", "x,a,r,d,n", "0,1,1,0,0", "1,1,1,0,1", "2,1,1,0,0", "3,1,1,1,1")
     stream, batch = read_table(path, COLUMNS + 'terminateds = "d"\nt = "n"\n')
     assert batch.lengths.tolist() == [4]
     assert stream.tally.assumptions["t-falls-back"] == 1
+    assert "t falls back in 1 row inside episodes" in caplog.text
 
 
 def test_an_episode_without_ids_goes_on_in_the_next_file_where_obs_chain(read_table: Read, write_lines: Write) -> None:

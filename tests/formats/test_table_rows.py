@@ -328,3 +328,17 @@ def test_ids_as_actions_that_no_policy_can_count_to_are_refused_with_the_categor
 def test_actions_of_which_some_do_not_occur_are_no_ids(first: int, read_table: Read, tmp_path: Path) -> None:
     csv.write_csv(items(first), tmp_path / "a.csv")
     assert read_table(tmp_path / "a.csv", ITEMS)[0].tally.assumptions["unused-actions"] == 0
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("actions", "obs"), ("obs", "actions")])
+def test_a_note_has_the_categories_for_ids(
+    ours: str, theirs: str, read_table: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    csv.write_csv(items(1000), tmp_path / "a.csv")
+    mapping = f'[columns]\neps_id = "run"\nt = "step"\n{ours} = "item_id"\n{theirs} = "x"\n'
+    stream, _ = read_table(tmp_path / "a.csv", mapping)
+    kind = {"obs": "observations", "actions": "actions"}[ours]
+    assert stream.tally.assumptions[f"unused-{kind}"] == 1000
+    names = ", ".join(f'"{name}"' for name in range(1000, 1012))
+    assert f"12 {kind} occur, and numbers from 0 to 1011 make 1,012" in caplog.text
+    assert f"[categories] item_id = [{names}]" in caplog.text

@@ -43,7 +43,7 @@ from offline_cli.parquet.row_group_cuts import ChunkStatistics, chunk_statistics
 from offline_cli.parquet.shards import opened, read_row_groups
 from offline_cli.parquet.trust import OTHER_SHARD, Trust
 from offline_cli.progress import OnProgress, Progress
-from offline_cli.tally import Lost
+from offline_cli.tally import T_FALLS, Lost
 
 __all__ = ["OwnFolder", "check_footer", "check_leftovers", "told_of"]
 
@@ -239,7 +239,10 @@ class OwnFolder:
             example = ", ".join(f"{kind} {count:,}" for kind, count in lost.items())
             severity: Severity = "note" if allow_lost else "warning"
             findings.add(source, "lost-episodes", self.manifest.episodes_lost, [source], severity=severity, example=example)
-        tally.tell_assumptions(source, Counter(self.manifest.assumptions) - Counter(lost))
+        falls = self.manifest.assumptions.get(T_FALLS, 0)
+        if falls:
+            findings.add(source, T_FALLS, falls, [source], example="in the table that it was made from")
+        tally.tell_assumptions(source, Counter(self.manifest.assumptions) - Counter(lost) - Counter({T_FALLS: falls}))
         aside = quarantine_files(self.location)
         if aside:
             findings.add(source, "quarantined-rows", len(aside), [aside[number].url for number in sorted(aside)])

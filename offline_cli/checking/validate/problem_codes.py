@@ -83,6 +83,12 @@ CODES: Final[dict[str, Code]] = {
         "the observation that a step led to is not the one that the next step acted on",
         "check the order of the rows, and that new_obs is not the first observation of the next episode",
     ),
+    "t-falls-back": Code(
+        "warning",
+        "row",
+        "`t` decreases inside an episode that only end flags, or the chain of observations, divide from others",
+        "sort the rows, map eps_id, or divide episodes where t falls: --episode-ends t",
+    ),
     "repeated-steps": Code("note", "step", "written more than once, and equal", "nothing: they are read once"),
     "unfinished-episode": Code(
         "warning",

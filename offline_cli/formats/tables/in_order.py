@@ -29,7 +29,7 @@ from offline_cli.formats.tables.ids import episode_name, id_text
 from offline_cli.formats.tables.key_runs import put_together
 from offline_cli.formats.tables.reading import FILE, ROW
 from offline_cli.formats.tables.rows import Rows, ShapeOf
-from offline_cli.tally import Lost, Tally
+from offline_cli.tally import T_FALLS, Lost, Tally
 
 __all__ = ["CHAIN", "FLAGS", "ORDER", "EpisodesInOrder", "Footprint", "KeyedEpisodes", "goes_on"]
 
@@ -40,8 +40,8 @@ CHAIN = "chain"
 JOINED: Final = 2  # times the bytes of its rows: as they were read, and joined
 
 
-def goes_on(rows: Rows, ends: str, tally: Tally) -> NDArray[np.bool_]:
-    """(N-1,) whether a row is of the same episode as the one before it."""
+def goes_on(rows: Rows, ends: str, tally: Tally, urls: Sequence[str] = ()) -> NDArray[np.bool_]:
+    """(N-1,) whether a row is of the same episode as the one before it; `urls`: of the files, for places."""
     ended = np.logical_or.reduce([np.zeros(len(rows), np.bool_), *rows.flags.values()])
     joined: NDArray[np.bool_] = ~ended[:-1]
     if ends == ORDER and rows.t is not None:
@@ -51,7 +51,8 @@ def goes_on(rows: Rows, ends: str, tally: Tally) -> NDArray[np.bool_]:
     if chains is not None:
         joined &= chains if ends == CHAIN else chains | ~files_end
     if ends != ORDER and rows.t is not None:
-        tally.assume("t-falls-back", int((joined & (rows.t[1:] < rows.t[:-1])).sum()))
+        falls = np.flatnonzero(joined & (rows.t[1:] < rows.t[:-1])) + 1
+        tally.assume(T_FALLS, len(falls), places=lambda: (f"{urls[int(rows.file[row])]} row {rows.row[row]}" for row in falls))
     tally.fragments_stitched += int((joined & files_end).sum())
     return joined
 
@@ -121,7 +122,7 @@ class EpisodesInOrder:
             return
         before = [self._begun[-1].slice(self._begun[-1].num_rows - 1)] if self._begun else []
         rows = Rows(pa.concat_tables([*before, table]), self.layout, self.shape_of)
-        joined = goes_on(rows, self.ends, self.maker.tally)
+        joined = goes_on(rows, self.ends, self.maker.tally, self.maker.urls)
         begins = np.flatnonzero(~joined) + 1 - len(before)  # rows of `table` that begin an episode
         if len(begins):
             last = int(begins[-1])
@@ -146,7 +147,7 @@ class EpisodesInOrder:
         rows = Rows(put_together(tables), self.layout, self.shape_of)
         joined = np.zeros(len(rows) - 1, np.bool_)
         if self.ends is not None:
-            joined = goes_on(rows, self.ends, type(self.maker.tally)())  # counted before
+            joined = goes_on(rows, self.ends, Tally())  # counted before
         first = runs_of(joined, len(rows))
         names = [f"{self.prefix}{number}" for number in range(self._passed, self._passed + len(first))]
         self._passed += len(first)
@@ -234,7 +235,7 @@ class KeyedEpisodes:
             return None
         self._count_files(rows, same)
         if self.ends is not None:
-            joined = same & goes_on(rows, self.ends, self.maker.tally)
+            joined = same & goes_on(rows, self.ends, self.maker.tally, self.maker.urls)
         else:
             rows, joined = self._without_early_ends(rows, same)
             if not len(rows):
