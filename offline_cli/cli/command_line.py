@@ -23,7 +23,7 @@ import typer
 from offline_cli.cli.failures import refuse_tight
 from offline_cli.cli.texts import comparisons, json_object, pairs, settings, storage_options, whole_numbers
 from offline_cli.cli.without_pandas import DataCommand
-from offline_cli.errors import BadConfig
+from offline_cli.errors import BadConfig, UsageError
 from offline_cli.options.option import Declared, Form, Group, declared_in
 
 __all__ = ["FIRST", "Command", "Shown", "names_of_others", "other_command", "parse", "placed", "read_plainly", "runnable"]
@@ -321,6 +321,10 @@ def page_of(shown: Shown, further: Further | None = None) -> type[DataCommand]:
             ctx.meta[GIVEN] = tuple(args)
             return super().parse_args(ctx, args)
 
+        def make_parser(self, ctx: Any) -> Any:
+            """As typer does, for options that are given once."""
+            return _once(super().make_parser(ctx), ctx, shown)
+
         def collect_usage_pieces(self, ctx: Any) -> list[str]:
             """What the usage line says after the command's name."""
             return shown.usage()
@@ -340,6 +344,28 @@ def page_of(shown: Shown, further: Further | None = None) -> type[DataCommand]:
                     formatter.write_dl(records)
 
     return Page
+
+
+def _once(parser: Any, ctx: Any, shown: Shown) -> Any:
+    """`parser`, which raises UsageError for two values of an option that has one, where typer's takes the last in silence."""
+    theirs = parser.parse_args
+    single = {option.dest: option for option in parser._long_opt.values() if option.action == "store"}
+    for option in single.values():
+        option.action = "append"
+
+    def parse_args(args: list[str]) -> Any:
+        values, left, order = theirs(args=args)
+        found = {name: values[name] for name in single if name in values}
+        values.update({name: given[-1] for name, given in found.items()})
+        twice = {shown.declared[name]: given for name, given in found.items() if len(given) > 1}
+        if twice and not ctx.resilient_parsing:
+            told = "; ".join(f"{one.flag} is given twice: {', '.join(map(repr, given))}" for one, given in twice.items())
+            once = "; ".join(". ".join(filter(None, (f"{one.flag} {one.metavar}", one.option.as_text))) for one in twice)
+            raise UsageError(told, where=f"offline-cli {ctx.info_name}", fix=f"give it once: {once}")
+        return values, left, order
+
+    parser.parse_args = parse_args
+    return parser
 
 
 def _record(one: Declared, shown: Shown) -> tuple[str, str]:

@@ -202,6 +202,7 @@ class _Asked:
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
     choice: ReaderChoice = field(default_factory=ReaderChoice)
+    takes_mapping: list[bool] = field(default_factory=list)  # of each source that was opened
 
     @property
     def is_mapped(self) -> bool:
@@ -220,7 +221,8 @@ def open_sources(
 
     `tables`: how to read those that are tables. Raises StorageNotFound for missing places, NoData where nothing is found or no
     reader recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files,
-    UsageError for an unknown `from_`, BadMapping for a table that no mapping explains.
+    UsageError for an unknown `from_`, and for a mapping where no source is a table; BadMapping for a table that no mapping
+    explains.
     """
     asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options)
     found: list[Source] = []
@@ -233,6 +235,7 @@ def open_sources(
             found.append(_of_files(files, files[0].url + more, asked))
     if not found:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
+    _refuse_mapping(asked, found)
     return found
 
 
@@ -251,7 +254,7 @@ def _of_folder(location: Location, asked: _Asked) -> Source:
             raise UsageError(
                 f"--from {asked.from_} for a dataset of {own.info.format}", where=location.url, fix="leave out --from"
             )
-        _refuse_mapping(asked, own.info.format, location.url)
+        asked.takes_mapping.append(False)
         return own
     files = [file for file in location.files() if _is_data(file, location)]
     if not files:
@@ -288,18 +291,22 @@ def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source
     listing = Listing(files, location, as_tables=asked.from_ == TABLE or asked.is_mapped)
     reader = asked.reader or asked.choice.reader_for(listing)
     is_ours = reader in OURS.values()
-    if not reader.takes_mapping:
-        _refuse_mapping(asked, reader.name, location)
+    asked.takes_mapping.append(reader.takes_mapping)
     passes_over = asked.reader is None and is_ours  # what is not data to us may be data to another package
     source = reader.open(listing.data if passes_over else files, OpenContext(listing, asked.tables, asked.storage_options))
     return source if is_ours else PluginSource(source, reader.name)
 
 
-def _refuse_mapping(asked: _Asked, kind: str, location: str) -> None:
-    if asked.is_mapped:
+def _refuse_mapping(asked: _Asked, sources: Sequence[Source]) -> None:
+    """Raise UsageError for a mapping where none of the sources is a table: it is for those among them that are."""
+    if asked.is_mapped and not any(asked.takes_mapping):
         option = "--mapping" if asked.tables.mapping is not None else "--rows-as-episodes"
-        fix = f"leave out {option}"
-        raise UsageError(f"{option} is for tables, and this is {KINDS.get(kind, kind)}", where=location, fix=fix)
+        kinds = dict.fromkeys(
+            "a dataset of offline-cli" if isinstance(source, OwnSource) else KINDS.get(source.info.format, source.info.format)
+            for source in sources
+        )
+        where = ", ".join(source.info.location for source in sources)
+        raise UsageError(f"{option} is for tables, and this is {' and '.join(kinds)}", where=where, fix=f"leave out {option}")
 
 
 # ---- our own datasets ----

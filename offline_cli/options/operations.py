@@ -84,6 +84,7 @@ class FilterOptions(OperationOptions, total=False):
             "comparisons, arithmetic, and, or, not, in, between, is null (docs/operations.md).",
             group=Group.DATA,
             metavar="CONDITION",
+            as_text="Join several by and.",
         ),
     ]
     top_fraction: Annotated[

@@ -155,3 +155,21 @@ def test_values_that_are_plain_are_read_without_pydantic(shell: Callable[..., An
     )
     done = shell("-c", script)
     assert [json.loads(line) for line in done.stdout.lower().splitlines()] == [[3, 1.5, "sync", True, []], False], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (("filter", "a", "--out", "d", "--where", "length > 1", "--where=return > 2"), ["'length > 1'", "'return > 2'", "and"]),
+        (("split", "a", "--out", "d", "--fractions", "train=0.5", "--fractions", "val=0.5"), ["train=0.5", "val=0.5", "NAME=X"]),
+        (("record", "E", "-o", "d", "--out", "e", "-p", "random", "-n3", "-n", "4"), ["'d', 'e'", "'3', '4'"]),
+    ],
+)
+def test_an_option_of_one_value_is_not_taken_twice(line: tuple[str, ...], told: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(*line)
+    assert all(word in f"{caught.value.what} {caught.value.fix}" for word in told), caught.value
+
+
+def test_a_flag_may_be_repeated() -> None:
+    assert parsed("filter", "a", "--out", "d", "--json", "--json")[0]["as_json"] is True
