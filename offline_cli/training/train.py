@@ -175,10 +175,12 @@ def train_bc(
 
 
 def _notes(data: TrainingData, config: BCConfig) -> list[str]:
-    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns)
+    algorithm = data.learner.algorithm
+    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(algorithm.columns) and not algorithm.uses_rewards
     unused_by = config.algorithm["name"] if clones else None
     images = flattened_images(data.observation_space, "observations")
-    return [*data.environment_notes, *images, *data.rewards.notes(unused_by)]
+    zeros = data.rewards.note_on_zeros() if algorithm.uses_rewards else []
+    return [*data.environment_notes, *images, *data.rewards.notes(unused_by), *zeros]
 
 
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
@@ -237,7 +239,8 @@ def _setup(config: BCConfig) -> Setup:
     if config.streaming and every is not None:
         name = config.algorithm["name"]
         what = f"the algorithm {name!r} recomputes its columns every {every} updates, from episodes in memory"
-        raise BadConfig(what, where="--streaming", fix="leave out --streaming")
+        once = "--set refresh_every=0, by which they are computed once; or " if "refresh_every" in setup.algorithm.options else ""
+        raise BadConfig(what, where="--streaming", fix=f"{once}leave out --streaming")
     return setup
 
 

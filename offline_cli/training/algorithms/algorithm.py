@@ -64,7 +64,10 @@ Modules = Mapping[str, nn.Module]
 """Modules by name; the first is the policy, an RLModule."""
 
 BC: Final = "bc"
-OURS: Final = {BC: ("offline_cli.training.algorithms.bc", "BC")}
+OURS: Final = {
+    BC: ("offline_cli.training.algorithms.bc", "BC"),
+    "marwil": ("offline_cli.training.algorithms.marwil", "MARWIL"),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -146,10 +149,17 @@ class Algorithm(ABC):
 
     columns: tuple[str, ...] = (Columns.OBS, Columns.ACTIONS)  # that it learns from, of those the learner pipeline gives
     refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
+    needs_rewards: bool = False  # whether it learns from rewards, in whatever column; so it does if `columns` has them
+    steadied_by: str = ""  # beside a smaller lr, what may help a run whose loss is not finite, in words
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options`: checked by the schema, its defaults filled in."""
         self.options = dict(options)
+
+    @property
+    def uses_rewards(self) -> bool:
+        """Whether data without rewards is refused."""
+        return self.needs_rewards or Columns.REWARDS in self.columns
 
     def check(self, observation_space: Space, action_space: Space) -> None:  # noqa: B027  most algorithms learn in any
         """Raise BadConfig for spaces that the algorithm cannot learn in; called before any data is read."""
