@@ -14,7 +14,19 @@ from typing import Any, Final
 
 from offline_cli.errors import BadData, UnsupportedSpace
 
-__all__ = ["DROPPED", "MISSING_REWARDS", "UNFINISHED", "EpisodePlace", "Lost", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
+__all__ = [
+    "DROPPED",
+    "MISSING_REWARDS",
+    "UNFINISHED",
+    "EpisodePlace",
+    "Lost",
+    "OnError",
+    "Places",
+    "Reject",
+    "Rejects",
+    "RejectsAhead",
+    "Tally",
+]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
 MISSING_REWARDS: Final = "missing-rewards"  # the assumption that a step recorded without reward had the reward 0

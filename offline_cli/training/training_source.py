@@ -51,7 +51,7 @@ from offline_cli.policies.piped_policy import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
-from offline_cli.training.algorithms.algorithm import Algorithm
+from offline_cli.training.algorithms.algorithm import Algorithm, uses_rewards
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.trees import Tree, flatten
@@ -138,7 +138,7 @@ class TrainingSource:
         not finite where they are learned from.
         """
         observations, actions = self.spaces
-        if self.learner.algorithm.uses_rewards:
+        if uses_rewards(self.learner.algorithm):
             _check_finite_rewards(episodes, self.where)
         _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
         _check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
@@ -300,9 +300,11 @@ def _leaves_pipeline(kind: type[Algorithm]) -> bool:
 
 def _check_recorded_rewards(stream: EpisodeStream, algorithm: Algorithm) -> None:
     """Raise BadData for steps without reward, as far as they are known now, to an algorithm that learns from rewards."""
-    if algorithm.uses_rewards and (found := stream.without_rewards) is not None:
+    if uses_rewards(algorithm) and (found := stream.without_rewards) is not None:
         where, count = found
-        what = f"steps without a reward ({count:,} so far), for which 0 was taken: {type(algorithm).__name__} learns from rewards"
+        what = (
+            f"steps without a reward ({count:,} so far), for which 0 was taken: {type(algorithm).__name__} learns from rewards"
+        )
         raise BadData(what, where=where, fix=f"map the column of rewards, and convert again if this is a dataset; {UNREWARDED}")
 
 

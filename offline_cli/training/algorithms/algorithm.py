@@ -47,6 +47,7 @@ __all__ = [
     "frozen_copy",
     "move_towards",
     "own_algorithms",
+    "uses_rewards",
 ]
 
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
@@ -156,11 +157,6 @@ class Algorithm(ABC):
         """`options`: checked by the schema, its defaults filled in."""
         self.options = dict(options)
 
-    @property
-    def uses_rewards(self) -> bool:
-        """Whether data without rewards is refused."""
-        return self.needs_rewards or Columns.REWARDS in self.columns
-
     def check(self, observation_space: Space, action_space: Space) -> None:  # noqa: B027  most algorithms learn in any
         """Raise BadConfig for spaces that the algorithm cannot learn in; called before any data is read."""
 
@@ -188,6 +184,11 @@ class Algorithm(ABC):
         nats; beside it `accuracy` or `mse` of greedy actions. Rows here do not pad, and there are no `weights`.
         """
         return cloning_scores(modules[POLICY], batch)
+
+
+def uses_rewards(algorithm: Algorithm) -> bool:
+    """Whether it learns from rewards, so that data without them is refused."""
+    return algorithm.needs_rewards or Columns.REWARDS in algorithm.columns
 
 
 def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
