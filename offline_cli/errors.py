@@ -35,6 +35,7 @@ __all__ = [
     "StorageNotFound",
     "TakenOver",
     "TargetNotMet",
+    "TrainingDiverged",
     "Uncommitted",
     "UnknownEnvironment",
     "UnknownPiece",
@@ -179,6 +180,12 @@ class BadMapping(BadConfig):
 
 class Diverged(BadConfig):
     """Training whose loss or weights are not finite any more."""
+
+
+class TrainingDiverged(Diverged):
+    """The same of another algorithm than `bc`, as a run that did not get where it should; `bc` keeps its exit code."""
+
+    exit_code = 7
 
 
 class SpaceMismatch(BadConfig):

@@ -14,9 +14,23 @@ from typing import Any, Final
 
 from offline_cli.errors import BadData, UnsupportedSpace
 
-__all__ = ["DROPPED", "T_FALLS", "UNFINISHED", "EpisodePlace", "Lost", "OnError", "Places", "Reject", "Rejects", "RejectsAhead", "Tally"]
+__all__ = [
+    "DROPPED",
+    "MISSING_REWARDS",
+    "T_FALLS",
+    "UNFINISHED",
+    "EpisodePlace",
+    "Lost",
+    "OnError",
+    "Places",
+    "Reject",
+    "Rejects",
+    "RejectsAhead",
+    "Tally",
+]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
+MISSING_REWARDS: Final = "missing-rewards"  # the assumption that a step recorded without reward had the reward 0
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
 T_FALLS: Final = "t-falls-back"  # the assumption that rows of a table are in order, although their `t` says otherwise
 SHOWN: Final = 10  # rejects that a result lists

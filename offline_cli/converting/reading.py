@@ -40,7 +40,7 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
-from offline_cli.tally import T_FALLS, Lost, OnError, Reject, Rejects, Tally
+from offline_cli.tally import MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally
 
 __all__ = ["EpisodeStream", "Extras", "check_scale_of", "read_episodes", "read_opened"]
 
@@ -81,6 +81,7 @@ class EpisodeStream:
     _said_by: tuple[str, str]  # who declares each space
     _all_say_spaces: bool  # a batch may declare no others
     _sources: Scope
+    _rewardless: Mapping[str, int] = field(default_factory=dict)  # of datasets among the sources: see `without_rewards`
     _lost_before: Counter[str] = field(default_factory=Counter)  # as the manifests of datasets among the sources say, by reason
     _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not record it
     _started: bool = False
@@ -127,6 +128,13 @@ class EpisodeStream:
     def environment_id(self) -> str | None:
         """Of the environment."""
         return None if self.environment is None else self.environment.id
+
+    @property
+    def without_rewards(self) -> tuple[str, int] | None:
+        """The first source known to have steps without reward, which count as 0, and how many; more are known as it is read."""
+        found = next(iter(self._rewardless.items()), None)
+        count = self.tally.assumptions[MISSING_REWARDS]
+        return found or ((self.tally.location, count) if count else None)
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
@@ -288,6 +296,11 @@ def read_opened(
             _episodes=episodes,
             _said_by=known.said_by,
             _all_say_spaces=not known.by_env and not spaces_inferred,
+            _rewardless={
+                one.location: count
+                for one in said
+                if one.manifest is not None and (count := one.manifest.assumptions.get(MISSING_REWARDS, 0))
+            },
             _lost_before=_lost_before(made_from),
             _lost_before_in_all=_lost_before_in_all(made_from),
             _sources=scope.moved(),

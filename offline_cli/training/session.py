@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, Diverged
+from offline_cli.errors import BadConfig, BadData, Diverged, TrainingDiverged
 from offline_cli.policies.run_files import (
     BEST,
     MODULES,
@@ -27,6 +27,7 @@ from offline_cli.policies.run_files import (
     upgraded,
 )
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.checks import Checks
 from offline_cli.training.config import BCConfig
@@ -202,8 +203,10 @@ class Session:
         if (loss is None or math.isfinite(loss)) and (not weights or self._update.is_finite()):
             return
         what = f"training diverged: the loss is {loss} after {self.state.update} updates"
-        fix = f"train again with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data"
-        raise Diverged(what, where=self.folder.url, fix=fix, details={"update": self.state.update})
+        steadier = [f"a smaller --lr than {self.config.lr:g}", *filter(None, [self.learner.algorithm.steadied_by])]
+        fix = f"train again with --overwrite and {' or '.join(steadier)}, or look for wild values in the data"
+        kind = Diverged if self.config.algorithm["name"] == BC else TrainingDiverged
+        raise kind(what, where=self.folder.url, fix=fix, details={"update": self.state.update})
 
     def _tick(self) -> None:
         now = time.perf_counter()

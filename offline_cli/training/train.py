@@ -35,6 +35,7 @@ from offline_cli.plugins import check_plugins
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
@@ -216,10 +217,12 @@ def _learned(
 
 
 def _notes(data: TrainingData, config: BCConfig) -> list[str]:
-    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns)
+    algorithm = data.learner.algorithm
+    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(algorithm.columns) and not uses_rewards(algorithm)
     unused_by = config.algorithm["name"] if clones else None
     images = flattened_images(data.observation_space, "observations")
-    return [*data.environment_notes, *images, *data.rewards.notes(unused_by)]
+    zeros = data.rewards.note_on_zeros() if uses_rewards(algorithm) else []
+    return [*data.environment_notes, *images, *data.rewards.notes(unused_by), *zeros]
 
 
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
@@ -278,7 +281,10 @@ def _setup(config: BCConfig) -> Setup:
     if config.streaming and every is not None:
         name = config.algorithm["name"]
         what = f"the algorithm {name!r} recomputes its columns every {every} updates, from episodes in memory"
-        raise BadConfig(what, where="--streaming", fix="leave out --streaming")
+        once = (
+            "--set refresh_every=0, by which they are computed once; or " if "refresh_every" in setup.algorithm.options else ""
+        )
+        raise BadConfig(what, where="--streaming", fix=f"{once}leave out --streaming")
     return setup
 
 

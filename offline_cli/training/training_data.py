@@ -51,14 +51,16 @@ MASK: Final = (1 << 64) - 1
 
 @dataclass(slots=True)
 class RewardFaults:
-    """NaN and infinite rewards, held-out episodes included: counted and named."""
+    """NaN and infinite rewards, and whether all are 0, held-out episodes included: counted and named."""
 
     nan: int = 0
     infinite: int = 0
     first: str = ""  # episode and step
+    all_zero: bool = True  # of those seen
 
     def see(self, episodes: EpisodeBatch) -> None:
         """Look at the rewards of `episodes`, each once."""
+        self.all_zero = self.all_zero and not episodes.rewards.any()
         finite = np.isfinite(episodes.rewards)
         if finite.all():
             return
@@ -77,6 +79,10 @@ class RewardFaults:
         named = ", ".join(f"{kind} {count:,}" for kind, count in self.counts().items())
         why = "" if unused_by is None else f"; {unused_by} does not use them"
         return [f"rewards that are not finite, first in {self.first}: {named}{why}"] if named else []
+
+    def note_on_zeros(self) -> list[str]:
+        """As text, where there is nothing to learn from."""
+        return ["all rewards are 0: by them no action is better than another"] if self.all_zero else []
 
 
 @dataclass(slots=True)

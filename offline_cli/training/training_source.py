@@ -3,7 +3,8 @@
 Decisions:
 
 * NaN and infinity are refused in actions and in observations that were acted on; the observation after the last action is never
-  learned from, and may be anything.
+  learned from, and may be anything. They are refused in rewards by algorithms that learn from these, and so are steps for which
+  0 stands because no reward was recorded.
 * Extra model outputs that nothing uses are left out before sources are compared. Pieces of a user's pipeline may use any
   output, and do not say which: they get those that all sources share, and where one asks for another, the error names the
   source without it. Without such a pipeline only those are used that the algorithm learns from, and `loss_mask`, which marks
@@ -50,7 +51,7 @@ from offline_cli.policies.piped_policy import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
-from offline_cli.training.algorithms.algorithm import Algorithm
+from offline_cli.training.algorithms.algorithm import Algorithm, uses_rewards
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.trees import Tree, flatten
@@ -58,6 +59,7 @@ from offline_cli.trees import Tree, flatten
 __all__ = ["TrainingSource", "open_training_source", "place_of_first"]
 
 PLACE: Final = "learner pipeline"
+UNREWARDED: Final = "or learn with `train-bc`, which needs no rewards"
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +104,14 @@ class TrainingSource:
         with self._streams.part() as held:
             stream = held.enter(self._opened.pop() if self._opened else self._open())
             self._modules = Counter()
-            batches = filter(len, map(with_steps, stream))
+            batches = filter(len, map(with_steps, self._with_rewards(stream)))
             yield from of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
+
+    def _with_rewards(self, stream: EpisodeStream) -> Iterator[EpisodeBatch]:
+        """The stream. Raises BadData where it has steps without reward, and the algorithm learns from rewards."""
+        for batch in stream:
+            _check_recorded_rewards(stream, self.learner.algorithm)
+            yield batch
 
     @property
     def connectors(self) -> list[ConnectorV2]:
@@ -126,8 +134,12 @@ class TrainingSource:
         return self.module_id or next(iter(self._modules), None)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
-        """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces."""
+        """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces, and rewards that are
+        not finite where they are learned from.
+        """
         observations, actions = self.spaces
+        if uses_rewards(self.learner.algorithm):
+            _check_finite_rewards(episodes, self.where)
         _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
         _check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
         return in_learner_units(episodes, actions, self.action_scale)
@@ -254,6 +266,7 @@ def _opened(
         pieces.check(environment, seen, done, where=PLACE)
     if to_columns is not None:
         setup.algorithm.extend(to_columns)
+    _check_recorded_rewards(stream, setup.algorithm)
     learner = setup.learner(seen, done, stream.action_scale)
     if to_columns is None and learner.policy.is_stateful():
         to_columns = given.build(Setting(observations, actions))  # the default pieces give it states and a time axis
@@ -283,6 +296,25 @@ def _opened(
 def _leaves_pipeline(kind: type[Algorithm]) -> bool:
     """Whether such algorithms leave the learner pipeline as it is, with the policy as its module."""
     return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
+
+
+def _check_recorded_rewards(stream: EpisodeStream, algorithm: Algorithm) -> None:
+    """Raise BadData for steps without reward, as far as they are known now, to an algorithm that learns from rewards."""
+    if uses_rewards(algorithm) and (found := stream.without_rewards) is not None:
+        where, count = found
+        what = (
+            f"steps without a reward ({count:,} so far), for which 0 was taken: {type(algorithm).__name__} learns from rewards"
+        )
+        raise BadData(what, where=where, fix=f"map the column of rewards, and convert again if this is a dataset; {UNREWARDED}")
+
+
+def _check_finite_rewards(episodes: EpisodeBatch, where: str) -> None:
+    """Raise BadData, naming the first episode and step, for rewards that are not finite."""
+    wrong = ~np.isfinite(episodes.rewards)
+    if wrong.any():
+        counted = f"in {np.count_nonzero(wrong):,} of {wrong.size:,} steps" if not wrong.all() else "in every step"
+        what = f"rewards hold NaN or infinity {counted}, first in {place_of_first(episodes, wrong)}"
+        raise BadData(what, where=where, fix=f"take such episodes out of the recording; {UNREWARDED}")
 
 
 def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str, elements: ElementNames) -> None:

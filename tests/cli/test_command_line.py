@@ -161,7 +161,10 @@ def test_values_that_are_plain_are_read_without_pydantic(shell: Callable[..., An
     ("line", "told"),
     [
         (("filter", "a", "--out", "d", "--where", "length > 1", "--where=return > 2"), ["'length > 1'", "'return > 2'", "and"]),
-        (("split", "a", "--out", "d", "--fractions", "train=0.5", "--fractions", "val=0.5"), ["train=0.5", "val=0.5", "NAME=X"]),
+        (
+            ("split", "a", "--out", "d", "--fractions", "train=0.5", "--fractions", "val=0.5"),
+            ["train=0.5", "val=0.5", "NAME=X"],
+        ),
         (("record", "E", "-o", "d", "--out", "e", "-p", "random", "-n3", "-n", "4"), ["'d', 'e'", "'3', '4'"]),
     ],
 )

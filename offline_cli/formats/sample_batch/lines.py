@@ -27,7 +27,7 @@ from offline_cli.formats.sample_batch.rows import FIX, NEEDED, LinePlace, Policy
 from offline_cli.formats.sample_batch.values import Column, arrays_of, column_of, infos_of
 from offline_cli.formats.step_rows import END_FLAGS, end_flags, timesteps
 from offline_cli.spaces import Space
-from offline_cli.tally import Tally
+from offline_cli.tally import MISSING_REWARDS, Tally
 from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = ["PER_STEP", "Batch", "BatchReader", "NotAlike"]
@@ -196,7 +196,7 @@ class BatchReader:
     def _rewards(self, read: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.float64]:
         if Columns.REWARDS in read:
             return read[Columns.REWARDS].astype(np.float64)
-        self.tally.assume("missing-rewards", rows)
+        self.tally.assume(MISSING_REWARDS, rows)
         return np.zeros(rows)
 
     def _flags(

@@ -23,7 +23,7 @@ from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import Keys, StepRows, end_flags, fragments_of_rows
 from offline_cli.formats.tables.rows import Rows, Whole
-from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
+from offline_cli.tally import MISSING_REWARDS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 
 __all__ = ["EpisodeMaker", "Named", "runs_of"]
 
@@ -178,7 +178,7 @@ class EpisodeMaker:
         rewards = rows.leaves.get(Columns.REWARDS)
         if rewards is not None:
             return rewards
-        self.tally.assume("missing-rewards", len(rows))
+        self.tally.assume(MISSING_REWARDS, len(rows))
         return np.zeros(len(rows))
 
     def _finished(self, batch: EpisodeBatch, code: NDArray[np.int64], named: Named) -> EpisodeBatch:

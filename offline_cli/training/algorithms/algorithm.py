@@ -52,6 +52,7 @@ __all__ = [
     "move_towards",
     "own_algorithms",
     "td_targets",
+    "uses_rewards",
 ]
 
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
@@ -71,6 +72,7 @@ Modules = Mapping[str, nn.Module]
 BC: Final = "bc"
 OURS: Final = {
     BC: ("offline_cli.training.algorithms.bc", "BC"),
+    "marwil": ("offline_cli.training.algorithms.marwil", "MARWIL"),
     "iql": ("offline_cli.training.algorithms.iql", "IQL"),
     "td3-bc": ("offline_cli.training.algorithms.td3_bc", "TD3BC"),
 }
@@ -182,6 +184,8 @@ class Algorithm(ABC):
 
     columns: tuple[str, ...] = (Columns.OBS, Columns.ACTIONS)  # that it learns from, of those the learner pipeline gives
     refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
+    needs_rewards: bool = False  # whether it learns from rewards, in whatever column; so it does if `columns` has them
+    steadied_by: str = ""  # beside a smaller lr, what may help a run whose loss is not finite, in words
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options`: checked by the schema, its defaults filled in."""
@@ -214,6 +218,11 @@ class Algorithm(ABC):
         nats; beside it `accuracy` or `mse` of greedy actions. Rows here do not pad, and there are no `weights`.
         """
         return cloning_scores(modules[POLICY], batch)
+
+
+def uses_rewards(algorithm: Algorithm) -> bool:
+    """Whether it learns from rewards, so that data without them is refused."""
+    return algorithm.needs_rewards or Columns.REWARDS in algorithm.columns
 
 
 def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:

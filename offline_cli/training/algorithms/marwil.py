@@ -1,0 +1,158 @@
+"""MARWIL, cloning that counts an action by how much better it went than expected: Wang et al. 2018, "Exponentially Weighted
+Imitation Learning for Batched Historical Data".
+
+    policy: the mean of -exp(beta A / c) log pi(a | s), with A = R - V(s), and c^2 a moving average of the mean of A^2
+    value:  the mean of A^2 / 2
+
+R (`value_targets`) is made by GeneralAdvantageEstimation over whole episodes: with lambda 1 the discounted rewards up to the
+episode's end, and the value of the last observation of an episode that was truncated. Losses and options are those of
+MARWILTorchLearner of RLlib 2.60. With beta 0 there is no value function, and this is behaviour cloning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, cast
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from offline_cli.columns import Columns
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTruncate
+from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation
+from offline_cli.errors import BadConfig
+from offline_cli.modules.rl_module import RLModule
+from offline_cli.spaces import Space
+from offline_cli.training.algorithms.algorithm import LOSS, POLICY, Algorithm, Batch, Group, Modules, Task, cloning_scores
+from offline_cli.training.loader import WEIGHTS
+from offline_cli.trees import leaves, map_leaves
+
+__all__ = ["MARWIL", "Values"]
+
+VALUE: Final = "value"
+VF: Final = "vf"
+AT_A_TIME: Final = 1 << 16  # observations whose values are computed together: each takes the widths of all layers
+TINY: Final = 1e-8  # added to the norm, as in RLlib
+START: Final = "moving_average_sqd_adv_norm_start"
+RATE: Final = "moving_average_sqd_adv_norm_update_rate"
+
+
+def _number(description: str, default: float, **limits: float) -> dict[str, Any]:
+    """The schema of an option that is a number, from 0 on."""
+    return {"description": description, "type": "number", "minimum": 0, **limits, "default": default}
+
+
+class Values(nn.Module):
+    """V(s), and the moving average of its squared errors."""
+
+    squared_norm: Tensor  # ()
+
+    def __init__(self, critic: nn.Module, start: float) -> None:
+        super().__init__()
+        self.critic = critic
+        self.register_buffer("squared_norm", torch.tensor(start, dtype=torch.float32))
+
+    def forward(self, observations: Any) -> Tensor:
+        """(B,) of observations (B, ...)."""
+        values: Tensor = self.critic(observations)[:, 0]
+        return values
+
+    def is_stateful(self) -> bool:
+        """It remembers nothing."""
+        return False
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """(N,) of `batch["obs"]`, for GeneralAdvantageEstimation."""
+        observations = batch[Columns.OBS]
+        starts = range(0, len(leaves(observations)[0]), AT_A_TIME)
+        return torch.cat([self(map_leaves(lambda leaf, s=start: leaf[s : s + AT_A_TIME], observations)) for start in starts])
+
+
+class MARWIL(Algorithm):
+    """Two modules that share no weights, one optimizer."""
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "properties": {
+            "beta": _number("How much advantages count; 0 is behaviour cloning.", 1.0),
+            "gamma": _number("Discount of rewards.", 0.99, maximum=1),
+            "lambda_": _number("How far rewards count before values do (GAE's lambda).", 1.0, maximum=1),
+            "vf_coeff": _number("Weight of the value function's loss.", 1.0),
+            "bc_logstd_coeff": _number("Weight of the policy's mean log standard deviation; Box actions only.", 0.0),
+            START: _number("First value of the moving average of squared advantages, which scales them.", 100.0),
+            RATE: _number("Step of that moving average in each update.", 1e-8, maximum=1),
+            "refresh_every": {
+                "description": "Updates after which value targets are computed anew; 0: never, which --streaming needs.",
+                "type": "integer",
+                "minimum": 0,
+                "default": 500,
+            },
+        }
+    }
+    steadied_by = "larger algorithm.moving_average_sqd_adv_norm_start, about the squared spread of returns"
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.clones = not self.options["beta"]
+        self.needs_rewards = not self.clones
+        if not self.clones:
+            self.columns = (Columns.OBS, Columns.ACTIONS, Columns.VALUE_TARGETS)
+            self.refresh_every = self.options["refresh_every"] or None
+
+    def check(self, observation_space: Space, action_space: Space) -> None:
+        """Raises BadConfig for `bc_logstd_coeff` where actions are no Box."""
+        if self.options["bc_logstd_coeff"] and not isinstance(action_space, spaces.Box):
+            what = f"bc_logstd_coeff is for Box actions, and these are {action_space}"
+            raise BadConfig(what, where="[algorithm] marwil", fix="leave it out")
+
+    def extend(self, pipeline: ConnectorPipelineV2) -> None:
+        """As in RLlib: a step at the end of each episode, first of all, and value targets, last of all."""
+        if not self.clones:
+            pipeline.prepend(AddOneTsToEpisodesAndTruncate())
+            horizon = {name: self.options[name] for name in ("gamma", "lambda_")}
+            pipeline.append(GeneralAdvantageEstimation(**horizon, standardize="none"))
+
+    def modules(self, task: Task) -> dict[str, nn.Module]:
+        """Raises BadConfig for a policy with memory: values here are of single observations."""
+        policy = task.policy()
+        if self.clones:
+            return {POLICY: policy}
+        if policy.is_stateful():
+            raise BadConfig("marwil learns no policy with memory", where="[network]", fix="a network without memory")
+        return {POLICY: policy, VALUE: Values(task.critic(), self.options[START])}
+
+    def rl_module(self, modules: Modules) -> nn.Module:
+        return modules[POLICY if self.clones else VALUE]
+
+    def groups(self, modules: Modules) -> Sequence[Group]:
+        names = (POLICY,) if self.clones else (POLICY, VF)
+        return [Group(tuple(modules), names, lambda batch: self._losses(modules, batch))]
+
+    def _losses(self, modules: Modules, batch: Batch) -> dict[str, Tensor]:
+        policy, weights, options = cast(RLModule, modules[POLICY]), batch[WEIGHTS], self.options
+        inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+        likely = policy.action_head.logp(inputs, batch[Columns.ACTIONS])
+        if options["bc_logstd_coeff"]:
+            likely = likely + options["bc_logstd_coeff"] * inputs.chunk(2, -1)[1].mean(-1)
+        if self.clones:
+            return {POLICY: -torch.dot(likely, weights)}
+        value = cast(Values, modules[VALUE])
+        advantages = batch[Columns.VALUE_TARGETS] - value(batch[Columns.OBS])
+        squared = torch.dot(advantages.square(), weights)
+        with torch.no_grad():  # in place: part of what an update changes
+            value.squared_norm.lerp_(squared, options[RATE])
+        counts = self._counts(value, advantages.detach())
+        return {POLICY: -torch.dot(likely * counts, weights), VF: options["vf_coeff"] * 0.5 * squared}
+
+    def _counts(self, value: Values, advantages: Tensor) -> Tensor:
+        """(B,) how much each row counts."""
+        return torch.exp(self.options["beta"] * advantages / (value.squared_norm.sqrt() + TINY))
+
+    def scores(self, modules: Modules, batch: Batch) -> dict[str, Tensor]:
+        """`loss` counts held-out rows as the policy's loss does."""
+        found = cloning_scores(modules[POLICY], batch)
+        if not self.clones:
+            value = cast(Values, modules[VALUE])
+            found[LOSS] = found[LOSS] * self._counts(value, batch[Columns.VALUE_TARGETS] - value(batch[Columns.OBS]))
+        return found

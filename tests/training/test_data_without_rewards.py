@@ -1,0 +1,122 @@
+"""Data without rewards: refused by name where an algorithm learns from rewards, and cloned as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offline_cli.converting.convert import convert
+from offline_cli.errors import BadData
+from offline_cli.training.train import train_bc
+
+Write = Callable[..., Path]
+Make = Callable[..., Any]
+OPTIONS: dict[str, Any] = {"updates": 2, "device": "cpu"}
+MAPPED: dict[str, Any] = {"columns": {"eps_id": "run", "obs": ["x", "y", "z"], "actions": "turn"}}
+
+
+@pytest.fixture
+def marwil(tmp_path: Path) -> Path:
+    """The configuration of an algorithm that learns from rewards, in columns made of them."""
+    file = tmp_path / "marwil.toml"
+    file.write_text('batch_size = 16\n[algorithm]\nname = "marwil"\nrefresh_every = 0\n')
+    return file
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Steps without a column of rewards."""
+    rng = np.random.default_rng(1)
+    rows = [[f"run-{e}", *rng.normal(size=3).round(3), rng.integers(2)] for e in range(6) for _ in range(5)]
+    path = tmp_path / "arm.csv"
+    path.write_text("\n".join(["run,x,y,z,turn", *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("manner", [{}, {"streaming": True}, {"val_fraction": 0.4}], ids=str)
+def test_a_table_without_them_is_refused_and_cloned(table: Path, marwil: Path, tmp_path: Path, manner: dict[str, Any]) -> None:
+    with pytest.raises(BadData, match=r"steps without a reward \(30 so far\).*MARWIL learns from rewards") as caught:
+        train_bc(table, tmp_path / "run", config=marwil, mapping=MAPPED, **OPTIONS, **manner)
+    assert caught.value.exit_code == 3
+    assert "arm.csv" in caught.value.where
+    assert "map the column of rewards" in caught.value.fix
+    assert "train-bc" in caught.value.fix
+    assert not (tmp_path / "run").exists()
+    assert train_bc(table, tmp_path / "bc", mapping=MAPPED, **OPTIONS, **manner).updates == 2
+
+
+def test_a_dataset_that_was_made_of_such_a_table_is_refused_by_name_among_others(
+    table: Path, marwil: Path, tmp_path: Path
+) -> None:
+    rewarded = tmp_path / "rewarded.csv"
+    head, *rows = table.read_text().splitlines()
+    rewarded.write_text("\n".join([f"{head},gain", *(f"other-{row},1" for row in rows)]) + "\n")
+    convert(table, tmp_path / "arm", mapping=MAPPED)
+    convert(rewarded, tmp_path / "good", mapping={"columns": {**MAPPED["columns"], "rewards": "gain"}})
+    both = [tmp_path / "good", tmp_path / "arm"]
+    with pytest.raises(BadData, match="steps without a reward") as caught:
+        train_bc(both, tmp_path / "run", config=marwil, **OPTIONS)
+    assert caught.value.where.endswith("arm")
+    assert train_bc(both, tmp_path / "bc", **OPTIONS).updates == 2
+    assert train_bc(tmp_path / "good", tmp_path / "run", config=marwil, **OPTIONS).updates == 2
+
+
+@pytest.mark.parametrize("first", ["with", "without"])
+def test_recordings_of_which_some_have_none_are_refused(marwil: Path, tmp_path: Path, first: str) -> None:
+    paths = {name: tmp_path / f"{name}.json" for name in ("with", "without")}
+    for number, (name, path) in enumerate(paths.items()):
+        steps: dict[str, Any] = {
+            "type": "SampleBatch",
+            "eps_id": [number] * 4,
+            "obs": [[0.1, 0.2]] * 4,
+            "actions": [0, 1, 0, 1],
+        }
+        steps |= {"terminateds": [False] * 3 + [True]} | ({"rewards": [1.0] * 4} if name == "with" else {})
+        path.write_text(json.dumps(steps) + "\n")
+    sources = sorted(paths.values(), key=lambda path: path.stem != first)
+    with pytest.raises(BadData, match=r"steps without a reward \(4 so far\)") as caught:
+        train_bc(sources, tmp_path / "run", config=marwil, **OPTIONS)
+    assert sources[0].name in caught.value.where  # the files are one source, which is named by its first
+    assert train_bc(paths["with"], tmp_path / "run", config=marwil, **OPTIONS).updates == 2
+
+
+def test_rewards_that_are_no_numbers_are_refused_with_count_episode_and_step(
+    make_batch: Make, write_dataset: Write, marwil: Path, tmp_path: Path
+) -> None:
+    batch = make_batch()
+    batch.rewards[3] = np.nan
+    batch.rewards[7] = np.inf
+    what = rf"rewards hold NaN or infinity in 2 of {len(batch.rewards)} steps, first in episode episode-0-0, step 3"
+    with pytest.raises(BadData, match=what) as caught:
+        train_bc(write_dataset(batch), tmp_path / "run", config=marwil, **OPTIONS)
+    assert caught.value.exit_code == 3
+
+
+def test_rewards_of_which_none_is_a_number_are_refused(
+    make_batch: Make, write_dataset: Write, marwil: Path, tmp_path: Path
+) -> None:
+    batch = make_batch()
+    data = write_dataset(replace(batch, rewards=np.full(len(batch.rewards), np.nan)))
+    with pytest.raises(BadData, match="rewards hold NaN or infinity in every step, first in") as caught:
+        train_bc(data, tmp_path / "run", config=marwil, **OPTIONS)
+    assert "train-bc" in caught.value.fix
+    assert train_bc(data, tmp_path / "bc", **OPTIONS).rewards_not_finite == {"nan-in-rewards": len(batch.rewards)}
+
+
+@pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
+def test_rewards_that_are_all_0_are_noted_where_they_are_learned_from(
+    make_batch: Make, write_dataset: Write, marwil: Path, tmp_path: Path, manner: dict[str, Any]
+) -> None:
+    batch = make_batch()
+    data = write_dataset(replace(batch, rewards=np.zeros(len(batch.rewards))))
+    found = train_bc(data, tmp_path / "run", config=marwil, **OPTIONS, **manner)
+    assert found.notes == ["all rewards are 0: by them no action is better than another"]
+    assert train_bc(data, tmp_path / "bc", **OPTIONS, **manner).notes == []
+    batch.rewards[-1] = 0.5
+    assert train_bc(write_dataset(batch, name="one"), tmp_path / "other", config=marwil, **OPTIONS, **manner).notes == []
