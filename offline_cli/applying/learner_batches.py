@@ -234,7 +234,10 @@ def learner_columns(
     columns = {name: _column(batch, name, spaces.get(name)) for name in asked}
     _check_rows(columns)
     if Columns.LOSS_MASK in batch:
-        columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool())
+        mask, recorded = as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool(), episodes.extra.get(Columns.LOSS_MASK)
+        columns = _unmasked(columns, mask)
+        if recorded is not None and len(mask) > int(mask.sum()) == episodes.num_steps:  # a piece marked steps that it added
+            columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, recorded).bool())
     for name, tree in columns.items():
         _check_finite(tree, name, where)
         if name in spaces:

@@ -191,7 +191,7 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
 
 
 def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence[SourceInfo], ours: str) -> int:
-    """How many actions or observations (`ours`) of a table's inferred space occur in no row, where these are three of four: ids,
+    """How many actions or observations (`ours`) of a table's inferred space are in no row, where these are three of four: ids,
     which nobody counted; a note says so.
 
     `choices`: (K,) that occur. Raises BadMapping for actions where no policy can have an output for each.

@@ -19,7 +19,7 @@ from offline_cli.connectors.batch_items import Batch as PieceBatch
 from offline_cli.connectors.batch_items import Episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.errors import BadConfig, BadData, Interrupted
+from offline_cli.errors import BadConfig, BadData, Diverged, Interrupted
 from offline_cli.modules.network import Mlp
 from offline_cli.training import learner as learners
 from offline_cli.training.algorithms import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
@@ -228,6 +228,33 @@ def test_the_note_on_rewards_says_of_an_algorithm_that_it_does_not_use_them_only
     learn_by(Guarded)
     (note,) = train_bc(write_dataset(recorded), tmp_path / "run", updates=1).notes
     assert note.endswith("nan-in-rewards 1" if uses else "nan-in-rewards 1; bc does not use them")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("group", [0, 1])
+def test_one_loss_of_several_that_is_no_number_ends_training_and_the_last_checkpoint_stays(
+    write_dataset: Write, config: Path, tmp_path: Path, learn_by: Callable[..., None], group: int, bad: float
+) -> None:
+    calls = []
+
+    class Spoiled(Two):
+        def groups(self, modules: Modules) -> list[Group]:
+            found = super().groups(modules)
+            whole = found[group].loss
+
+            def loss(batch: Batch) -> dict[str, Any]:
+                calls.append(0)
+                return {name: part + (bad if len(calls) == 15 else 0) for name, part in whole(batch).items()}
+
+            found[group] = replace(found[group], loss=loss)
+            return found
+
+    learn_by(Spoiled)
+    with pytest.raises(Diverged) as caught:
+        train_bc(write_dataset(), tmp_path / "run", config=config, **{**OPTIONS, "eval_every": 50})
+    update = caught.value.details["update"]
+    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert (update, int(kept.name)) in {(14, 10), (28, 20), (30, 20)}
 
 
 # ---- columns, and what makes them ----

@@ -39,7 +39,7 @@ START: Final = "moving_average_sqd_adv_norm_start"
 RATE: Final = "moving_average_sqd_adv_norm_update_rate"
 
 
-def _number(description: str, default: float, **limits: float) -> dict[str, Any]:
+def _number(description: str, default: float, **limits: Any) -> dict[str, Any]:
     """The schema of an option that is a number, from 0 on."""
     return {"description": description, "type": "number", "minimum": 0, **limits, "default": default}
 
@@ -56,8 +56,7 @@ class Values(nn.Module):
 
     def forward(self, observations: Any) -> Tensor:
         """(B,) of observations (B, ...)."""
-        values: Tensor = self.critic(observations)[:, 0]
-        return values
+        return cast(Tensor, self.critic(observations)[:, 0])
 
     def is_stateful(self) -> bool:
         """It remembers nothing."""
@@ -82,12 +81,9 @@ class MARWIL(Algorithm):
             "bc_logstd_coeff": _number("Weight of the policy's mean log standard deviation; Box actions only.", 0.0),
             START: _number("First value of the moving average of squared advantages, which scales them.", 100.0),
             RATE: _number("Step of that moving average in each update.", 1e-8, maximum=1),
-            "refresh_every": {
-                "description": "Updates after which value targets are computed anew; 0: never, which --streaming needs.",
-                "type": "integer",
-                "minimum": 0,
-                "default": 500,
-            },
+            "refresh_every": _number(
+                "Updates after which value targets are computed anew; 0: never, which --streaming needs.", 500, type="integer"
+            ),
         }
     }
     steadied_by = "larger algorithm.moving_average_sqd_adv_norm_start, about the squared spread of returns"
@@ -103,15 +99,14 @@ class MARWIL(Algorithm):
     def check(self, observation_space: Space, action_space: Space) -> None:
         """Raises BadConfig for `bc_logstd_coeff` where actions are no Box."""
         if self.options["bc_logstd_coeff"] and not isinstance(action_space, spaces.Box):
-            what = f"bc_logstd_coeff is for Box actions, and these are {action_space}"
-            raise BadConfig(what, where="[algorithm] marwil", fix="leave it out")
+            raise BadConfig(f"bc_logstd_coeff is for Box actions, not {action_space}", where="marwil", fix="leave it out")
 
     def extend(self, pipeline: ConnectorPipelineV2) -> None:
         """As in RLlib: a step at the end of each episode, first of all, and value targets, last of all."""
         if not self.clones:
             pipeline.prepend(AddOneTsToEpisodesAndTruncate())
-            horizon = {name: self.options[name] for name in ("gamma", "lambda_")}
-            pipeline.append(GeneralAdvantageEstimation(**horizon, standardize="none"))
+            gamma, lambda_ = self.options["gamma"], self.options["lambda_"]
+            pipeline.append(GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_, standardize="none"))
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         """Raises BadConfig for a policy with memory: values here are of single observations."""
@@ -126,8 +121,7 @@ class MARWIL(Algorithm):
         return modules[POLICY if self.clones else VALUE]
 
     def groups(self, modules: Modules) -> Sequence[Group]:
-        names = (POLICY,) if self.clones else (POLICY, VF)
-        return [Group(tuple(modules), names, lambda batch: self._losses(modules, batch))]
+        return [Group(tuple(modules), (POLICY,) if self.clones else (POLICY, VF), lambda batch: self._losses(modules, batch))]
 
     def _losses(self, modules: Modules, batch: Batch) -> dict[str, Tensor]:
         policy, weights, options = cast(RLModule, modules[POLICY]), batch[WEIGHTS], self.options

@@ -234,6 +234,20 @@ def test_value_targets_are_returns_to_the_end_and_the_value_of_what_follows_a_tr
     np.testing.assert_allclose(columns.columns["value_targets"].numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_steps_that_the_recording_leaves_out_are_not_learned_from(
+    make_batch: Make, write_dataset: Write, streaming: bool
+) -> None:
+    batch = rewarded(make_batch)
+    mask = np.random.default_rng(2).random(len(batch.rewards)) < 0.7
+    data = str(write_dataset(replace(batch, extra={"loss_mask": mask})))
+    table = filled("algorithm", {"name": "marwil", "refresh_every": 0})
+    settings = BCConfig(algorithm=table, streaming=streaming, memory_limit=16 << 30 if streaming else None)
+    held = load_data(data, settings, Setup.of(settings), on_progress=lambda _: None)
+    assert held.train.steps == mask.sum()
+    held.close()
+
+
 def test_values_of_many_observations_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     value: Any = marwil(spaces.Discrete(2)).modules["value"]
     batch = batch_of(spaces.Discrete(2))
