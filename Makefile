@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 HANGING := tests/recording/test_hanging.py tests/recording/test_hanging_evaluation.py
-QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big
+QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big and not rivals
 DEMO ?= out/demo
 TARGET ?= all
 RUNS ?= 1000000
@@ -51,6 +51,7 @@ test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
 
 test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
 	$(BIN)/python -m pytest -q -m "ray" --require-markers ray
+	$(BIN)/python -m pytest -q -m "rivals"  # in an environment of its own, which the first test makes
 	.ci/offline --or-online $(BIN)/python -m pytest -q -n 2 -m "cloud and not kill" --require-markers cloud
 	$(BIN)/python -m pytest -q -n 3 -m kill $(HANGING)  # which mostly wait
 	$(BIN)/python -m pytest -q -n 2 -m "(kill or learn or big) and not ray" $(HANGING:%=--ignore=%) --require-markers kill,learn

@@ -1,5 +1,4 @@
-"""MARWIL, cloning that counts an action by how much better it went than expected: Wang et al. 2018, "Exponentially Weighted
-Imitation Learning for Batched Historical Data".
+"""MARWIL, cloning that counts an action by how much better it went than expected (Wang et al. 2018).
 
     policy: the mean of -exp(beta A / c) log pi(a | s), with A = R - V(s), and c^2 a moving average of the mean of A^2
     value:  the mean of A^2 / 2
@@ -111,11 +110,9 @@ class MARWIL(Algorithm):
     def modules(self, task: Task) -> dict[str, nn.Module]:
         """Raises BadConfig for a policy with memory: values here are of single observations."""
         policy = task.policy()
-        if self.clones:
-            return {POLICY: policy}
-        if policy.is_stateful():
+        if policy.is_stateful() and not self.clones:
             raise BadConfig("marwil learns no policy with memory", where="[network]", fix="a network without memory")
-        return {POLICY: policy, VALUE: Values(task.critic(), self.options[START])}
+        return {POLICY: policy} if self.clones else {POLICY: policy, VALUE: Values(task.critic(), self.options[START])}
 
     def rl_module(self, modules: Modules) -> nn.Module:
         return modules[POLICY if self.clones else VALUE]
