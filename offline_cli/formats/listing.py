@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from offline_cli.columns import Columns
+from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
 from offline_cli.files.timeouts import ReadingPool
@@ -178,6 +179,12 @@ def _layout(known: Mapping[str, Location]) -> str:
         if layout in known:
             return layout
     (first, one), (second, other), *_ = known.items()
+    manifest = next((file for file in known.values() if file.name == MANIFEST), None)
+    if manifest is not None:  # what `split` makes, for example
+        below = manifest.url.removesuffix(f"/{MANIFEST}")
+        folder = below.rpartition("/")[0]
+        fix = f"name the one that is wanted, such as {below}, or all of them: '{folder}/*'"
+        raise BadData("datasets are below this folder, and it is none itself", where=folder, fix=fix)
     raise BadData(
         f"two formats in one folder: {_word(first)} and {_word(second)}",
         where=f"{one.url} and {other.url}",

@@ -123,7 +123,7 @@ def filter(
         chosen &= _listed(survey, ids)
     if bad is not None:
         chosen &= ~_with_problems(survey, bad)
-    return FilterResult(**_written(survey, chosen, by), undecided=undecided, chosen_by=by)
+    return FilterResult(**_written(survey, chosen, by, undecided), undecided=undecided, chosen_by=by)
 
 
 def _digest(ids: Sequence[str]) -> str:
@@ -307,11 +307,16 @@ def _done(operation: Operation, name: str, by: Mapping[str, Any]) -> Manifest | 
 # ---- one target ----
 
 
-def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the chosen episodes to the operation's target; the fields of `OperationResult`. Raises NoData where none is."""
+def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], undecided: int = 0) -> dict[str, Any]:
+    """Write the chosen episodes to the operation's target; the fields of `OperationResult`. Raises NoData where none is.
+
+    `undecided`: for how many of all episodes the condition is null.
+    """
     operation, count = survey.operation, int(np.count_nonzero(chosen))
     if not count:
         fix = "offline-cli inspect shows between which values returns and lengths are"
+        if undecided:
+            fix = f"the condition is null for {undecided:,} of them; `is null` and `is not null` ask for that"
         raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
     stream, share = survey.stream(np.where(chosen, 0, NOWHERE))
     dropped = len(survey) - count

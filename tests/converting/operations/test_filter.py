@@ -349,3 +349,9 @@ def test_problems_of_files_and_notes_drop_no_episode(made: Made, tmp_path: Path)
     notes = [{"code": "unlisted-file", "severity": "error", "details": {}}, {"code": "x", "severity": "note", "details": {}}]
     (tmp_path / "problems.json").write_text(json.dumps({"problems": notes}), encoding="utf-8")
     assert filtered(made([1, 2]), tmp_path / "F", drop_problems=tmp_path / "problems.json").episodes == 2
+
+
+def test_where_the_condition_is_null_for_all_the_error_says_so(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="none of the 2 episodes") as caught:
+        filtered(made([1, 2]), tmp_path / "F", where="module_id <> 'a'")
+    assert caught.value.fix == "the condition is null for 2 of them; `is null` and `is not null` ask for that"

@@ -12,7 +12,7 @@ from operated import data_files, items, manifest, numbers, read
 
 from offline_cli import sample, split
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import NoData, OutputExists, UsageError
+from offline_cli.errors import BadData, NoData, OutputExists, UsageError
 
 Made = Callable[..., Path]
 
@@ -188,3 +188,11 @@ def test_a_dry_run_of_a_split_writes_nothing(made: Made, tmp_path: Path) -> None
     found = split(made(range(10)), tmp_path / "F", fractions="train=0.8,val=0.2", dry_run=True)
     assert found.parts["val"]["episodes"] == 2
     assert not (tmp_path / "F").exists()
+
+
+def test_the_folder_of_the_parts_given_as_a_source_is_refused_with_the_parts_named(made: Made, tmp_path: Path) -> None:
+    split(made(range(4)), tmp_path / "F", fractions={"train": 0.5, "val": 0.5})
+    with pytest.raises(BadData, match="datasets are below this folder") as caught:
+        sample(tmp_path / "F", tmp_path / "S", episodes=1)
+    assert f"'{tmp_path / 'F'}/*'" in (caught.value.fix or "")
+    assert sample(f"{tmp_path / 'F'}/*", tmp_path / "S", episodes=3).episodes == 3
