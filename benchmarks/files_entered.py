@@ -44,7 +44,7 @@ name = "frame_stacking"
 num_frames = 4
 """
 CASES: Final = {
-    "in memory": (False, False, 40),
+    "in memory": (False, False, 41),
     "streaming": (True, False, 49),
     "in memory, through a pipeline": (False, True, 55),
     "streaming, through a pipeline": (True, True, 63),

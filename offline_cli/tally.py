@@ -6,6 +6,7 @@ rejects decide what a bad row does: stop everything, be counted, or be written t
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -27,12 +28,17 @@ __all__ = [
     "Rejects",
     "RejectsAhead",
     "Tally",
+    "tell_falls",
 ]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
 MISSING_REWARDS: Final = "missing-rewards"  # the assumption that a step recorded without reward had the reward 0
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
 T_FALLS: Final = "t-falls-back"  # the assumption that rows of a table are in order, although their `t` says otherwise
+FALLEN: Final = (
+    "note: t falls back in %d row%s inside episodes that only end flags, or the chain of observations, divide: if the rows are"
+    " not in order, map eps_id, or divide where t falls (--episode-ends t); validate names the places"
+)
 SHOWN: Final = 10  # rejects that a result lists
 KEPT_ROWS: Final = 1000  # rejects that are held before they are handed on
 KEPT_BYTES: Final = 4 << 20  # of them
@@ -210,3 +216,9 @@ class RejectsAhead(Rejects):
         for episode, where in self.incomplete.items():
             rejects.lose(episode, where)
         self.incomplete = {}
+
+
+def tell_falls(tally: Tally) -> None:
+    """Log a note where `t` was seen to fall inside episodes."""
+    if falls := tally.assumptions[T_FALLS]:
+        logging.getLogger(__name__).warning(FALLEN, falls, "s" * (falls != 1))

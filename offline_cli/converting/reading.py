@@ -11,7 +11,6 @@ Decisions:
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -40,18 +39,12 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
-from offline_cli.tally import MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally
+from offline_cli.tally import MISSING_REWARDS, Lost, OnError, Reject, Rejects, Tally, tell_falls
 
 __all__ = ["EpisodeStream", "Extras", "check_scale_of", "read_episodes", "read_opened"]
 
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
-FALLEN: Final = (
-    "note: t falls back in %d row%s inside episodes that only end flags, or the chain of observations, divide: if the rows are"
-    " not in order, map eps_id, or divide where t falls (--episode-ends t); validate names the places"
-)
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -81,7 +74,6 @@ class EpisodeStream:
     _said_by: tuple[str, str]  # who declares each space
     _all_say_spaces: bool  # a batch may declare no others
     _sources: Scope
-    _rewardless: Mapping[str, int] = field(default_factory=dict)  # of datasets among the sources: see `without_rewards`
     _lost_before: Counter[str] = field(default_factory=Counter)  # as the manifests of datasets among the sources say, by reason
     _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not record it
     _started: bool = False
@@ -104,14 +96,12 @@ class EpisodeStream:
         with self:
             for batch in iter(self._episodes):
                 fitted = self._fit(batch)
-                if first is None:
-                    first = fitted
+                first = fitted if first is None else first
                 _check_structure(first, fitted)
                 yield fitted
                 del batch, fitted
                 self._episodes.give_back()
-        if falls := self.tally.assumptions[T_FALLS]:
-            _log.warning(FALLEN, falls, "s" * (falls != 1))
+        tell_falls(self.tally)
 
     @property
     def elements(self) -> ElementNames:
@@ -121,8 +111,8 @@ class EpisodeStream:
     @property
     def recorded_in(self) -> EnvironmentSpec | None:
         """The environment of all sources, made in one way; None: not known, or not one."""
-        first, *others = [source.info.environment for source in self._episodes.sources]
-        return first if all(one == first for one in others) else None
+        said = [source.info.environment for source in self._episodes.sources]
+        return said[0] if all(one == said[0] for one in said) else None
 
     @property
     def environment_id(self) -> str | None:
@@ -132,9 +122,9 @@ class EpisodeStream:
     @property
     def without_rewards(self) -> tuple[str, int] | None:
         """The first source known to have steps without reward, which count as 0, and how many; more are known as it is read."""
-        found = next(iter(self._rewardless.items()), None)
-        count = self.tally.assumptions[MISSING_REWARDS]
-        return found or ((self.tally.location, count) if count else None)
+        said = (source.info for source in self._episodes.sources)
+        counts = [(one.location, one.manifest.assumptions.get(MISSING_REWARDS, 0)) for one in said if one.manifest is not None]
+        return next((one for one in (*counts, (self.tally.location, self.tally.assumptions[MISSING_REWARDS])) if one[1]), None)
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
@@ -237,10 +227,7 @@ def read_opened(
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
-    """As `read_episodes`, of sources that are open; `env_spaces` are those of `env`.
-
-    `distinct`: it is known that no two episodes have one id; iterating raises BadData where two have after all.
-    """
+    """As `read_episodes`, of open sources; `env_spaces` are those of `env`; `distinct`: no id is known to come twice."""
     name = None if env is None else env.id
     with Scope() as scope:
         for source in [scope.enter(closing(one)) for one in opened]:
@@ -296,11 +283,6 @@ def read_opened(
             _episodes=episodes,
             _said_by=known.said_by,
             _all_say_spaces=not known.by_env and not spaces_inferred,
-            _rewardless={
-                one.location: count
-                for one in said
-                if one.manifest is not None and (count := one.manifest.assumptions.get(MISSING_REWARDS, 0))
-            },
             _lost_before=_lost_before(made_from),
             _lost_before_in_all=_lost_before_in_all(made_from),
             _sources=scope.moved(),
@@ -313,12 +295,10 @@ def _inferred_spaces(
     """Those of the data; `observation`, `action`: those that are declared, if any. Raises BadMapping for ids as actions."""
     guessed = episodes.inferred_spaces()
     choices = {} if episodes.extremes is None else episodes.extremes.choices
-    if observation is None:
-        unused = unused_choices(guessed[0], choices.get(Columns.OBS), said, Columns.OBS)
-        episodes.tally.assume("unused-observations", unused)
-    if action is None:
-        unused = unused_choices(guessed[1], choices.get(Columns.ACTIONS), said, Columns.ACTIONS)
-        episodes.tally.assume("unused-actions", unused)
+    for name, space, known in ((Columns.OBS, guessed[0], observation), (Columns.ACTIONS, guessed[1], action)):
+        if known is None:
+            unused = unused_choices(space, choices.get(name), said, name)
+            episodes.tally.assume("unused-actions" if name == Columns.ACTIONS else "unused-observations", unused)
     return guessed
 
 

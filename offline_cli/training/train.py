@@ -124,7 +124,7 @@ def train(
     table = dict(asked["set"] or {})
     if "name" in table:
         raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
-    table |= {} if asked["algorithm"] is None else {"name": asked["algorithm"]}
+    table |= {"name": asked["algorithm"]} if asked["algorithm"] else {}
     return _learned(sources, out, given, table, env_to_module=env_to_module, on_progress=on_progress, command=command)
 
 
@@ -217,12 +217,10 @@ def _learned(
 
 
 def _notes(data: TrainingData, config: BCConfig) -> list[str]:
-    algorithm = data.learner.algorithm
-    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(algorithm.columns) and not uses_rewards(algorithm)
-    unused_by = config.algorithm["name"] if clones else None
-    images = flattened_images(data.observation_space, "observations")
-    zeros = data.rewards.note_on_zeros() if uses_rewards(algorithm) else []
-    return [*data.environment_notes, *images, *data.rewards.notes(unused_by), *zeros]
+    images, needed = flattened_images(data.observation_space, "observations"), uses_rewards(data.learner.algorithm)
+    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns) and not needed
+    of_rewards = data.rewards.notes(config.algorithm["name"] if clones else None)
+    return [*data.environment_notes, *images, *of_rewards, *(data.rewards.note_on_zeros() if needed else ())]
 
 
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
@@ -281,9 +279,7 @@ def _setup(config: BCConfig) -> Setup:
     if config.streaming and every is not None:
         name = config.algorithm["name"]
         what = f"the algorithm {name!r} recomputes its columns every {every} updates, from episodes in memory"
-        once = (
-            "--set refresh_every=0, by which they are computed once; or " if "refresh_every" in setup.algorithm.options else ""
-        )
+        once = "--set refresh_every=0 to compute them once; or " * ("refresh_every" in setup.algorithm.options)
         raise BadConfig(what, where="--streaming", fix=f"{once}leave out --streaming")
     return setup
 
@@ -396,10 +392,8 @@ def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
 
 
 def _interrupted(session: Session, number: int) -> Interrupted:
-    update, where = session.state.update, session.folder.url
-    what = (
-        f"stopped by {signal.Signals(number).name} after {update} updates; all of them are saved, and the policy of this last"
-    )
-    what += " checkpoint can be played until the run is resumed"
+    update, where, name = session.state.update, session.folder.url, signal.Signals(number).name
+    what = f"stopped by {name} after {update} updates; all of them are saved, and the policy of this last checkpoint "
+    what += "can be played until the run is resumed"
     details = {"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": where}
     return Interrupted(what, where=where, fix="the same command with --resume continues from there", details=details)

@@ -118,6 +118,13 @@ class Boom(ConnectorV2):
 PIECES = ("record", "CartPole-v1", "--policy", "python:cli_pieces:net", "--episodes", "3", "--device", "cpu", "--num-envs", "2")
 
 
+def test_a_random_policy_plays_through_no_pieces(play_through: Path, call_json: Call) -> None:
+    words = ("record", "CartPole-v1", "--out", "D", "--policy", "random", "--episodes", "3", "--env-to-module", "pieces.toml")
+    exit_code, told = call_json(*words)
+    assert (exit_code, told["error"]["code"]) == (4, "bad-config")
+    assert "--policy random" in told["error"]["where"]
+
+
 def test_pieces_are_named_by_file_and_what_they_learned_is_in_the_manifest(play_through: Path, call_json: Call) -> None:
     words = (*PIECES, "--out", "D", "--env-to-module", "pieces.toml", "--lookback", "4", "--vectorize", "sync")
     code, told = call_json(*words, "--dry-run")
@@ -138,7 +145,6 @@ def test_pieces_are_named_by_file_and_what_they_learned_is_in_the_manifest(play_
         (("--env-to-module", "boom.toml"), 4, "bad-config", "boom.toml"),
         (("--module-to-env", "pieces.toml"), 4, "bad-config", "pieces.toml"),
         (("--env-to-module", "pieces.toml", "--module-to-env", "boom.toml"), 3, "bad-data", "CartPole-v1, episode 0, step 0"),
-        (("--env-to-module", "pieces.toml", "--policy", "random"), 4, "bad-config", "--policy random"),
         (("--env-to-module", "pieces.toml", "--lookback", "0"), 2, "usage-error", ""),
     ],
 )

@@ -112,6 +112,7 @@ def test_every_command_runs_without_pandas_on_data_of_every_format(recording: Pa
         ["apply", "dataset", "--pipeline", "pipeline.toml", "--out", "batches", "--json"],
         ["record", "CartPole-v1", "--policy", "random", "--episodes", "2", "--out", "recorded", "--json"],
         ["train-bc", "recorded", "--updates", "2", "--out", "run", "--json"],
+        ["train", "recorded", "--updates", "2", "--algorithm", "marwil", "--out", "run-marwil", "--json"],
         ["evaluate", "run", "--env", "CartPole-v1", "--episodes", "2", "--json"],
     ]
     commands = get_command(app).commands  # type: ignore[attr-defined]
