@@ -67,8 +67,10 @@ def begun(tmp_path: Path, child_env: dict[str, str]) -> Iterator[Begin]:
     def begin(*more: str, first: Callable[[], None] | None = None, **kwargs: Any) -> Run:
         out, mark = tmp_path / f"D{len(runs)}", tmp_path / f"mark{len(runs)}"
         given = {"seed": HANGING, "mark": str(mark), **kwargs}
-        words = ["record", ENV, "--out", str(out), "--policy", "random", "--episodes", "40", "--num-envs", "8"]
-        words += ["--vectorize", "sync", "--device", "cpu", "--json", "--quiet", "--env-kwargs", json.dumps(given), *more]
+        words = ["record", ENV, "--out", str(out), "--policy", "random", "--device", "cpu"]
+        words += ["--json", "--quiet", "--env-kwargs", json.dumps(given), *more]
+        for option, value in (("--episodes", "40"), ("--num-envs", "8"), ("--vectorize", "sync")):
+            words += [] if option in more else [option, value]
         process = subprocess.Popen(
             [sys.executable, "-m", "offline_cli", *words],
             env=child_env,
