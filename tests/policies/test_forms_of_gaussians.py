@@ -3,25 +3,153 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from sealed_runs import tell, told_in
 
+from offline_cli import load_policy as policy_in_use
+from offline_cli import record
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
-CONFIG = 'hidden = [16]\nbatch_size = 64\n[algorithm]\nname = "{}"\n'
+FORMS = {
+    "iql": {"mean": "tanh", "log_std": [-5.0, 2.0]},
+    "td3-bc": {"mean": "tanh", "log_std": [pytest.approx(np.log(0.1))] * 2},
+}
+POLICY = "policy.json"
 
 
-@pytest.fixture(params=["iql", "td3-bc"])
-def run(request: pytest.FixtureRequest, make_batch: Make, write_dataset: Write, tmp_path: Path) -> Path:
-    """A finished run on Box actions of [-2, 2], as Aim-v0 has them."""
-    recorded = make_batch(continuous=True)
-    recorded.action_space = spaces.Box(-2.0, 2.0, (2,), np.float32)
-    (tmp_path / "c.toml").write_text(CONFIG.format(request.param))
-    train_bc(write_dataset(recorded, action_scale="env"), tmp_path / "run", config=tmp_path / "c.toml", updates=5, seed=3)
-    return tmp_path / "run"
+@pytest.fixture
+def trained(make_batch: Make, write_dataset: Write, tmp_path: Path) -> Callable[..., Path]:
+    """Trains on Box actions of [-2, 2], as Aim-v0 has them, or on others, and gives the run folder."""
+
+    def train(algorithm: str = "iql", *, nested: bool = False) -> Path:
+        recorded = make_batch(continuous=True)
+        box = spaces.Box(-2.0, 2.0, (2,), np.float32)
+        recorded = replace(recorded, action_space=box, actions=recorded.actions.astype(np.float32))
+        if nested:
+            space = spaces.Dict({"arm": box, "legs": spaces.Tuple([spaces.Box(0.0, 4.0, (2,), np.float32)])})
+            actions = {"arm": recorded.actions, "legs": (recorded.actions + 2,)}
+            recorded = replace(recorded, action_space=space, actions=actions)
+        (tmp_path / "c.toml").write_text(f'hidden = [16]\nbatch_size = 64\nlr = 0.05\n[algorithm]\nname = "{algorithm}"\n')
+        data = write_dataset(recorded, action_scale="env")
+        train_bc(data, tmp_path / "run", config=tmp_path / "c.toml", updates=5, seed=3, device="cpu")
+        return tmp_path / "run"
+
+    return train
+
+
+def outputs(run: Path, seen: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the network puts out for observations (B, 3), and the inputs of the distribution."""
+    module: Any = load_policy(run).module
+    with torch.no_grad():
+        raw = module.network(module.encoder(torch.as_tensor(seen)))
+        return raw, module.forward_inference({"obs": torch.as_tensor(seen)})["action_dist_inputs"]
+
+
+@pytest.mark.parametrize("algorithm", FORMS)
+def test_a_policy_read_back_has_the_form_that_it_was_trained_with(trained: Callable[..., Path], algorithm: str) -> None:
+    run = trained(algorithm)
+    described = told_in(run / POLICY)
+    assert (described["version"], described["gaussian"]) == (4, FORMS[algorithm])
+    seen = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32) * 4
+    raw, inputs = outputs(run, seen)
+    low, high = described["gaussian"]["log_std"]
+    torch.testing.assert_close(inputs, torch.cat([torch.tanh(raw[:, :2]), raw[:, 2:].clamp(low, high)], 1))
+    assert float((raw[:, :2].abs()).max()) > 1, "not to be told from a mean without limits"
+
+
+@pytest.mark.parametrize("algorithm", FORMS)
+def test_evaluate_record_and_act_give_the_actions_of_the_module(
+    trained: Callable[..., Path], algorithm: str, given: list[tuple[Any, Any]], tmp_path: Path
+) -> None:
+    run = trained(algorithm)
+    for play in (
+        lambda: evaluate(run, env="Aim-v0", episodes=3),
+        lambda: record("Aim-v0", tmp_path / "out", policy=str(run), episodes=3, vectorize="sync", device="cpu"),
+    ):
+        given.clear()
+        play()
+        seen, played = (np.stack(part) for part in zip(*given, strict=True))
+        np.testing.assert_allclose(played, 2 * outputs(run, seen)[1][:, :2].numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(policy_in_use(run).act(seen), played, rtol=1e-5, atol=1e-6)
+
+
+def test_actions_that_td3_bc_draws_are_spread_by_a_tenth_of_half_the_bounds(
+    trained: Callable[..., Path], given: list[tuple[Any, Any]]
+) -> None:
+    run = trained("td3-bc")
+    evaluate(run, env="Aim-v0", episodes=60, explore=True)
+    seen, played = (np.stack(part) for part in zip(*given, strict=True))
+    means = 2 * outputs(run, seen)[1][:, :2].numpy()
+    free = np.abs(means) < 1.2  # what nothing clips
+    assert np.count_nonzero(free) > 300
+    assert float((played - means)[free].std()) == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize("algorithm", FORMS)
+def test_each_box_of_a_nested_action_is_read_back_in_its_form(trained: Callable[..., Path], algorithm: str) -> None:
+    run = trained(algorithm, nested=True)
+    seen = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
+    raw = outputs(run, seen)[0]
+    acted = policy_in_use(run).act(seen)
+    arm, legs = torch.tanh(raw[:, :2]).numpy(), torch.tanh(raw[:, 4:6]).numpy()
+    np.testing.assert_allclose(acted["arm"], 2 * arm, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(acted["legs"][0], 2 + 2 * legs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        "tanh",
+        {},
+        {"mean": "tanh"},
+        {"log_std": [-5, 2]},
+        {"mean": "sinh", "log_std": [-5, 2]},
+        {"mean": ["tanh"], "log_std": [-5, 2]},
+        {"mean": "tanh", "log_std": [2, -5]},
+        {"mean": "tanh", "log_std": [-5]},
+        {"mean": "tanh", "log_std": [-5, 0, 2]},
+        {"mean": "tanh", "log_std": [-5, "much"]},
+        {"mean": "tanh", "log_std": [-5, None]},
+        {"mean": "tanh", "log_std": 2},
+        {"mean": "tanh", "log_std": [-5, 1e999]},
+    ],
+    ids=str,
+)
+def test_a_form_that_is_none_is_bad_data(trained: Callable[..., Path], told: Any) -> None:
+    run = trained()
+    described = told_in(run / POLICY)
+    tell(run / POLICY, {**described, "gaussian": told})
+    with pytest.raises(BadData) as caught:
+        load_policy(str(run))
+    assert str(run) in caught.value.where
+
+
+def test_a_version_4_without_a_form_is_bad_data(trained: Callable[..., Path]) -> None:
+    run = trained()
+    described = told_in(run / POLICY)
+    del described["gaussian"]
+    tell(run / POLICY, described)
+    with pytest.raises(BadData, match="gaussian"):
+        load_policy(str(run))
+
+
+def test_a_policy_of_cloning_is_described_as_it_always_was(make_batch: Make, write_dataset: Write, tmp_path: Path) -> None:
+    data = write_dataset(make_batch(continuous=True), action_scale="env")
+    train_bc(data, tmp_path / "run", updates=1, device="cpu")
+    described = told_in(tmp_path / "run" / POLICY)
+    assert (described["version"], "gaussian" in described) == (1, False)
