@@ -40,7 +40,7 @@ from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, Sp
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import check_scale
-from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, evaluating
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, evaluating, is_stateful
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
@@ -217,6 +217,9 @@ def learner_columns(
 ) -> dict[str, Tree]:
     """The columns `asked` for, in that order, as trees of tensors (N, ...) on the CPU.
 
+    For a `rl_module` with memory they are sequences (B, T, ...), and `loss_mask` (B, T) besides says which steps are learned
+    from; choices that pad are those of the first step, so that each is one.
+
     Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say. `pipeline`
     None: the default one, before a module without memory.
 
@@ -231,9 +234,12 @@ def learner_columns(
         batch = episodes.step_columns() | {Columns.OBS: episodes.acted_obs()}
     else:
         batch = _made(pipeline, episodes, where, asked, rl_module)
-    columns = {name: _column(batch, name, spaces.get(name)) for name in asked}
+    axes = 2 if is_stateful(rl_module) else 1
+    columns = {name: _column(batch, name, spaces.get(name), axes=axes) for name in asked}
     _check_rows(columns)
-    if Columns.LOSS_MASK in batch:
+    if axes == 2:
+        columns = _sequences(columns, batch)
+    elif Columns.LOSS_MASK in batch:
         mask, recorded = as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool(), episodes.extra.get(Columns.LOSS_MASK)
         columns = _unmasked(columns, mask)
         if recorded is not None and len(mask) > int(mask.sum()) == episodes.num_steps:  # a piece marked steps that it added
@@ -280,21 +286,26 @@ def _check_rows(columns: Mapping[str, Tree]) -> None:
         raise BadConfig(what, where=PLACE, fix="one row per step in every column that a piece adds")
 
 
-def _column(batch: Mapping[str, Any], name: str, space: Space | None) -> Tree:
-    """A column as tensors, in the announced structure; None: the pipeline announced none. Raises BadConfig for another."""
+def _column(batch: Mapping[str, Any], name: str, space: Space | None, *, axes: int = 1) -> Tree:
+    """A column as tensors, in the announced structure, behind so many `axes`; None: the pipeline announced none. Raises
+    BadConfig for another.
+    """
     if name not in batch:
         fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
         raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)
     if space is None:
         return as_tensors(name, batch[name])
     tree = as_tensors(name, tree_from_lists(batch[name], space))
-    check_announced(tree, name, space)
+    check_announced(tree, name, space, axes=axes)
     return tree
 
 
-def check_announced(tree: Tree, name: str, space: Space) -> None:
-    """Raise BadConfig where column `name`, leaves (N, ...), has rows of other shapes than those of the announced `space`."""
-    shapes = {path: tuple(leaf.shape[1:]) for path, leaf in flatten(tree, name)}
+def check_announced(tree: Tree, name: str, space: Space, *, axes: int = 1) -> None:
+    """Raise BadConfig where column `name`, leaves (N, ...), has rows of other shapes than those of the announced `space`.
+
+    `axes`: 2 for sequences (B, T, ...).
+    """
+    shapes = {path: tuple(leaf.shape[axes:]) for path, leaf in flatten(tree, name)}
     announced = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(space, name).items()}
     if shapes != announced:
         what = f"the pipeline gave rows of {shapes}, and announced {announced}"
@@ -314,6 +325,23 @@ def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
         what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows"
         raise BadConfig(what, where=PLACE, fix="one value per row in every column that a piece adds")
     return columns if bool(kept.all()) else {name: map_leaves(lambda leaf: leaf[kept], tree) for name, tree in columns.items()}
+
+
+def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
+    """Those sequences of the columns that have a step to learn from, and their `loss_mask`. Raises BadConfig without one."""
+    if Columns.LOSS_MASK not in batch or Columns.SEQ_LENS not in batch:
+        what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
+        raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
+    mask = as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool()
+    there = torch.arange(mask.shape[1]) < as_tensors(Columns.SEQ_LENS, batch[Columns.SEQ_LENS])[:, None]
+    kept = mask.any(1)
+
+    def padded(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            leaf = torch.where(there.reshape(*there.shape, *[1] * (leaf.ndim - 2)), leaf, leaf[:, :1])
+        return leaf if bool(kept.all()) else leaf[kept]
+
+    return {name: map_leaves(padded, tree) for name, tree in columns.items()} | {Columns.LOSS_MASK: mask[kept]}
 
 
 def _check_finite(tree: Tree, name: str, where: str) -> None:

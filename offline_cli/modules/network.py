@@ -19,10 +19,11 @@ from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import network_space
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
 from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, mlp
-from offline_cli.modules.policy_modules import build_module
+from offline_cli.modules.policy_modules import build_module, build_recurrent_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import schema_of
-from offline_cli.options.training import MlpKeys
+from offline_cli.options.option import declared_in
+from offline_cli.options.training import MemoryKeys, MlpKeys
 from offline_cli.plugins import NETWORKS, plugins, registered_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
@@ -166,9 +167,15 @@ class Critic(nn.Module):
 
 
 class Mlp(Network):
-    """Encoded observations through hidden layers of given widths: the network of behaviour cloning."""
+    """Encoded observations through hidden layers of given widths: the network of behaviour cloning.
 
-    schema: ClassVar[Mapping[str, Any]] = {"properties": schema_of(MlpKeys)}
+    With `memory` the policy has cells after these that remember; critics have none.
+    """
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "properties": schema_of(MlpKeys) | schema_of(MemoryKeys),
+        "dependentRequired": {name: ["memory"] for name in declared_in(MemoryKeys) if name != "memory"},
+    }
 
     def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
         return _Hidden(observation_space, self.options["hidden"], self.options["activation"], uint8_scaling)
@@ -182,16 +189,17 @@ class Mlp(Network):
         uint8_scaling: str = BY_BOUNDS,
         gaussian: GaussianForm = CLONING,
     ) -> RLModule:
-        return build_module(
-            observation_space,
-            action_space,
-            hidden=self.options["hidden"],
-            activation=self.options["activation"],
-            action_scale=action_scale,
-            uint8_scaling=uint8_scaling,
-            gaussian=gaussian,
-            seed=None,
-        )
+        form: dict[str, Any] = {
+            "action_scale": action_scale,
+            "uint8_scaling": uint8_scaling,
+            "gaussian": gaussian,
+            "seed": None,
+        }
+        form |= {name: self.options[name] for name in ("hidden", "activation")}
+        if "memory" not in self.options:
+            return build_module(observation_space, action_space, **form)
+        remembering = {name: self.options[name] for name in declared_in(MemoryKeys) if name in self.options}
+        return build_recurrent_module(observation_space, action_space, **form, **remembering)
 
     def critic(
         self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1, uint8_scaling: str = BY_BOUNDS

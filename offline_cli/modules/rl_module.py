@@ -32,6 +32,7 @@ __all__ = [
     "DEFAULT_MODULE_ID",
     "MultiRLModule",
     "RLModule",
+    "burn_in",
     "evaluating",
     "initial_state",
     "is_multi",
@@ -193,13 +194,22 @@ def module_of(rl_module: Any, module_id: Any) -> Any:
 
 
 def max_seq_len(module: Any) -> int:
-    """How many timesteps a row of a train batch has. Raises BadConfig where a stateful module does not say."""
-    config = getattr(module, "model_config", None)
-    length = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
+    """How many timesteps of its own a row of a train batch has. Raises BadConfig where a stateful module does not say."""
+    length = _configured(module, "max_seq_len")
     if length is None or int(length) < 1:
         what = f"a stateful {type(module).__name__} without a length of sequences (max_seq_len is {length})"
         raise BadConfig(what, where="AddTimeDimToBatchAndZeroPad", fix='give the module model_config={"max_seq_len": 20}')
     return int(length)
+
+
+def burn_in(module: Any) -> int:
+    """How many timesteps lead in to those."""
+    return int(_configured(module, "burn_in") or 0)
+
+
+def _configured(module: Any, name: str) -> Any:
+    config = getattr(module, "model_config", None)
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def initial_state(module: Any) -> Tree:

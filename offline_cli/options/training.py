@@ -35,6 +35,7 @@ __all__ = [
     "EVAL_EVERY_RANGE",
     "HIDDEN",
     "ConfigKeys",
+    "MemoryKeys",
     "MlpKeys",
     "TrainBCFlags",
     "TrainBCOptions",
@@ -262,6 +263,34 @@ class MlpKeys(Hidden, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
     activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
+
+
+class MemoryKeys(TypedDict, total=False):
+    """Options of a memory of the network mlp, in its table alone."""
+
+    memory: Annotated[
+        Literal["lstm", "gru"],
+        Option(
+            help="Cells that remember, after the hidden layers; episodes are then learned from as sequences.",
+            group=Group.LEARNING,
+        ),
+    ]
+    memory_size: Annotated[
+        int, Option(help="Numbers that a layer of them remembers.", group=Group.LEARNING, default=256, minimum=1)
+    ]
+    memory_layers: Annotated[int, Option(help="Layers of them.", group=Group.LEARNING, default=1, minimum=1)]
+    max_seq_len: Annotated[
+        int, Option(help="Steps of a sequence, over which gradients go back.", group=Group.LEARNING, default=20, minimum=1)
+    ]
+    burn_in: Annotated[
+        int,
+        Option(
+            help="Steps before a sequence, as far as its episode has them, that it remembers and does not learn from.",
+            group=Group.LEARNING,
+            default=0,
+            minimum=0,
+        ),
+    ]
 
 
 class ConfigKeys(_Configured, Optimizer, MlpKeys, total=False):

@@ -6,7 +6,8 @@ Version 1 plays as it is. Version 2 was trained through a learner pipeline and d
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
 network of another package, which is imported where the user names that package, and a pipeline or none. Version 4 has
 `gaussian`: how Box actions follow from what the network puts out, where that is not as in behaviour cloning; with a network of
-another package or without, with a pipeline or without.
+another package or without, with a pipeline or without. Version 5 has `mlp`: options of our network besides the widths, such as
+a memory; with `gaussian` or without, with a pipeline or without.
 
 Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
 to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
@@ -33,7 +34,7 @@ from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.encoders import BY_255, BY_BOUNDS
 from offline_cli.modules.network import MLP, OURS, Network, network_kind
-from offline_cli.modules.policy_modules import build_module, fewest_numbers
+from offline_cli.modules.policy_modules import fewest_numbers, fewest_remembering
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import NETWORKS, OPTION, check_plugins, is_registered
 from offline_cli.policies.run_files import (
@@ -59,6 +60,8 @@ __all__ = [
     "GIVEN_SPACE",
     "OF_FORM",
     "OF_NETWORK",
+    "OF_OPTIONS",
+    "OPTIONS",
     "UINT8_SCALING",
     "WITH_PIECES",
     "LoadedPolicy",
@@ -76,7 +79,8 @@ T = TypeVar("T")
 
 FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
-ALONE, WITH_PIECES, OF_NETWORK, OF_FORM = 1, 2, 3, 4  # versions
+ALONE, WITH_PIECES, OF_NETWORK, OF_FORM, OF_OPTIONS = 1, 2, 3, 4, 5  # versions
+OPTIONS = "mlp"
 GAUSSIAN = "gaussian"
 UINT8_SCALING = "uint8_scaling"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
@@ -262,7 +266,7 @@ def described_form(head: ActionHead) -> dict[str, Any]:
 
 def _form_of(description: Mapping[str, Any]) -> GaussianForm:
     """Raises KeyError, TypeError, ValueError where the description is broken."""
-    if description["version"] != OF_FORM:
+    if description["version"] != OF_FORM and not (description["version"] == OF_OPTIONS and GAUSSIAN in description):
         return CLONING
     told = description[GAUSSIAN]
     low, high = (float(limit) for limit in told["log_std"])
@@ -283,7 +287,7 @@ def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
 
 def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
     """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
-    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK, OF_FORM):
+    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK, OF_FORM, OF_OPTIONS):
         raise ValueError(f"format {description['format']} version {description['version']}")
     if not isinstance(description["environment"], (str, type(None))):
         raise ValueError(f"its environment is {description['environment']!r}")
@@ -293,25 +297,21 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
     form = _form_of(description)
     if _names_network(description):
         options = {name: value for name, value in description["network"].items() if name != "name"}
-        wrong = mistakes_by(options, {**kind.schema, "type": "object", "additionalProperties": False})
-        if wrong:
-            raise ValueError(f"options of its network: {'; '.join(wrong)}")
-        return kind(options).policy(
-            observation_space,
-            action_space,
-            action_scale=description["action_scale"],
-            uint8_scaling=scaling_of(description, where=where),
-            **({} if form == CLONING else {"gaussian": form}),
-        )
-    hidden = [int(width) for width in description["hidden"]]
-    if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
-        raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
-    return build_module(
+    else:
+        hidden = [int(width) for width in description["hidden"]]
+        if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
+            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
+        more = description[OPTIONS] if description["version"] == OF_OPTIONS else {}
+        options = {**more, "hidden": hidden, "activation": description["activation"]}
+    wrong = mistakes_by(options, {**kind.schema, "type": "object", "additionalProperties": False})
+    if wrong:
+        raise ValueError(f"options of its network: {'; '.join(wrong)}")
+    if fewest_remembering(options) * SMALLEST > size:
+        raise ValueError(f"a memory of {options}, and {size} bytes of weights")
+    return kind(options).policy(
         observation_space,
         action_space,
-        hidden=hidden,
-        activation=description["activation"],
         action_scale=description["action_scale"],
         uint8_scaling=scaling_of(description, where=where),
-        gaussian=form,
+        **({} if form == CLONING else {"gaussian": form}),
     )

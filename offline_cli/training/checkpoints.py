@@ -43,6 +43,8 @@ from offline_cli.policies.run_policy import (
     GIVEN_SPACE,
     OF_FORM,
     OF_NETWORK,
+    OF_OPTIONS,
+    OPTIONS,
     UINT8_SCALING,
     WITH_PIECES,
     described_form,
@@ -142,13 +144,16 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     of_package = {"network": dict(config.network), "package": network_package(name)}
     network = {"hidden": list(config.hidden), "activation": config.activation} if name == MLP else of_package
     form = described_form(data.learner.policy.action_head)
+    options = {key: value for key, value in config.network.items() if key != "name"} if name == MLP else {}
+    version = OF_FORM if form else OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES
     told: dict[str, Any] = {
         "format": FORMAT,
-        "version": OF_FORM if form else OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES,
+        "version": OF_OPTIONS if options else version,
         "observation_space": space_to_json(data.observation_space),
         "action_space": space_to_json(data.action_space),
         "action_scale": data.action_scale,
         **network,
+        **({OPTIONS: options} if options else {}),
         **form,
         "environment": config.env,
     }

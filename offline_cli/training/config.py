@@ -107,9 +107,8 @@ class BCConfig:
     @property
     def network_options(self) -> dict[str, Any]:
         """The options of the network."""
-        if self.network["name"] == MLP:
-            return {"hidden": self.hidden, "activation": self.activation}
-        return {name: value for name, value in self.network.items() if name != "name"}
+        own = {"hidden": self.hidden, "activation": self.activation} if self.network["name"] == MLP else {}
+        return own | {name: value for name, value in self.network.items() if name != "name"}
 
 
 def resolve_config(
@@ -238,7 +237,7 @@ def folded(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     if not isinstance(table, Mapping) or table.get("name", MLP) != MLP:
         return dict(document)
     problems += [f"{name} and network.{name}: give one of the two" for name in MLP_KEYS if name in table and name in document]
-    rest = {name: value for name, value in table.items() if name not in MLP_KEYS}
+    rest = {"name": MLP} | {name: value for name, value in table.items() if name not in MLP_KEYS}
     return {**document, "network": rest} | {name: table[name] for name in MLP_KEYS if name in table}
 
 
@@ -262,7 +261,10 @@ def merged_tables(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """A checked table with the defaults of its schema."""
-    if table == "network" and given["name"] == MLP:
+    if table == "network" and given["name"] == MLP and "memory" not in given:
         return dict(given)
     properties = KINDS[table](given["name"]).schema.get("properties", {})
-    return {"name": given["name"], **{name: key["default"] for name, key in properties.items() if "default" in key}, **given}
+    defaults = {name: key["default"] for name, key in properties.items() if "default" in key}
+    if given["name"] == MLP:  # the rest are keys of the file
+        defaults = {name: value for name, value in defaults.items() if name not in MLP_KEYS}
+    return {"name": given["name"], **defaults, **given}

@@ -16,10 +16,11 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor, nn
 
+from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Network, network_kind
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.plugins import plugin_behind
 from offline_cli.spaces import Space
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
@@ -124,6 +125,9 @@ class Learner:
         if next(iter(modules), None) != POLICY or modules[POLICY] is not task.made:
             fix = f"return {{{POLICY!r}: task.policy(), ...}}: run folders keep what is made there"
             raise BadConfig(f"{kind}.modules gives no {POLICY!r} first, made by task.policy()", where=where, fix=fix)
+        if task.made.is_stateful() and not algorithm.learns_sequences:
+            fix = "leave out memory, or learn with the algorithm bc"
+            raise BadConfig(f"{kind} learns from single steps, and the network has a memory", where="[network]", fix=fix)
         groups = list(algorithm.groups(modules))
         unknown = [name for group in groups for name in group.modules if name not in modules]
         if unknown or not groups:
@@ -149,6 +153,13 @@ class Learner:
         policy = self.modules[POLICY]
         assert isinstance(policy, RLModule), "made by task.policy()"
         return policy
+
+    def before_sequences(self) -> dict[str, Any]:
+        """`state_in` of a policy with memory, leaves (...) for one row; empty for others.
+
+        Each sequence begins with the initial state: what a recording has of states is of the network that played there.
+        """
+        return {Columns.STATE_IN: initial_state(self.policy)} if self.policy.is_stateful() else {}
 
     @property
     def losses(self) -> list[str]:

@@ -1,7 +1,8 @@
 """Minibatches in true epochs from any store of steps, the order of every epoch, and which episodes are held out.
 
 `StepLoader` gives every step exactly once per epoch. Every batch has the same shape: the last of an epoch is padded with rows
-of weight 0.
+of weight 0. For policies with memory a row is a sequence of steps, of which `loss_mask` says which are learned from; a batch
+has as many sequences as make up its size.
 
 `EpochOrder`: the order of an epoch follows from the run's seed and the number of the epoch alone. So the position in the data
 is the update number: nothing has to be saved to resume exactly where a run stopped, and a resumed run continues with the
@@ -31,11 +32,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offline_cli.columns import Columns as ColumnNames
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.playing.slots import draw
 from offline_cli.training.metrics_file import RecordForm
 from offline_cli.training.updates import HostFeed
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
     "WEIGHTS",
@@ -47,13 +49,15 @@ __all__ = [
     "StoreReader",
     "ValidationSplit",
     "of_window",
+    "steps_per_row",
 ]
 
-WEIGHTS: Final = "weights"  # (B,) float32, sum 1; 0 on padding
+WEIGHTS: Final = "weights"  # (N,) float32 of the N steps of a batch, sequences one after the other; sum 1; 0 on padding
 
 Columns = Mapping[str, Tree]
 """By name, trees of tensors (N, ...): one row per step."""
 
+LOSS_MASK: Final = ColumnNames.LOSS_MASK
 STEPS, WINDOWS, UNITS, POOLS = 11, 12, 13, 14  # set these seeds apart from others drawn from the same run seed
 PLANS: Final = 2  # that are kept: while batches come from one epoch, the first pool of the next one is read
 
@@ -65,29 +69,51 @@ class StepLoader:
     the device, each batch is sent ahead of its update (`HostFeed`).
     """
 
-    def __init__(self, store: Store, *, batch_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, store: Store, *, batch_size: int, seed: int, device: torch.device, before: Mapping[str, Tree] | None = None
+    ) -> None:
+        """`batch_size`: steps. `before`: columns, leaves (...), that every row has alike: the state before a sequence."""
         assert store.steps > 0, "no rows"
         self.steps = store.steps
-        self.batch_size = min(batch_size, self.steps)
+        per_row = steps_per_row(store.record.empty(1, torch.device("cpu")))
+        self.batch_size = min(max(1, batch_size // per_row), self.steps)
         self.updates_per_epoch = -(-self.steps // self.batch_size)
         self.batch: dict[str, Any] = store.record.empty(self.batch_size, device)
         self._reader = store.reader(dict(self.batch), EpochOrder(seed), device)
         self._feed = None if self._reader.is_resident else HostFeed(self._reader.targets, device)
-        self.batch[WEIGHTS] = torch.empty(self.batch_size, device=device)
+        self._before = {
+            name: map_leaves(lambda leaf: torch.as_tensor(leaf).to(device), tree) for name, tree in (before or {}).items()
+        }
+        self.batch |= self._repeated(self.batch_size)
+        self.batch[WEIGHTS] = torch.empty(self.batch_size * per_row, device=device)
         self._rows = -1
 
-    def fill(self, update: int) -> int:
-        """Put the batch of update number `update`, counted from 0, into `batch`; gives the rows that are not padding."""
+    def _repeated(self, rows: int) -> dict[str, Any]:
+        return {name: map_leaves(lambda leaf: leaf.expand(rows, *leaf.shape), tree) for name, tree in self._before.items()}
+
+    def fill(self, update: int) -> int | Tensor:
+        """Put the batch of update number `update`, counted from 0, into `batch`; gives the steps in it that are learned from,
+        of sequences as a tensor () on the device.
+        """
         if self._feed is not None:
             self._feed.fill(update, self._gather)
         else:
             self._gather(update, self._reader.targets)
         self._reader.settle()
         rows = self._size(update % self.updates_per_epoch)
+        if LOSS_MASK in self.batch:
+            return self._weigh_steps(rows)
         if rows != self._rows:
             self.batch[WEIGHTS].fill_(1 / rows)[rows:] = 0
             self._rows = rows
         return rows
+
+    def _weigh_steps(self, rows: int) -> Tensor:
+        mask = self.batch[LOSS_MASK]
+        mask[rows:] = False
+        count = mask.sum()
+        torch.div(mask.flatten(), count, out=self.batch[WEIGHTS])
+        return count
 
     def replace(self, columns: Mapping[str, Tree]) -> None:
         """Take other values of the same steps, of the same forms; they are in memory."""
@@ -105,7 +131,13 @@ class StepLoader:
 
     def in_order(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every step once, in the order of the store, as batches of at most B rows on the device, with their sizes."""
-        return self._reader.in_order(self.batch_size)
+        for columns, rows in self._reader.in_order(self.batch_size):
+            yield columns | self._repeated(rows), rows
+
+
+def steps_per_row(columns: Columns) -> int:
+    """How many steps a row of these columns has: 1, or the length of sequences."""
+    return int(columns[LOSS_MASK].shape[1]) if LOSS_MASK in columns else 1
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from offline_cli.modules.network import checking_features
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.training.learner import Learner
-from offline_cli.training.loader import WEIGHTS, Columns, EpochOrder, Store, StoreReader
+from offline_cli.training.loader import WEIGHTS, Columns, EpochOrder, Store, StoreReader, steps_per_row
 from offline_cli.training.metrics_file import RecordForm
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.training.updates import unchanged
@@ -79,15 +79,15 @@ class Shares:
         _check(self.limit, self.window + READING + (WINDOW if fetched else 0), "reading")
 
 
-def check_training_fits(limit: int | None, device: str, learner: Learner, store: Store, rows: int) -> None:
-    """Raise BadConfig where two pools of a streaming run, and updates with batches of `rows` steps, would break the limit."""
+def check_training_fits(limit: int | None, device: str, learner: Learner, store: Store, batch_size: int) -> None:
+    """Raise BadConfig where two pools of a streaming run, and updates of `batch_size` steps, would break the limit."""
     shares = Shares.of(limit, device)
-    network = _network_bytes(learner, store, rows) if device == "cpu" else 0
+    network = _network_bytes(learner, store, batch_size) if device == "cpu" else 0
     _check(shares.limit, 2 * shares.pool + network + ENDING, "training this network")
 
 
-def _network_bytes(learner: Learner, store: Store, rows: int) -> int:
-    """Measured by sending one step through: the size of a layer's output does not follow from its weights alone.
+def _network_bytes(learner: Learner, store: Store, batch_size: int) -> int:
+    """Measured by sending one step, or sequence, through: the size of a layer's output does not follow from its weights alone.
 
     The modules and the random generators stay as they are; layers that need several rows in training mode can do with one in
     evaluation mode.
@@ -102,12 +102,17 @@ def _network_bytes(learner: Learner, store: Store, rows: int) -> int:
 
     layers = [part for part in learner.whole.modules() if not list(part.children())]
     hooks = [part.register_forward_hook(see) for part in layers]
-    step = {**store.first(), WEIGHTS: torch.ones(1)}
+    row = store.first()
+    before = {
+        name: map_leaves(lambda leaf: torch.as_tensor(leaf)[None], tree) for name, tree in learner.before_sequences().items()
+    }
+    row |= before | {WEIGHTS: torch.ones(steps_per_row(row))}
+    rows = max(1, batch_size // steps_per_row(row))
     try:
         whole = learner.whole
         with unchanged([*learner.others().values()]), evaluating(whole), checking_features(whole), torch.random.fork_rng([]):
             for group in learner.groups:
-                group.loss(step)
+                group.loss(row)
     finally:
         for hook in hooks:
             hook.remove()

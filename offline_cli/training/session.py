@@ -57,10 +57,10 @@ class Session:
         self.learner = data.learner
         self.learner.to(device)
         self.data, self.config, self.state, self.folder = data, config, state, folder
-        self.loader = StepLoader(data.train, batch_size=config.batch_size, seed=config.seed, device=device)
-        self._val = None
-        if data.val is not None:
-            self._val = StepLoader(data.val, batch_size=config.batch_size, seed=config.seed, device=device)
+        form: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "device": device}
+        form["before"] = self.learner.before_sequences()
+        self.loader = StepLoader(data.train, **form)
+        self._val = None if data.val is None else StepLoader(data.val, **form)
         self.checks = Checks(
             self.learner,
             config,
@@ -80,6 +80,7 @@ class Session:
         self._best: dict[str, Tensor] = {}  # the policy of the best check
         self._refreshed: dict[str, Tensor] = {}  # the modules that the columns were last computed with, where they change
         self._on_progress = on_progress
+        self._samples: int | Tensor = 0  # steps learned from that the state does not count yet
         self._launch: Launch = self._update
         self._clock = time.perf_counter()
 
@@ -142,7 +143,7 @@ class Session:
         if every is not None and self.state.update and self.state.update % every == 0:
             self._refreshed = {name: tensor.clone() for name, tensor in self.learner.state().items()}
             self._compute_columns()
-        self.state.samples += self.loader.fill(self.state.update)
+        self._samples += self.loader.fill(self.state.update)
         if self.config.lr_schedule != "constant" or self.config.lr_warmup:
             self._update.scale_rates(self._rate_factor())
         self._launch(self.state.update)
@@ -194,6 +195,8 @@ class Session:
         if not self.state.summed and self.state.loss is not None:
             return self.state.losses
         before = time.perf_counter()
+        self.state.samples += int(self._samples)
+        self._samples = 0
         known = self.state.losses | self._update.means(self.state.update, self.state.summed)
         self.state.train_seconds += time.perf_counter() - before
         return {name: known[name] for name in self.learner.losses if name in known}

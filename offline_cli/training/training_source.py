@@ -149,6 +149,9 @@ class TrainingSource:
 
         Raises BadEpisode where a piece asks for an extra model output that not all sources have in one form.
         """
+        if self.learner.policy.is_stateful() and Columns.STATE_OUT in episodes.extra:  # of the network that played
+            extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
+            episodes = replace(episodes, extra=extra)
         try:
             return learner_columns(
                 self.pipeline,
@@ -268,8 +271,9 @@ def _opened(
         setup.algorithm.extend(to_columns)
     _check_recorded_rewards(stream, setup.algorithm)
     learner = setup.learner(seen, done, stream.action_scale)
-    if to_columns is None and learner.policy.is_stateful():
-        to_columns = given.build(Setting(observations, actions))  # the default pieces give it states and a time axis
+    if learner.policy.is_stateful():  # the default pieces give it states and a time axis, here and beside the environment
+        to_columns = to_columns or given.build(Setting(observations, actions))
+        pieces = pieces or (None if environment is None else PlaySpec())
     return TrainingSource(
         where=where,
         locations=stream.locations,

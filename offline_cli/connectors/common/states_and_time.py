@@ -24,7 +24,7 @@ from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, BadPiece, EpisodeIndexError
-from offline_cli.modules.rl_module import initial_state, is_stateful, max_seq_len, module_of
+from offline_cli.modules.rl_module import burn_in, initial_state, is_stateful, max_seq_len, module_of
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "Cut"]
@@ -36,21 +36,32 @@ class Cut:
 
     rows: NDArray[np.int64]  # (B, T) which timestep; 0 where there is none
     there: NDArray[np.bool_]  # (B, T) whether there is one
-    seq_lens: NDArray[np.int64]  # (B,)
+    own: NDArray[np.bool_]  # (B, T) whether it is this sequence's: each timestep is in one, and may lead in to another
+    seq_lens: NDArray[np.int64]  # (B,) timesteps that are there
     timesteps: int  # N
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | NDArray[np.int64], max_seq_len: int) -> Cut:
-        """For episodes of these lengths, one after the other; an episode without a step makes no sequence."""
+    def of(cls, lengths: Sequence[int] | NDArray[np.int64], max_seq_len: int, burn_in: int = 0) -> Cut:
+        """For episodes of these lengths, one after the other; an episode without a step makes no sequence.
+
+        `burn_in`: timesteps before its own that lead in to a sequence, as far as the episode has them; T is longer by as many.
+        """
         steps = np.asarray(lengths, np.int64)
         counts = -(-steps // max_seq_len)
         episode = np.repeat(np.arange(len(steps)), counts)
         nth = np.arange(len(episode)) - np.repeat(np.cumsum(counts) - counts, counts)
-        seq_lens = np.minimum(max_seq_len, steps[episode] - nth * max_seq_len)
-        first = (np.cumsum(steps) - steps)[episode] + nth * max_seq_len
-        offsets = np.arange(max_seq_len)
+        led_in = np.minimum(burn_in, nth * max_seq_len)
+        seq_lens = led_in + np.minimum(max_seq_len, steps[episode] - nth * max_seq_len)
+        first = (np.cumsum(steps) - steps)[episode] + nth * max_seq_len - led_in
+        offsets = np.arange(burn_in + max_seq_len)
         there = offsets < seq_lens[:, None]
-        return cls(np.where(there, first[:, None] + offsets, 0), there, seq_lens, int(steps.sum()))
+        own = there & (offsets >= led_in[:, None])
+        return cls(np.where(there, first[:, None] + offsets, 0), there, own, seq_lens, int(steps.sum()))
+
+    @classmethod
+    def for_module(cls, lengths: Sequence[int] | NDArray[np.int64], module: Any) -> Cut:
+        """As a stateful module wants it. Raises BadConfig where it does not say how long sequences are."""
+        return cls.of(lengths, max_seq_len(module), burn_in(module))
 
     def __len__(self) -> int:
         """B."""
@@ -78,7 +89,7 @@ class Cut:
 
     def unpad(self, rows: NDArray[Any]) -> NDArray[Any]:
         """(N, ...) of (B, T, ...)."""
-        return rows[self.there]
+        return rows[self.own]
 
 
 class AddStatesFromEpisodesToBatch(TwoSidedPiece):
@@ -106,7 +117,7 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
             if not self._as_learner_connector:
                 self.add_batch_item(batch, Columns.STATE_IN, _latest(module, episode), episode)
                 continue
-            cut = Cut.of([len(episode)], max_seq_len(module))
+            cut = Cut.for_module([len(episode)], module)
             for column, states in _states_of_episode(module, episode, cut, with_next).items():
                 self.add_n_batch_items(batch, column, states, len(cut), episode)
         return batch
@@ -134,7 +145,7 @@ def _states_of_episode(module: Any, episode: SingleAgentEpisode, cut: Cut, with_
     outs = episode.get_extra_model_outputs(Columns.STATE_OUT)
     outs = stacked(outs) if isinstance(outs, list) else outs
     before = initial_state(module) if episode.t_started == 0 else _before(episode)
-    return _at(cut.firsts, outs, before, np.array([True] + [False] * (len(cut) - 1)), with_next)
+    return _at(cut.firsts, outs, before, cut.firsts == 0, with_next)
 
 
 def _before(episode: SingleAgentEpisode) -> Tree:
@@ -154,7 +165,7 @@ def _unknown(id_: str, t_started: int) -> BadEpisode:
 
 
 def _states_of_batch(module: Any, episodes: EpisodeBatch, with_next: bool) -> dict[str, Tree]:
-    cut = Cut.of(episodes.lengths, max_seq_len(module))
+    cut = Cut.for_module(episodes.lengths, module)
     if Columns.STATE_OUT not in episodes.extra:
         return _repeated(initial_state(module), len(cut), with_next)
     late = np.zeros(0) if episodes.t_started is None else np.flatnonzero((episodes.t_started > 0) & (episodes.lengths > 0))
@@ -185,8 +196,9 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
     """Nothing for stateless modules, nor where `state_in` is there. Else all columns but `infos` get a time axis.
 
     In a learner pipeline rows (N, ...) become sequences (B, T, ...) with T the module's `max_seq_len`, filled up with zeros;
-    `seq_lens` (B,) and, unless there, `loss_mask` (B, T) say what is real. Otherwise the time axis is of one step, noted in
-    `shared_data["_added_single_ts_time_rank"]` (RLlib's name) for module-to-env.
+    `seq_lens` (B,) and, unless there, `loss_mask` (B, T) say what is real. A module with `burn_in` gets so many timesteps of the
+    episode in front of each sequence, by which T is longer, and which are masked (Kapturowski et al. 2019). Otherwise the time
+    axis is of one step, noted in `shared_data["_added_single_ts_time_rank"]` (RLlib's name) for module-to-env.
     """
 
     whole_arrays = True
@@ -218,17 +230,17 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
         add_mask = Columns.LOSS_MASK not in batch
         if isinstance(episodes, EpisodeBatch) or not any(map(is_filed, batch.values())):
             lengths = episodes.lengths if isinstance(episodes, EpisodeBatch) else list(map(len, episodes))
-            cut = Cut.of(lengths, max_seq_len(module_of(rl_module, None)))
+            cut = Cut.for_module(lengths, module_of(rl_module, None))
             batch |= {column: cut.pad(column, _rows(batch[column])) for column in columns}
             batch[Columns.SEQ_LENS] = cut.seq_lens
-            return batch | {Columns.LOSS_MASK: cut.there} if add_mask else batch
+            return batch | {Columns.LOSS_MASK: cut.own if add_mask else batch[Columns.LOSS_MASK] & cut.own}
         batch |= refiled(batch, list(self.single_agent_episode_iterator(episodes, False)), columns)  # some may be stacked
         for key, cut in self._cuts(rl_module, episodes).items():
             for column in columns:
                 _pad_filed(column, batch[column], key, cut)
             self._file(batch, Columns.SEQ_LENS, key, Items(cut.seq_lens, len(cut)))
             if add_mask:
-                self._file(batch, Columns.LOSS_MASK, key, Items(cut.there, len(cut)))
+                self._file(batch, Columns.LOSS_MASK, key, Items(cut.own, len(cut)))
         return batch
 
     def _cuts(self, rl_module: Any, episodes: Episodes) -> dict[tuple[Any, ...], Cut]:
@@ -238,7 +250,7 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
         for episode in self.single_agent_episode_iterator(episodes, False):
             lengths.setdefault(key_of(episode), []).append(len(episode))
             modules[key_of(episode)] = module_of(rl_module, episode.module_id)
-        return {key: Cut.of(steps, max_seq_len(modules[key])) for key, steps in lengths.items() if modules[key].is_stateful()}
+        return {key: Cut.for_module(steps, modules[key]) for key, steps in lengths.items() if modules[key].is_stateful()}
 
     @staticmethod
     def _file(batch: Batch, column: str, key: tuple[Any, ...], items: Items) -> None:
@@ -254,7 +266,8 @@ def _pad_filed(column: str, held: Any, key: tuple[Any, ...], cut: Cut) -> None:
     """Put the sequences of one key in the place of its items."""
     entries = held.get(key) if is_filed(held) else None
     if entries:
-        held[key] = [Items(cut.pad(column, stacked(entries)), len(cut))]
+        padded = cut.pad(column, stacked(entries))
+        held[key] = [Items(padded & cut.own if column == Columns.LOSS_MASK else padded, len(cut))]
     else:
         cut.check(column, 0)
 

@@ -30,7 +30,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadPiece
-from offline_cli.modules.rl_module import is_multi, max_seq_len, module_of
+from offline_cli.modules.rl_module import is_multi, module_of
 from offline_cli.spaces import Space
 from offline_cli.trees import map_leaves
 
@@ -209,7 +209,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
     def _columns(self, module: Any, part: Batch, lengths: NDArray[np.int64]) -> dict[str, Tensor]:
         with torch.no_grad():
             values_in = module.compute_values(part)
-        cut = Cut.of(lengths, max_seq_len(module)) if values_in.ndim > 1 else None
+        cut = Cut.for_module(lengths, module) if values_in.ndim > 1 else None
 
         def flat(column: Any) -> NDArray[Any]:
             array: NDArray[Any] = column.detach().cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)

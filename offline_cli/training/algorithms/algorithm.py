@@ -34,6 +34,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.slots import draw, for_torch
 from offline_cli.plugins import ALGORITHMS, registered_class
 from offline_cli.spaces import Space
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
     "BC",
@@ -50,6 +51,7 @@ __all__ = [
     "each_value",
     "frozen_copy",
     "move_towards",
+    "of_steps",
     "own_algorithms",
     "td_targets",
     "uses_rewards",
@@ -64,7 +66,10 @@ LOSS: Final = "loss"
 RESERVED: Final = frozenset(("", "val"))  # names that would give a column of metrics.jsonl a second meaning
 
 Batch = Mapping[str, Any]
-"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad."""
+"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad.
+
+Of a policy with memory they are sequences (B, T, ...), `weights` (B * T,), and `state_in` and `loss_mask` are there besides.
+"""
 
 Modules = Mapping[str, nn.Module]
 """Modules by name; the first is the policy, an RLModule."""
@@ -185,6 +190,7 @@ class Algorithm(ABC):
     columns: tuple[str, ...] = (Columns.OBS, Columns.ACTIONS)  # that it learns from, of those the learner pipeline gives
     refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
     needs_rewards: bool = False  # whether it learns from rewards, in whatever column; so it does if `columns` has them
+    learns_sequences: bool = False  # whether its losses take a policy with memory, whose columns are (B, T, ...)
     steadied_by: str = ""  # beside a smaller lr, what may help a run whose loss is not finite, in words
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -225,12 +231,26 @@ def uses_rewards(algorithm: Algorithm) -> bool:
     return algorithm.needs_rewards or Columns.REWARDS in algorithm.columns
 
 
+def of_steps(policy: RLModule, batch: Batch) -> tuple[Tensor, Tree]:
+    """Inputs of the action distribution (N, size) and recorded actions (N, ...), a row for each step of sequences as well."""
+    inputs, actions = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTIONS]
+    if Columns.STATE_IN not in batch:
+        return inputs, actions
+    return inputs.flatten(0, 1), map_leaves(lambda leaf: leaf.flatten(0, 1), actions)
+
+
 def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
-    """(B,) `loss`, the negative log-likelihood of the recorded actions in nats, and `accuracy` or `mse` of greedy ones."""
+    """(N,) `loss`, the negative log-likelihood of the recorded actions in nats, and `accuracy` or `mse` of greedy ones.
+
+    Of sequences for the steps that are learned from.
+    """
     assert isinstance(policy, RLModule)
-    inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
-    head = policy.action_head
-    return {LOSS: -head.logp(inputs, batch[Columns.ACTIONS]), **head.scores(inputs, batch[Columns.ACTIONS])}
+    inputs, actions = of_steps(policy, batch)
+    found = {LOSS: -policy.action_head.logp(inputs, actions), **policy.action_head.scores(inputs, actions)}
+    if Columns.STATE_IN not in batch:
+        return found
+    kept = batch[Columns.LOSS_MASK].flatten()
+    return {name: values[kept] for name, values in found.items()}
 
 
 def algorithm_kind(name: str, *, named: Collection[str] | None = None) -> type[Algorithm]:

@@ -8,9 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from offline_cli.columns import Columns
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Batch, Group, Modules, Task
+from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Batch, Group, Modules, Task, of_steps
 from offline_cli.training.loader import WEIGHTS
 
 __all__ = ["BC", "bc_loss"]
@@ -20,12 +19,13 @@ NLL = "nll"
 
 def bc_loss(policy: RLModule, batch: Batch) -> Tensor:
     """() the weighted mean of the negative log-likelihood of the recorded actions, in nats."""
-    inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
-    return -torch.dot(policy.action_head.logp(inputs, batch[Columns.ACTIONS]), batch[WEIGHTS])
+    return -torch.dot(policy.action_head.logp(*of_steps(policy, batch)), batch[WEIGHTS])
 
 
 class BC(Algorithm):
     """One module, one loss."""
+
+    learns_sequences = True
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         return {POLICY: task.policy()}

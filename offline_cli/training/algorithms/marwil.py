@@ -24,7 +24,17 @@ from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation
 from offline_cli.errors import BadConfig
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space
-from offline_cli.training.algorithms.algorithm import LOSS, POLICY, Algorithm, Batch, Group, Modules, Task, cloning_scores
+from offline_cli.training.algorithms.algorithm import (
+    LOSS,
+    POLICY,
+    Algorithm,
+    Batch,
+    Group,
+    Modules,
+    Task,
+    cloning_scores,
+    of_steps,
+)
 from offline_cli.training.loader import WEIGHTS
 from offline_cli.trees import leaves, map_leaves
 
@@ -90,7 +100,7 @@ class MARWIL(Algorithm):
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         self.clones = not self.options["beta"]
-        self.needs_rewards = not self.clones
+        self.learns_sequences, self.needs_rewards = self.clones, not self.clones  # values here are of single observations
         if not self.clones:
             self.columns = (Columns.OBS, Columns.ACTIONS, Columns.VALUE_TARGETS)
             self.refresh_every = self.options["refresh_every"] or None
@@ -108,10 +118,7 @@ class MARWIL(Algorithm):
             pipeline.append(GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_, standardize="none"))
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
-        """Raises BadConfig for a policy with memory: values here are of single observations."""
         policy = task.policy()
-        if policy.is_stateful() and not self.clones:
-            raise BadConfig("marwil learns no policy with memory", where="[network]", fix="a network without memory")
         return {POLICY: policy} if self.clones else {POLICY: policy, VALUE: Values(task.critic(), self.options[START])}
 
     def rl_module(self, modules: Modules) -> nn.Module:
@@ -122,8 +129,8 @@ class MARWIL(Algorithm):
 
     def _losses(self, modules: Modules, batch: Batch) -> dict[str, Tensor]:
         policy, weights, options = cast(RLModule, modules[POLICY]), batch[WEIGHTS], self.options
-        inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
-        likely = policy.action_head.logp(inputs, batch[Columns.ACTIONS])
+        inputs, actions = of_steps(policy, batch)
+        likely = policy.action_head.logp(inputs, actions)
         if options["bc_logstd_coeff"]:
             likely = likely + options["bc_logstd_coeff"] * inputs.chunk(2, -1)[1].mean(-1)
         if self.clones:
