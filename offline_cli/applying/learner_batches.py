@@ -235,6 +235,9 @@ def learner_columns(
     else:
         batch = _made(pipeline, episodes, where, asked, rl_module)
     axes = 2 if is_stateful(rl_module) else 1
+    if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
+        what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
+        raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
     columns = {name: _column(batch, name, spaces.get(name), axes=axes) for name in asked}
     _check_rows(columns)
     if axes == 2:
@@ -328,10 +331,7 @@ def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
 
 
 def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
-    """Those sequences of the columns that have a step to learn from, and their `loss_mask`. Raises BadConfig without one."""
-    if Columns.LOSS_MASK not in batch or Columns.SEQ_LENS not in batch:
-        what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
-        raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
+    """Those sequences of the columns that have a step to learn from, and their `loss_mask`."""
     mask = as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool()
     there = torch.arange(mask.shape[1]) < as_tensors(Columns.SEQ_LENS, batch[Columns.SEQ_LENS])[:, None]
     kept = mask.any(1)

@@ -173,7 +173,8 @@ class LSTMPolicy(RecurrentPolicy):
     lstm: nn.LSTM
 
     def _remembered(self, tokens: Tensor, states: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        return self.lstm(tokens, (states[0], states[1]))
+        outputs, after = self.lstm(tokens, (states[0], states[1]))
+        return outputs, after
 
 
 class GRUPolicy(RecurrentPolicy):

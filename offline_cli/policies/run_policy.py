@@ -302,7 +302,9 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
         if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
             raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
         more = description[OPTIONS] if description["version"] == OF_OPTIONS else {}
-        options = {**more, "hidden": hidden, "activation": description["activation"]}
+        options = {"hidden": hidden, "activation": description["activation"], **more}
+        if len(options) != len(more) + 2:
+            raise ValueError(f"{OPTIONS!r} says what other keys say")
     wrong = mistakes_by(options, {**kind.schema, "type": "object", "additionalProperties": False})
     if wrong:
         raise ValueError(f"options of its network: {'; '.join(wrong)}")

@@ -109,7 +109,7 @@ class StepLoader:
         return rows
 
     def _weigh_steps(self, rows: int) -> Tensor:
-        mask = self.batch[LOSS_MASK]
+        mask: Tensor = self.batch[LOSS_MASK]
         mask[rows:] = False
         count = mask.sum()
         torch.div(mask.flatten(), count, out=self.batch[WEIGHTS])

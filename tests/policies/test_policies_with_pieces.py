@@ -72,7 +72,7 @@ def without_pipeline(run: Path) -> None:
 
 
 def of_a_later_version(run: Path) -> None:
-    tell(run / POLICY, {**told_in(run / POLICY), "version": 5})
+    tell(run / POLICY, {**told_in(run / POLICY), "version": 6})
 
 
 def objects(run: Path) -> None:
@@ -94,7 +94,7 @@ def no_map(run: Path) -> None:
         (described_as(document=[1]), "describes no pipeline"),
         (described_as(pieces=None), "describes no pipeline"),
         (without_pipeline, "pipeline"),
-        (of_a_later_version, "version 5"),
+        (of_a_later_version, "version 6"),
         (objects, "O8"),
         (no_map, "no state"),
     ],

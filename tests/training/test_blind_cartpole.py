@@ -50,3 +50,26 @@ def test_a_clone_that_sees_four_filtered_observations_balances_it(blind_recordin
     """Seen with three seeds: 500."""
     (tmp_path / "pipeline.toml").write_text(STACKED)
     assert return_of_a_clone(blind_recording, tmp_path / "stacked", tmp_path / "pipeline.toml") >= 400
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_a_clone_with_a_memory_balances_it(blind_recording: Path, tmp_path: Path, memory: str, seed: int) -> None:
+    """Seen with these seeds: 500, after 200 updates."""
+    (tmp_path / "pipeline.toml").write_text('kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n')
+    (tmp_path / "c.toml").write_text(f'hidden = [64]\nlr = 0.003\n[network]\nmemory = "{memory}"\nmemory_size = 64\n')
+    told = train_bc(
+        blind_recording,
+        tmp_path / "run",
+        config=tmp_path / "c.toml",
+        pipeline=tmp_path / "pipeline.toml",
+        env="python:blind_cartpole:BlindCartPole",
+        until_return=450,
+        eval_every=200,
+        updates=2000,
+        seed=seed,
+        device="cpu",
+    )
+    assert (told.stopped_by, told.eval_episodes) == ("target", 100)
+    assert told.eval_return_mean is not None
+    assert told.eval_return_mean >= 450

@@ -196,9 +196,9 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
     """Nothing for stateless modules, nor where `state_in` is there. Else all columns but `infos` get a time axis.
 
     In a learner pipeline rows (N, ...) become sequences (B, T, ...) with T the module's `max_seq_len`, filled up with zeros;
-    `seq_lens` (B,) and, unless there, `loss_mask` (B, T) say what is real. A module with `burn_in` gets so many timesteps of the
-    episode in front of each sequence, by which T is longer, and which are masked (Kapturowski et al. 2019). Otherwise the time
-    axis is of one step, noted in `shared_data["_added_single_ts_time_rank"]` (RLlib's name) for module-to-env.
+    `seq_lens` (B,) and, unless there, `loss_mask` (B, T) say what is real. A module with `burn_in` gets so many timesteps of
+    the episode in front of each sequence, by which T is longer, and which are masked (Kapturowski et al. 2019). Otherwise the
+    time axis is of one step, noted in `shared_data["_added_single_ts_time_rank"]` (RLlib's name) for module-to-env.
     """
 
     whole_arrays = True
