@@ -64,7 +64,8 @@ class Weights:
             return None
         names = tuple(dict.fromkeys(place_named(one) for one in sources))
         known = {name.rstrip("/"): name for name in names}
-        pairs = [(name, value) for name, value in given.items()] if isinstance(given, Mapping) else [*map(_pair, given)]
+        is_mapping = isinstance(given, Mapping)
+        pairs = [(place_named(name), value) for name, value in given.items()] if is_mapping else [*map(_pair, given)]
         shares, wrong = dict[str, float](), list[str]()
         for name, value in pairs:
             share = _number(value)
