@@ -113,6 +113,23 @@ class Setup:
         network = network_kind(config.network["name"])(config.network_options)
         return cls(algorithm, network, config.seed)
 
+    def starting(
+        self, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str
+    ) -> Self:
+        """To begin as `config.init_from` says. Raises what `Start.of` raises."""
+        start = Start.of(config, storage_options, plugins, out=out)
+        trained = start.loaded.trained
+        return replace(self, start=start, learned=None if trained is None else trained.state)
+
+    def resumed(self, policy: Mapping[str, Any], learned: Mapping[str, Any] | None, config: BCConfig, *, where: str) -> Self:
+        """As the run at `where` was, by the description of its `policy` and what its pieces had `learned`. Raises BadData."""
+        kept = None if config.init_from is None else learned
+        return replace(self, uint8_scaling=scaling_of(policy, where=where), learned=kept)
+
+    def told(self, learner: Learner) -> dict[str, Any]:
+        """Where the modules are from, as JSON values; empty: they are fresh."""
+        return {} if self.start is None else self.start.told(learner)
+
     def learner(self, observation_space: Space, action_space: Space, action_scale: str, pieces: str = "") -> Learner:
         """Modules for these spaces, which follow from the seed, and from `start`. `pieces`: what the policy plays through.
 
@@ -163,11 +180,6 @@ class Start:
         wanted: Mapping[str, Any] = {"name": MLP, "hidden": [*config.hidden], "activation": config.activation}
         wanted = wanted if config.network["name"] == MLP else dict(config.network)
         return cls(place.url, loaded, others, (told.get("network") or {"name": MLP, **_picked(told, wanted)}, wanted))
-
-    @property
-    def learned(self) -> Mapping[str, Any] | None:
-        """The state of the pieces that its policy plays through; None: there are none."""
-        return None if self.loaded.trained is None else self.loaded.trained.state
 
     def check(self, task: Task, learner: Learner, pieces: str) -> None:
         """Raise BadConfig, naming all that differs, where the run's policy is not one of this run's."""

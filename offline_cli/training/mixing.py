@@ -64,8 +64,9 @@ class Weights:
             return None
         names = tuple(dict.fromkeys(place_named(one) for one in sources))
         known = {name.rstrip("/"): name for name in names}
-        is_mapping = isinstance(given, Mapping)
-        pairs = [(place_named(name), value) for name, value in given.items()] if is_mapping else [*map(_pair, given)]
+        pairs: Iterable[tuple[str, Any]] = map(_pair, given)
+        if isinstance(given, Mapping):
+            pairs = [(place_named(name), value) for name, value in given.items()]
         shares, wrong = dict[str, float](), list[str]()
         for name, value in pairs:
             share = _number(value)

@@ -32,12 +32,11 @@ from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
 from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins
-from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
-from offline_cli.training.learner import Setup, Start
+from offline_cli.training.learner import Setup
 from offline_cli.training.memory_store import check_training_fits
 from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.mixing import Selection, Weights, place_named
@@ -173,19 +172,15 @@ def _learned(
     check_plugins(options["plugins"])
     resolved = _resolve(asked_of_config, options["config"], folder, algorithm, resume=resume, plugins=options["plugins"])
     setup = _setup(resolved)
-    selection = Selection(resolved.top_fraction, weights)
     target = choose_device(resolved.device)
     checkpoint = folder.load_checkpoint() if resume else None
     if checkpoint is not None:
-        kept = folder.learned() if resolved.init_from is not None else None
-        setup = replace(setup, uint8_scaling=scaling_of(folder.policy(), where=folder.url), learned=kept)
+        setup = setup.resumed(folder.policy(), folder.learned(), resolved, where=folder.url)
     elif resolved.init_from is not None:
-        start = Start.of(resolved, storage_options, options["plugins"], out=folder.url)
-        setup = replace(setup, start=start, learned=start.learned)
+        setup = setup.starting(resolved, storage_options, options["plugins"], out=folder.url)
     with contextlib.ExitStack() as held:
         places = expand(asked, storage_options, beside=out)
-        if weights is not None:
-            selection.numbers = weights.numbers(asked, storage_options, beside=out)
+        numbers = () if weights is None else weights.numbers(asked, storage_options, beside=out)
         played_in, notes = _played_in(resolved, places)
         overseer, environment = held.enter_context(_environment(played_in))
         data = load_data(
@@ -193,32 +188,27 @@ def _learned(
             resolved,
             setup,
             environment=environment,
-            pipeline=options["pipeline"],
             env_to_module=env_to_module,
-            from_=options["from_"],
-            module_id=options["module_id"],
             device=target.type,
             tables=tables,
-            selection=selection,
-            storage_options=storage_options,
+            selection=Selection(resolved.top_fraction, weights, numbers),
             on_progress=on_progress,
+            **{name: options[name] for name in ("pipeline", "from_", "module_id", "storage_options")},
         )
         held.callback(data.close)
         data = replace(data, played_in=played_in, environment_notes=tuple(notes))
         if resolved.streaming:
             check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
         state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
-        state.init_from = {} if setup.start is None else setup.start.told(data.learner)
+        state.init_from = setup.told(data.learner) if checkpoint is None else checkpoint[0].init_from
         state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size)
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
-        described = describe_policy(data, resolved)
-        if checkpoint is not None:
-            check_same_run(checkpoint[0], state, where=folder.url)
-            check_same_learned(folder.learned(), data.trained, where=folder.url)
-            folder.tell_if_unsealed()
-            state, tensors = checkpoint
         for note in _notes(data, resolved, state):
             _log.warning("note: %s", note)
+        described = describe_policy(data, resolved)
+        if checkpoint is not None:
+            _check_same(checkpoint[0], state, data, folder)
+            state, tensors = checkpoint
         with use_threads(state.threads), StopSignals(overseer) as stop:
             session = Session(data, resolved, state, folder, environment=environment, on_progress=on_progress)
             with _own_chance(state):
@@ -237,6 +227,13 @@ def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]
     begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
     zeros = data.rewards.note_on_zeros() if needed else ()
     return [*data.environment_notes, *images, *data.selection.notes, *begun, *of_rewards, *zeros]
+
+
+def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, folder: RunFolder) -> None:
+    """Raise BadConfig unless the run in `folder`, with the state `stored`, can continue as `wanted`."""
+    check_same_run(stored, wanted, where=folder.url)
+    check_same_learned(folder.learned(), data.trained, where=folder.url)
+    folder.tell_if_unsealed()
 
 
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:

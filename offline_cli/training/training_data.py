@@ -139,9 +139,7 @@ class DataSummary:
     def digest(self, layout: str) -> str:
         """Hex; the same for the same episodes in the same order, and the same `layout`: how parts of them are stored."""
         if not self.in_parts:
-            return (
-                self._whole if not layout else hashlib.blake2b(f"{self._whole} {layout}".encode(), digest_size=16).hexdigest()
-            )
+            return self._whole
         lines = [layout, *(f"{name} {known.hexdigest()}" for name, known in sorted(self._leaves.items()))]
         return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -289,7 +287,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         action_scale=source.action_scale,
         episodes=summary.episodes,
         steps=summary.steps,
-        digest=summary.digest(f"{builder.layout}{json.dumps(mixed)}" if mixed else builder.layout),
+        digest=_with(summary.digest(builder.layout), mixed),
         seen=summary.figures(source.where, source.module) | mixed,
         selection=source.selection,
         pipeline=source.name,
@@ -301,6 +299,11 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         recorded_in=source.recorded_in,
         columns_anew=anew,
     )
+
+
+def _with(digest: str, more: Mapping[str, Any]) -> str:
+    """A digest of both, where there is more."""
+    return hashlib.blake2b(f"{digest} {json.dumps(more)}".encode(), digest_size=16).hexdigest() if more else digest
 
 
 def _origins(selection: Selection, episodes: EpisodeBatch, split: ValidationSplit | None) -> NDArray[np.int64] | None:

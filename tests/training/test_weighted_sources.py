@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from signal_at import signal_at
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, Interrupted, NoData, UsageError
-from offline_cli.training import disk_store
+from offline_cli.training import disk_store, training_source
 from offline_cli.training.config import resolve_config
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.loader import StepLoader
@@ -175,25 +176,32 @@ def test_a_pattern_is_one_source(sources: list[str], tmp_path: Path, write_datas
     assert list(result.weights) == [pattern, third]
 
 
-def test_a_pipeline_that_leaves_out_steps_it_does_not_mark_is_refused(sources: list[str], tmp_path: Path) -> None:
-    from offline_cli.connectors.connector_v2 import ConnectorV2
+def test_a_pipeline_whose_rows_are_not_the_steps_is_refused(
+    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = training_source.learner_columns
 
-    class Half(ConnectorV2):
-        def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
-            return {name: column[::2] for name, column in batch.items()}
+    def halves(*args: Any, **options: Any) -> dict[str, Any]:
+        return {name: column[::2] for name, column in made(*args, **options).items()}
 
-    def pieces(obs_space: Any, act_space: Any) -> Any:
-        from offline_cli.connectors import (
-            AddColumnsFromEpisodesToTrainBatch,
-            AddObservationsFromEpisodesToBatch,
-            BatchIndividualItems,
-        )
-
-        return [AddObservationsFromEpisodesToBatch(), AddColumnsFromEpisodesToTrainBatch(), BatchIndividualItems(), Half()]
-
+    monkeypatch.setattr(training_source, "learner_columns", halves)
     with pytest.raises(BadConfig, match="of which source each is, is not known") as caught:
-        train(sources, tmp_path / "run", weight={sources[1]: 0.5}, pipeline=pieces, **OPTIONS)
+        train(sources, tmp_path / "run", weight={sources[1]: 0.5}, **OPTIONS)
     assert caught.value.exit_code == 4
+
+
+@MANNERS
+def test_steps_that_a_mask_leaves_out_count_for_no_source(
+    write_dataset: Write, make_batch: Make, tmp_path: Path, streaming: bool
+) -> None:
+    found = []
+    for seed, name in enumerate(("one", "two")):
+        batch = make_batch(seed=seed)
+        mask = np.arange(batch.num_steps) % (seed + 2) > 0
+        found.append((str(write_dataset(replace(batch, extra={"loss_mask": mask}), name=name)), int(mask.sum())))
+    weight = [f"{found[0][0]}=0.25"]
+    result = train([name for name, _ in found], tmp_path / "run", weight=weight, streaming=streaming, **OPTIONS)
+    assert [one["steps"] for one in result.weights.values()] == [count for _, count in found]
 
 
 def test_a_mixture_counts_whole_steps_of_many_sources_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
