@@ -362,7 +362,7 @@ class DiskStoreBuilder:
 
 def learn_in_parts(source: TrainingSource, parts: Callable[[], Iterator[EpisodeBatch]], split: ValidationSplit | None) -> None:
     """Have each piece that learns see all that it learns from, one after the other, and learn no more."""
-    pending = [piece for piece in source.connectors if learns(piece)]
+    pending = [piece for piece in source.connectors if learns(piece) and piece not in source.kept]
     while pending:
         for checked in map(source.checked, parts()):
             kept = checked if split is None else split.divided(checked)[0]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.errors import BadConfig, BadData, UsageError
-from offline_cli.files.locations import open_location
+from offline_cli.files.locations import Sources, open_location
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
 from offline_cli.modules.network import MLP, Network, network_kind
@@ -114,10 +114,10 @@ class Setup:
         return cls(algorithm, network, config.seed)
 
     def starting(
-        self, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str
+        self, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
     ) -> Self:
-        """To begin as `config.init_from` says. Raises what `Start.of` raises."""
-        start = Start.of(config, storage_options, plugins, out=out)
+        """To begin as `config.init_from` says. Arguments, and what is raised: see `Start.of`."""
+        start = Start.of(config, storage_options, plugins, out=out, beside=beside)
         trained = start.loaded.trained
         return replace(self, start=start, learned=None if trained is None else trained.state)
 
@@ -157,16 +157,18 @@ class Start:
     network: tuple[Mapping[str, Any], Mapping[str, Any]]  # the run's, and the one that is asked for
 
     @classmethod
-    def of(cls, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str) -> Self:
-        """What `init_from` names. `out`: the URL of the run to be. Raises what `load_policy` raises, BadData for a broken
-        checkpoint, UsageError for `out` itself.
+    def of(
+        cls, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
+    ) -> Self:
+        """What `init_from` names. `out`: the URL of the run to be. `beside`: see `open_location`. Raises what `load_policy`
+        raises, BadData for a broken checkpoint, UsageError for `out` itself.
         """
         assert config.init_from is not None, "a run is named"
-        place = replace(open_location(config.init_from, storage_options, beside=out), cache=None)
+        place = replace(open_location(config.init_from, storage_options, beside=beside), cache=None)
         if place.url == out:
             fix = "another --out; or --resume, to train that run for longer"
             raise UsageError("a run cannot begin with what it replaces", where=f"--init-from {place.url}", fix=fix)
-        loaded = load_policy(config.init_from, storage_options, plugins=plugins)
+        loaded = load_policy(place, storage_options, plugins=plugins)
         others: dict[str, Tensor] = {}
         try:
             said = tomllib.loads(place.join(CONFIG).read_bytes().decode()).get("algorithm", {"name": BC})

@@ -165,8 +165,9 @@ def _learned(
     others = {name: value for name, value in options.items() if name not in asked_of_config}  # a schema checks those
     check_values(TrainBCOptions, others, command="offline-cli train")
     asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+    beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
     weights = Weights.of(weight, asked)
-    folder = RunFolder(open_location(out, storage_options, beside=asked))
+    folder = RunFolder(open_location(out, storage_options, beside=beside))
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])
@@ -177,10 +178,10 @@ def _learned(
     if checkpoint is not None:
         setup = setup.resumed(folder.policy(), folder.learned(), resolved, where=folder.url)
     elif resolved.init_from is not None:
-        setup = setup.starting(resolved, storage_options, options["plugins"], out=folder.url)
+        setup = setup.starting(resolved, storage_options, options["plugins"], out=folder.url, beside=beside)
     with contextlib.ExitStack() as held:
-        places = expand(asked, storage_options, beside=out)
-        numbers = () if weights is None else weights.numbers(asked, storage_options, beside=out)
+        places = expand(asked, storage_options, beside=beside)
+        numbers = () if weights is None else weights.numbers(asked, storage_options, beside=beside)
         played_in, notes = _played_in(resolved, places)
         overseer, environment = held.enter_context(_environment(played_in))
         data = load_data(

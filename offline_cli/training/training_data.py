@@ -251,8 +251,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
     if split is not None:
         _settle(split, source, builder)
     if builder.in_parts:
-        if not source.keeps:
-            learn_in_parts(source, builder.parts, split)
+        learn_in_parts(source, builder.parts, split)
         source.learned()
     summary = DataSummary(source.reads_every_leaf, in_parts=builder.in_parts)
     held_out, anew = 0, None

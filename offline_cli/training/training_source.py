@@ -37,7 +37,7 @@ from offline_cli.applying.learner_batches import (
 from offline_cli.columns import STEP_COLUMNS, Columns, ElementNames
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, frozen_with
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment, EnvironmentSpec
@@ -85,7 +85,7 @@ class TrainingSource:
     learner: Learner  # learns from the columns, and gives pieces their module
     extras: UsedExtras
     selection: Selection  # of the episodes
-    keeps: bool  # whether the pieces have learned elsewhere, and learn no more
+    kept: Sequence[ConnectorV2]  # pieces that have learned elsewhere, and learn no more
     elements: ElementNames  # of vectors that were columns of a table
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
@@ -284,9 +284,7 @@ def _opened(
         setup.algorithm.extend(to_columns)
     _check_recorded_rewards(stream, setup.algorithm, selection)
     learner = setup.learner(seen, done, stream.action_scale, "" if alone else pieces_of(given))
-    if to_columns is not None and setup.learned:
-        to_columns.set_state(setup.learned)
-        to_columns.freeze()
+    kept = [] if to_columns is None else frozen_with(to_columns, setup.learned or {})
     if to_columns is None and learner.policy.is_stateful():
         to_columns = given.build(Setting(observations, actions))  # the default pieces give it states and a time axis
     return TrainingSource(
@@ -306,7 +304,7 @@ def _opened(
         learner=learner,
         extras=extras,
         selection=selection,
-        keeps=bool(setup.learned),
+        kept=kept,
         elements=stream.elements,
         _open=opened,
         _streams=scope.moved(),
