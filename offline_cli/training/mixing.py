@@ -319,22 +319,35 @@ class MixedPools:
     def __init__(self, mixture: Mixture, seed: int, pools: Sequence[Pools | None]) -> None:
         """`pools`: of each source; None: it has no steps."""
         self._mixture, self._pools = mixture, pools
-        self._sources = lru_cache(1)(partial(mixture.sources, seed))
+        self._block = lru_cache(1)(partial(self._of_block, seed))
+
+    def _of_block(self, seed: int, epoch: int, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(n,) the source of each step of a block, and which step it is of all passes over that source."""
+        mixture = self._mixture
+        sources = mixture.sources(seed, epoch, block).numpy()
+        firsts = epoch * np.array(mixture.drawn, np.int64) + mixture.before(mixture.bounds(block)[0])
+        counts = np.bincount(sources, minlength=len(firsts))
+        steps = np.empty(len(sources), np.int64)
+        by_source = np.argsort(sources, kind="stable")
+        steps[by_source] = np.arange(len(sources)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        return sources, steps
 
     def gather(self, epoch: int, first: int, target: Tensor) -> None:
         """Fill `target` (n, words) with the steps from number `first` of that epoch on. Raises StorageError."""
         mixture = self._mixture
         while len(target):
             block = mixture.block_of(first)
-            begin, sources = mixture.bounds(block)[0], self._sources(epoch, block)
-            before = mixture.before(begin) + np.bincount(sources[: first - begin].numpy(), minlength=len(self._pools))
-            sources = sources[first - begin :][: len(target)]
-            for number in np.unique(sources).tolist():
-                rows = (sources == number).nonzero()[:, 0]
-                records = torch.empty((len(rows), target.shape[1]), dtype=target.dtype)
-                self._take(number, epoch * mixture.drawn[number] + int(before[number]), records)
-                target[rows] = records
-            target, first = target[len(sources) :], first + len(sources)
+            begin = first - mixture.bounds(block)[0]
+            sources, steps = (part[begin : begin + len(target)] for part in self._block(epoch, block))
+            by_source = np.argsort(sources, kind="stable")
+            counts = np.bincount(sources, minlength=len(self._pools))
+            records, done = torch.empty((len(sources), target.shape[1]), dtype=target.dtype), 0
+            for number in np.flatnonzero(counts).tolist():
+                count = int(counts[number])
+                self._take(number, int(steps[by_source[done]]), records[done : done + count])
+                done += count
+            target[:done].index_copy_(0, torch.from_numpy(by_source), records)
+            target, first = target[done:], first + done
 
     def _take(self, source: int, at: int, target: Tensor) -> None:
         """Fill `target` with the steps from number `at` on of all passes over one source."""
