@@ -23,9 +23,22 @@ Same = Callable[[EpisodeBatch, EpisodeBatch], None]
 pytestmark = pytest.mark.kill
 
 
-def command(out: Path, *more: str, env: str = "Slow-v0", vectorize: str = "sync", episodes: int = 120) -> list[str]:
+def command(
+    out: Path, *more: str, env: str = "Slow-v0", vectorize: str = "sync", num_envs: int = 5, episodes: int = 120
+) -> list[str]:
     words = ["record", f"recording_envs:{env}", "--out", str(out), "--policy", "random", "--episodes", str(episodes)]
-    words += ["--vectorize", vectorize, "--num-envs", "5", "--max-rows-per-file", "10", "--device", "cpu", "--json", "--quiet"]
+    words += [
+        "--vectorize",
+        vectorize,
+        "--num-envs",
+        str(num_envs),
+        "--max-rows-per-file",
+        "10",
+        "--device",
+        "cpu",
+        "--json",
+        "--quiet",
+    ]
     return [sys.executable, "-m", "offline_cli", *words, *more]
 
 
@@ -109,7 +122,7 @@ def _wait_for_a_shard_beyond(out: Path, kept: int, process: subprocess.Popen[byt
 
 def test_runner_and_environment_processes_end_with_a_killed_parent(tmp_path: Path, child_env: dict[str, str]) -> None:
     out = tmp_path / "D"
-    words = command(out, "--num-env-runners", "2", "--vectorize", "async", "--num-envs", "2")
+    words = command(out, "--num-env-runners", "2", vectorize="async", num_envs=2)
     process = subprocess.Popen(
         words, env=child_env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
