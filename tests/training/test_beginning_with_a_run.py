@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,11 @@ def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp
     with pytest.raises(UsageError, match="cannot begin with what it replaces"):
         train(data, tmp_path / "run", init_from=tmp_path / "run", overwrite=True, **OPTIONS)
     assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_the_other_run_may_be_in_a_bucket(write_dataset: Write, tmp_path: Path) -> None:
+    data, first = write_dataset(), f"memory://{uuid.uuid4().hex}/run"
+    train(data, first, **OPTIONS)
+    result = train(data, tmp_path / "second", init_from=first, **ONE)
+    train(data, tmp_path / "here", **OPTIONS)
+    assert (result.init_from["run"], same(weights(tmp_path / "here"), weights(tmp_path / "second"))) == (first, True)
