@@ -7,7 +7,7 @@ travels, and each process imports the code that it names.
 
 A file that the user named may name code. What a run folder says may name our own pieces, and packages that the user named.
 
-`check_streamable` says which pieces may see the episodes in parts.
+`frozen_with` gives pieces what they learned elsewhere; `check_streamable` says which pieces may see the episodes in parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from offline_cli.connectors.pipeline_files import (
 )
 from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch
 
-__all__ = ["Given", "PipelineSpec", "PlayPipelines", "Setting", "check_streamable", "learns", "load_pipeline"]
+__all__ = ["Given", "PipelineSpec", "PlayPipelines", "Setting", "check_streamable", "frozen_with", "learns", "load_pipeline"]
 
 OURS: Final = "offline_cli."
 LEARNERS_HOME: Final = "offline_cli.connectors.learner."  # our pieces that work on the learner's side alone
@@ -268,6 +268,26 @@ class PlayPipelines:
             for side, pipeline in self.sides().items()
         }
         return {side: state for side, state in merged.items() if state}
+
+
+# ---- what pieces have learned ----
+
+
+def frozen_with(pipeline: ConnectorPipelineV2, state: Mapping[str, Any]) -> list[ConnectorV2]:
+    """The pieces that have a part in `state`, by name, which they take over, and learn no more.
+
+    Raises UnknownPiece for a name that no piece has, BadConfig for a piece that cannot stop learning.
+    """
+    pipeline.set_state(state)
+    named = [piece for name, piece in pipeline.named() if name in state]
+    found = [part for piece in named for part in (piece.pieces() if isinstance(piece, ConnectorPipelineV2) else [piece])]
+    kinds = [type(piece) for piece in found if learns(piece) and type(piece).freeze is ConnectorV2.freeze]
+    if kinds:
+        what = f"{kinds[0].__name__} cannot keep what it learned elsewhere: it would learn on"
+        raise BadConfig(what, where=PLACE, fix="override `freeze` (learn no more) in the class")
+    for piece in found:
+        piece.freeze()
+    return found
 
 
 # ---- episodes in parts ----

@@ -103,6 +103,10 @@ class EpisodeStream:
                 self._episodes.give_back()
         tell_falls(self.tally)
 
+    def drawn_from(self) -> str:
+        """Which of `locations` the batch at hand is of; of an episode with parts in several, the one that completes it."""
+        return self._episodes.location
+
     @property
     def elements(self) -> ElementNames:
         """The names of the elements of vectors, where all sources that have some agree."""
@@ -167,23 +171,24 @@ def read_episodes(
     episode_limit: EpisodeLimit | None = None,
     extras: Extras = None,
     added_to: AddedTo | None = None,
+    apart: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """The episodes of all `sources`, in their order.
 
     `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
-    say (`AskedEnvironment.chosen`). `action_scale`: `env` or `normalized`, for sources that do not
-    declare it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet
-    files read at a time, and processes that read large SampleBatch JSON or thousands of small files. `tables`: how to
-    read those that are tables. `episode_limit`: on the size of one episode; None: none, for callers with enough memory.
-    `extras`: chooses the extra model outputs that are kept, from the opened sources; None: all, which have to be the same ones.
-    `added_to`: a dataset whose episodes count as read before, so that what fits in one reading of both is accepted.
+    say (`AskedEnvironment.chosen`). `action_scale`: `env` or `normalized`, for sources that do not declare it. `limit`: only
+    the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet files read at a time, and
+    processes that read large SampleBatch JSON or thousands of small files. `tables`, `apart`: see `open_sources`.
+    `episode_limit`: on the size of one episode; None: none, for callers with enough memory. `extras`: chooses the extra model
+    outputs that are kept, from the opened sources; None: all, which have to be the same ones. `added_to`: a dataset whose
+    episodes count as read before, so that what fits in one reading of both is accepted.
     Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
     sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
     _check_scale(action_scale)
-    opened = open_sources(sources, from_=from_, tables=tables, storage_options=storage_options)
+    opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options)
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
@@ -359,11 +364,9 @@ def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str
     for source in sources:
         check_scale_of(source, said)
     if said is None and len(scales) > 1:
-        raise BadConfig(
-            f"actions of different scales: {' and '.join(sorted(scales))}",
-            where=" and ".join(scales.values()),
-            fix="convert each source by itself with the --action-scale that it has, and do not merge scales that differ",
-        )
+        what, where = f"actions of different scales: {' and '.join(sorted(scales))}", " and ".join(scales.values())
+        fix = "convert each source by itself with the --action-scale that it has, and do not merge scales that differ"
+        raise BadConfig(what, where=where, fix=fix)
     return said or next(iter(scales))
 
 
@@ -392,8 +395,5 @@ def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
 def _check_structure(first: EpisodeBatch, other: EpisodeBatch) -> None:
     difference = "" if first is other else first.structure_difference(other)
     if difference:
-        raise BadEpisode(
-            f"episodes of two structures cannot be in one dataset: {difference}",
-            where=f"episodes {first.ids[0]} and {other.ids[0]}",
-            fix="convert the two kinds of recording into two datasets",
-        )
+        what, where = f"episodes of two structures cannot be in one dataset: {difference}", f"{first.ids[0]} and {other.ids[0]}"
+        raise BadEpisode(what, where=f"episodes {where}", fix="convert the two kinds of recording into two datasets")

@@ -151,7 +151,9 @@ class WholeEpisodes:
     extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # that hold all values, once spaces are inferred
     extremes: Extremes | None = None  # that they are inferred from
     waiting: WaitingRejects = field(init=False)  # what `rejects` has passed on so far
+    location: str = ""  # the source of the batch that was passed on last
     _ahead: deque[EpisodeBatch] = field(default_factory=deque)  # drawn already
+    _locations: deque[str] = field(default_factory=deque)  # sources of the batches that are drawn, and not passed on yet
     _rest: Iterator[EpisodeBatch] = field(default_factory=lambda: iter(()))
     _stitcher: Stitcher = field(init=False)
 
@@ -171,12 +173,21 @@ class WholeEpisodes:
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
         earlier = None if self.added_to is None else self.added_to.episodes
         self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier, self.distinct)
-        self._rest = stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit)
+        self._locations.clear()
+        self._rest = map(self._drawn, stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit))
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         while self._ahead:
-            yield self._ahead.popleft()  # release each as it is passed on
-        yield from self._rest
+            yield self._passed_on(self._ahead.popleft())  # release each as it is passed on
+        yield from map(self._passed_on, self._rest)
+
+    def _drawn(self, batch: EpisodeBatch) -> EpisodeBatch:
+        self._locations.append(self.tally.location)
+        return batch
+
+    def _passed_on(self, batch: EpisodeBatch) -> EpisodeBatch:
+        self.location = self._locations.popleft()
+        return batch
 
     def give_back(self) -> None:
         """Return free memory to the system, where the process is near a limit that somebody keeps to."""
@@ -203,13 +214,9 @@ class WholeEpisodes:
 
     def _nothing(self) -> NoData:
         set_aside = f"; {self.rejects.count} rows could not be read" if self.rejects.count else ""
-        return NoData(
-            f"no episode is in the source{set_aside}",
-            where=", ".join(source.info.location for source in self.sources),
-            fix="check that the recording wrote any steps"
-            if not self.rejects.count
-            else "--on-error fail shows the first bad row",
-        )
+        fix = "--on-error fail shows the first bad row" if self.rejects.count else "check that the recording wrote any steps"
+        where = ", ".join(source.info.location for source in self.sources)
+        return NoData(f"no episode is in the source{set_aside}", where=where, fix=fix)
 
     def inferred_spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all episodes fit. Raises BadEpisode where no space has the shapes of all.

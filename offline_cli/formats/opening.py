@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, Final
 
 import gymnasium as gym
@@ -215,18 +215,21 @@ def open_sources(
     *,
     from_: str = SOURCE_FORMAT.default,
     tables: TableOptions | None = None,
+    apart: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Source]:
     """A source for each folder, and one for each group of files that follow each other, in the order given.
 
-    `tables`: how to read those that are tables. Raises StorageNotFound for missing places, NoData where nothing is found or no
-    reader recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files,
-    UsageError for an unknown `from_`, and for a mapping where no source is a table; BadMapping for a table that no mapping
-    explains.
+    `apart`: each file is a source of its own. `tables`: how to read those that are tables. Raises StorageNotFound for missing
+    places, NoData where nothing is found or no reader recognises it, Uncommitted for a dataset whose writer has not finished,
+    BadData for mixed or damaged files, UsageError for an unknown `from_`, and for a mapping where no source is a table;
+    BadMapping for a table that no mapping explains.
     """
     asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options)
     found: list[Source] = []
-    for is_folder, group in groupby(expand(sources, storage_options), key=Location.is_dir):
+    numbers = count()
+    places = expand(sources, storage_options)
+    for (is_folder, _), group in groupby(places, key=lambda one: (one.is_dir(), next(numbers) if apart else 0)):
         if is_folder:
             found += [_of_folder(location, asked) for location in group]
         else:

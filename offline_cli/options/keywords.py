@@ -52,7 +52,7 @@ def _values(one: Declared) -> dict[str, Any]:
     if one.choices:
         return {"enum": list(one.choices)}
     limits = _limits(one)
-    kind = int if one.option.form is Form.SIZE else get_origin(one.kind) or one.kind
+    kind = {Form.SIZE: int, Form.FILE: str}.get(one.option.form) or get_origin(one.kind) or one.kind
     if one.option.form is Form.JSON:
         return {"type": "object"}
     if kind is Sequence:
@@ -63,7 +63,8 @@ def _values(one: Declared) -> dict[str, Any]:
 
 
 def _limits(one: Declared) -> Mapping[str, float]:
-    limits = {"minimum": one.option.minimum, "exclusiveMinimum": one.option.above, "exclusiveMaximum": one.option.below}
+    limits = {"minimum": one.option.minimum, "exclusiveMinimum": one.option.above}
+    limits |= {"maximum": one.option.maximum, "exclusiveMaximum": one.option.below}
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
@@ -117,6 +118,8 @@ def _beyond(option: Option, value: Any) -> str:
         return f"{value} is less than {option.minimum}"
     if option.above is not None and value <= option.above:
         return f"{value:g} is not above {option.above:g}"
+    if option.maximum is not None and value > option.maximum:
+        return f"{value:g} is more than {option.maximum}"
     if option.below is not None and value >= option.below:
         return f"{value:g} is not below {option.below:g}"
     return ""

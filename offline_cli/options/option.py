@@ -56,6 +56,7 @@ class Option:
     default: Any = None  # None: there is none, or the one that `without` describes
     without: str = ""  # what holds where a default of None is left
     minimum: int | None = None  # of a list, of each item
+    maximum: int | None = None
     above: float | None = None
     below: float | None = None
     in_config: bool = False  # whether a configuration file may hold it; functions that take one get None where it is not given
@@ -131,7 +132,8 @@ class Declared:
         """What bounds its value, as text: `at least 1`, `above 0 and below 1`; empty where nothing does, and of sizes."""
         if self.option.form is Form.SIZE:
             return ""
-        limits = (("at least", self.option.minimum), ("above", self.option.above), ("below", self.option.below))
+        low = ("at least", self.option.minimum), ("above", self.option.above)
+        limits = (*low, ("at most", self.option.maximum), ("below", self.option.below))
         return " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
 
 

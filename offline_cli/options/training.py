@@ -259,6 +259,35 @@ class Optimizer(TypedDict, total=False):
     ]
 
 
+class Beginning(TypedDict, total=False):
+    """Which episodes are learned from, and by which weights a run begins."""
+
+    top_fraction: Annotated[
+        float | None,
+        Option(
+            help="Learn from this share of the episodes alone, those with the highest return; held-out ones are among them.",
+            group=Group.DATA,
+            without="all",
+            above=0,
+            maximum=1,
+            in_config=True,
+            metavar="X",
+        ),
+    ]
+    init_from: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            help="Begin with the policy of this run folder, a path or a URL, of one space, network and action scale; of a run "
+            "by the same algorithm with its other modules too.",
+            group=Group.LEARNING,
+            without="fresh weights",
+            in_config=True,
+            form=Form.FILE,
+            metavar="RUN",
+        ),
+    ]
+
+
 class MlpKeys(Hidden, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
@@ -293,7 +322,7 @@ class MemoryKeys(TypedDict, total=False):
     ]
 
 
-class ConfigKeys(_Configured, Optimizer, MlpKeys, total=False):
+class ConfigKeys(_Configured, Optimizer, Beginning, MlpKeys, total=False):
     """Keys of the configuration file."""
 
     algorithm: Annotated[Mapping[str, Any], ALGORITHM]
@@ -350,7 +379,7 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
     ]
 
 
-class TrainOptions(TrainBCOptions, Optimizer, total=False):
+class TrainOptions(TrainBCOptions, Optimizer, Beginning, total=False):
     """Keywords of `train`."""
 
     algorithm: Annotated[
@@ -369,6 +398,16 @@ class TrainOptions(TrainBCOptions, Optimizer, total=False):
             group=Group.LEARNING,
             form=Form.SETTINGS,
             metavar="KEY=VALUE",
+        ),
+    ]
+    weight: Annotated[
+        Mapping[str, float] | Sequence[str] | None,
+        Option(
+            help="Share of an epoch's steps that are drawn from the source SRC, as it is given. Sources without one share the "
+            "rest by their steps. To be named again with {resume}.",
+            group=Group.DATA,
+            form=Form.NAMES,
+            metavar="SRC=X",
         ),
     ]
 

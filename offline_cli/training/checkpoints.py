@@ -91,10 +91,12 @@ class TrainState:
     threads: int = 1
     device: str = "cpu"
     pipeline: str = ""  # what was given for it, by name; empty: the default pipeline
+    init_from: Mapping[str, Any] = field(default_factory=dict)  # the run that it began with (`Start.told`); empty: none
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        told = asdict(self)
+        return told if self.init_from else {name: value for name, value in told.items() if name != "init_from"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
@@ -131,6 +133,7 @@ _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("data", "device", "pipeline"), lambda value: isinstance(value, str)),
     **dict.fromkeys(("figures", "losses"), _is_figures),
     "best": lambda value: value is None or _is_figures(value.figures),
+    "init_from": lambda value: isinstance(value, dict),
     "stopped_by": lambda value: value is None or isinstance(value, str),
 }
 

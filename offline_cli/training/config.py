@@ -8,6 +8,7 @@ of the network "mlp" are keys of the file itself as well, `hidden` and `activati
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -15,12 +16,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.local_files import not_found
+from offline_cli.formats.opening import AskedEnvironment, refused
 from offline_cli.modules.network import MLP
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
+from offline_cli.policies.run_files import CONFIG
 from offline_cli.training.config_mistakes import (
     BOUNDS,
     DEFAULTS,
@@ -35,7 +39,7 @@ from offline_cli.training.config_mistakes import (
     table_mistakes,
 )
 
-__all__ = ["BCConfig", "differences", "filled", "read_config", "resolve_config", "stored_config"]
+__all__ = ["BCConfig", "check_named_again", "differences", "filled", "read_config", "resolve_config", "stored_config"]
 
 _HELP, _PAGE = "`offline-cli train-bc --help` lists the options", "docs/config.md lists the keys of the file"
 
@@ -62,6 +66,8 @@ class BCConfig:
     lr_warmup: int = _default("lr_warmup")
     weight_decay: float = _default("weight_decay")
     clip_norm: float | None = None
+    top_fraction: float | None = None
+    init_from: str | None = None
     updates: int | None = None
     epochs: int | None = None
     until_return: float | None = None
@@ -206,6 +212,27 @@ def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
     names = [name for name in dict.fromkeys((*before, *now)) if name not in free]
     pairs = ((name, before.get(name), now.get(name)) for name in names)
     return [f"{name}: the run has {_shown(old)}, this call asks for {_shown(new)}" for name, old, new in pairs if old != new]
+
+
+def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
+    """Raise BadConfig where a run folder alone names an environment that only its user may name; `said`: what he does."""
+    asked = AskedEnvironment.of({**asdict(wanted), "env_kwargs": None})
+    if asked is None:
+        return
+    env, again = asked.id, list[str]()
+    what = f"the run's {CONFIG} names "
+    if ":" in env and "env" not in said:  # that is imported for the caller alone
+        what += f"an environment that is code, {env}; no code is imported because a run folder names it"
+        again.append(f"--env {shlex.quote(env)}")
+    spec = EnvironmentSpec(env, wanted.env_kwargs or {}, tuple(asked.wrappers or ()))
+    wrong = dict(zip(("kwargs", "wrappers"), refused(spec), strict=True))
+    needed = {name: bool(wrong[name]) and key not in said for name, key in (("kwargs", "env_kwargs"), ("wrappers", "wrappers"))}
+    if any(needed.values()):
+        reasons = [reason for name in needed if needed[name] for reason in wrong[name]]
+        what += f"{'; and ' if again else ''}what is not taken from a run folder: {'; '.join(reasons)}"
+        again.append(spec.flags(**needed))
+    if again:
+        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: {' '.join(again)}")
 
 
 def _flat(config: BCConfig) -> dict[str, Any]:

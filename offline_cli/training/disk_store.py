@@ -37,10 +37,11 @@ from offline_cli.formats.memory_limits import give_back
 from offline_cli.training.loader import EpochOrder, PoolPlan, Store, ValidationSplit, of_window
 from offline_cli.training.memory_store import Shares
 from offline_cli.training.metrics_file import RecordForm
+from offline_cli.training.mixing import MixedPools, Mixture, seed_of
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.trees import Tree, flatten, leaves
 
-__all__ = ["DiskStore", "DiskStoreBuilder", "ShuffledWriter", "StoreForm", "learn_in_parts"]
+__all__ = ["DiskStore", "DiskStoreBuilder", "MixedStore", "ShuffledWriter", "StoreForm", "learn_in_parts"]
 
 UNITS_PER_POOL: Final = 256
 PERMUTATION: Final = 8  # bytes per record of a pool
@@ -85,6 +86,11 @@ class DiskStore:
         self._file = TempFile(temp_dir, holding="steps").__enter__()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="step-reader")  # the one that reads, once all is written
 
+    @property
+    def parts(self) -> Sequence[DiskStore]:
+        """The files that it is of."""
+        return [self]
+
     def append(self, records: Tensor) -> None:
         """Write `records` (n, words) at the end. Raises StorageError, for instance where the disk is full."""
         self._file.append(records.numpy().data)
@@ -96,7 +102,7 @@ class DiskStore:
 
     def reader(self, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> _DiskReader:
         """See Store. Batches on other devices than the CPU are copied through the host."""
-        return _DiskReader(self, batch, order, device)
+        return _DiskReader(self, _Pools(self, order), batch, device)
 
     def first(self) -> dict[str, Any]:
         """See Store."""
@@ -110,6 +116,29 @@ class DiskStore:
         """Release memory and disk, once a pending read has ended."""
         self.thread.shutdown(wait=True, cancel_futures=True)
         self._file.__exit__(None, None, None)
+
+
+class MixedStore:
+    """Stores of one form, one for each source, of which every epoch draws shares."""
+
+    def __init__(self, parts: Sequence[DiskStore], mixture: Mixture, seed: int) -> None:
+        self.parts, self.steps, self.record = parts, mixture.total, parts[0].record
+        self._mixture, self._seed = mixture, seed
+
+    def reader(self, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> _DiskReader:
+        """See Store."""
+        orders = (EpochOrder(seed_of(self._seed, number)) for number in range(len(self.parts)))
+        pools = [_Pools(part, order) if part.steps else None for part, order in zip(self.parts, orders, strict=True)]
+        return _DiskReader(self, MixedPools(self._mixture, self._seed, pools), batch, device)
+
+    def first(self) -> dict[str, Any]:
+        """See Store."""
+        return next(part for part in self.parts if part.steps).first()
+
+    def close(self) -> None:
+        """See Store."""
+        for part in self.parts:
+            part.close()
 
 
 class ShuffledWriter:
@@ -145,13 +174,15 @@ class ShuffledWriter:
 class _DiskReader:
     """Gathers whole records."""
 
-    def __init__(self, store: DiskStore, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> None:
+    def __init__(
+        self, store: DiskStore | MixedStore, pools: _Pools | MixedPools, batch: Mapping[str, Tree], device: torch.device
+    ) -> None:
         rows = len(next(leaf for _, leaf in flatten(dict(batch))))
         records = torch.zeros((rows, store.record.words), dtype=torch.int64, device=device)
         self.targets: Sequence[Tensor] = [records]
         self.is_resident = device.type == "cpu"
         self._pairs = store.record.pairs(records, batch)
-        self._store, self._device, self._pools = store, device, _Pools(store, order)
+        self._store, self._device, self._pools = store, device, pools
 
     def gather(self, epoch: int, first: int, rows: int, targets: Sequence[Tensor]) -> None:
         """See StoreReader; padding is the batch's own first step."""
@@ -169,9 +200,9 @@ class _DiskReader:
 
     def in_order(self, rows: int) -> Iterator[tuple[dict[str, Any], int]]:
         """See StoreReader."""
-        store, record = self._store, self._store.record
+        record = self._store.record
         per_read = max(1, READ_BYTES // (rows * record.nbytes)) * rows
-        for first in range(0, store.steps, per_read):
+        for store, first in ((part, first) for part in self._store.parts for first in range(0, part.steps, per_read)):
             records = torch.empty((min(per_read, store.steps - first), record.words), dtype=torch.int64)
             store.thread.submit(store.read, first, records).result()
             for part in torch.split(records, rows):
@@ -259,8 +290,11 @@ class DiskStoreBuilder:
         shares.check_start(fetched=source.fetched)
         self._source, self._shares, self._temp_dir = source, shares, temp_dir
         self._seed, self._holds_out = seed, holds_out
-        self._writer: ShuffledWriter | None = None
-        self._train: DiskStore
+        weights = source.selection.weights
+        self._names = ("",) if weights is None else weights.names  # of the sources, which have a store each
+        self.mixed: Mapping[str, Any] = {}
+        self._writers: list[ShuffledWriter] = []
+        self._train: list[DiskStore] = []
         self._val: DiskStore | None = None
         self._stores: list[DiskStore] = []
 
@@ -282,20 +316,21 @@ class DiskStoreBuilder:
         del first
         return _tidily(grouped(whole, max(1, PART_BYTES // max(1, row))))
 
-    def add(self, columns: Mapping[str, Tree], *, held_out: bool) -> None:
-        """See StoreBuilder; the stores are made for the first columns."""
-        if self._writer is None:
-            record = RecordForm.of(columns)
-            form = StoreForm.within(self._shares.window, self._shares.pool, record)
-            self._train = self._store(record, form)
+    def add(self, columns: Mapping[str, Tree], *, held_out: bool, sources: Tensor | None = None) -> None:
+        """See StoreBuilder; the stores are made for the first columns, and share the memory."""
+        if not self._train:
+            record, count = RecordForm.of(columns), len(self._names)
+            form = StoreForm.within(self._shares.window // count, self._shares.pool // count, record)
+            self._train = [self._store(record, form) for _ in self._names]
             self._val = self._store(record, form) if self._holds_out else None
-            self._writer = ShuffledWriter(self._train, seed=self._seed)
-        records = self._train.record.packed(columns)
+            self._writers = [ShuffledWriter(store, seed=self._seed) for store in self._train]
+        records = self._train[0].record.packed(columns)
         if held_out:
             assert self._val is not None, "nothing is held out"
             self._val.append(records)
-        else:
-            self._writer.add(records)
+            return
+        for number, writer in enumerate(self._writers):
+            writer.add(records if sources is None else records[sources == number])
 
     def _store(self, record: RecordForm, form: StoreForm) -> DiskStore:
         self._stores.append(DiskStore(record, form, self._temp_dir))
@@ -303,16 +338,21 @@ class DiskStoreBuilder:
 
     def finish(self) -> tuple[Store, Store | None]:
         """See StoreBuilder."""
-        assert self._writer is not None, "no parts"
-        self._writer.finish()
-        self._writer = None
+        assert self._writers, "no parts"
+        for writer in self._writers:
+            writer.finish()
+        self._writers, weights = [], self._source.selection.weights
         give_back()
-        return self._train, self._val
+        if weights is None or not any(store.steps for store in self._train):
+            return self._train[0], self._val
+        mixture = Mixture.of(weights, [store.steps for store in self._train])
+        self.mixed = mixture.as_dict()
+        return MixedStore(self._train, mixture, self._seed), self._val
 
     @property
     def layout(self) -> str:
         """Form and order of the records: another one is another run."""
-        return f"{self._train.form} {self._train.record.name}"
+        return f"{self._train[0].form} {self._train[0].record.name}"
 
     def close(self) -> None:
         """See StoreBuilder."""
@@ -322,7 +362,7 @@ class DiskStoreBuilder:
 
 def learn_in_parts(source: TrainingSource, parts: Callable[[], Iterator[EpisodeBatch]], split: ValidationSplit | None) -> None:
     """Have each piece that learns see all that it learns from, one after the other, and learn no more."""
-    pending = [piece for piece in source.connectors if learns(piece)]
+    pending = [piece for piece in source.connectors if learns(piece) and piece not in source.kept]
     while pending:
         for checked in map(source.checked, parts()):
             kept = checked if split is None else split.divided(checked)[0]

@@ -1,5 +1,8 @@
 """An algorithm with its modules, for one run: made from configuration and spaces, moved, saved and restored as a whole.
 
+`Start`: the run whose policy, and maybe other modules, they begin with. What its connector pieces had learned is kept too, and
+learned no further: with other statistics its policy would see other numbers than it was trained on.
+
 `check_losses` and `differentiating` report mistakes of an algorithm's author by name: whether the losses of a group can be
 minimised.
 """
@@ -7,27 +10,36 @@ minimised.
 from __future__ import annotations
 
 import copy
+import hashlib
+import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadConfig
-from offline_cli.modules.encoders import BY_BOUNDS
-from offline_cli.modules.network import Network, network_kind
+from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.files.locations import Sources, open_location
+from offline_cli.modules.distributions import ActionHead
+from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
+from offline_cli.modules.network import MLP, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.plugins import plugin_behind
-from offline_cli.spaces import Space
+from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part, tensors_of
+from offline_cli.policies.run_policy import OPTIONS, LoadedPolicy, load_policy, scaling_of
+from offline_cli.spaces import Space, describe, same_space
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig
 
-__all__ = ["Learner", "Setup", "check_losses", "cloning_learner", "differentiating", "misnamed"]
+__all__ = ["Learner", "Setup", "Start", "check_losses", "cloning_learner", "differentiating", "misnamed", "pieces_of"]
 
+OF_SEQUENCES: Final = ("max_seq_len", "burn_in")  # options of a network that its weights do not depend on
 SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
 WANTED = "it must be a scalar tensor with a gradient"
 
@@ -92,6 +104,8 @@ class Setup:
     network: Network
     seed: int = 0
     uint8_scaling: str = BY_BOUNDS
+    start: Start | None = None  # None: fresh weights
+    learned: Mapping[str, Any] | None = None  # the state that connector pieces keep, by name; None: they learn from the data
 
     @classmethod
     def of(cls, config: BCConfig) -> Self:
@@ -101,11 +115,141 @@ class Setup:
         network = network_kind(config.network["name"])(config.network_options)
         return cls(algorithm, network, config.seed)
 
-    def learner(self, observation_space: Space, action_space: Space, action_scale: str) -> Learner:
-        """Fresh modules for these spaces, which follow from the seed. Raises BadConfig, UnsupportedSpace."""
+    def starting(
+        self, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
+    ) -> Self:
+        """To begin as `config.init_from` says. Arguments, and what is raised: see `Start.of`."""
+        start = Start.of(config, storage_options, plugins, out=out, beside=beside)
+        trained = start.loaded.trained
+        return replace(self, start=start, learned=None if trained is None else trained.state)
+
+    def resumed(self, policy: Mapping[str, Any], learned: Mapping[str, Any] | None, config: BCConfig, *, where: str) -> Self:
+        """As the run at `where` was, by the description of its `policy` and what its pieces had `learned`. Raises BadData."""
+        kept = None if config.init_from is None else learned
+        return replace(self, uint8_scaling=scaling_of(policy, where=where), learned=kept)
+
+    def told(self, learner: Learner) -> dict[str, Any]:
+        """Where the modules are from, as JSON values; empty: they are fresh."""
+        return {} if self.start is None else self.start.told(learner)
+
+    def learner(self, observation_space: Space, action_space: Space, action_scale: str, pieces: str = "") -> Learner:
+        """Modules for these spaces, which follow from the seed, and from `start`. `pieces`: what the policy plays through.
+
+        Raises BadConfig, naming all that keeps the modules from beginning as `start` says; UnsupportedSpace.
+        """
         self.algorithm.check(observation_space, action_space)
         task = Task(observation_space, action_space, action_scale, self.network, self.seed, self.uint8_scaling)
-        return Learner.of(self.algorithm, task)
+        learner = Learner.of(self.algorithm, task)
+        if self.start is None:
+            return learner
+        self.start.check(task, learner, pieces)
+        begun = Learner.of(self.algorithm, replace(task, weights=self.start.loaded.module.state_dict()))
+        for name in self.start.shared(begun):
+            copy_into(begun.modules[name].state_dict(), part(self.start.others, f"{name}."))
+        return begun
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """The run to begin with: its policy, and further modules of its last checkpoint where it is by the same algorithm."""
+
+    url: str
+    loaded: LoadedPolicy
+    others: Mapping[str, Tensor]  # by `module.name`; empty: it is by another algorithm
+    network: tuple[Mapping[str, Any], Mapping[str, Any]]  # the run's, and the one that is asked for
+
+    @classmethod
+    def of(
+        cls, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
+    ) -> Self:
+        """What `init_from` names. `out`: the URL of the run to be. `beside`: see `open_location`. Raises what `load_policy`
+        raises, BadData for a broken checkpoint, UsageError for `out` itself.
+        """
+        assert config.init_from is not None, "a run is named"
+        place = replace(open_location(config.init_from, storage_options, beside=beside), cache=None)
+        if place.url == out:
+            fix = "another --out; or --resume, to train that run for longer"
+            raise UsageError("a run cannot begin with what it replaces", where=f"--init-from {place.url}", fix=fix)
+        loaded = load_policy(place, storage_options, plugins=plugins)
+        others: dict[str, Tensor] = {}
+        try:
+            said = tomllib.loads(place.join(CONFIG).read_bytes().decode()).get("algorithm", {"name": BC})
+            last = checkpoint_bytes(place) if said["name"] == config.algorithm["name"] else None
+            if last is not None:
+                others = part(tensors_of(last[1])[0], MODULES)
+        except (ValueError, TypeError, KeyError, SafetensorError) as err:
+            fix = "name another run; that one cannot be resumed either"
+            raise BadData(f"the run cannot be read: {err}", where=f"--init-from {place.url}", fix=fix) from err
+        told = loaded.description
+        wanted = dict(config.network)
+        if wanted["name"] == MLP:
+            wanted |= {"hidden": [*config.hidden], "activation": config.activation}
+        theirs = told.get("network") or {"name": MLP, **_picked(told, wanted), **told.get(OPTIONS, {})}
+        both = [{name: value for name, value in one.items() if name not in OF_SEQUENCES} for one in (theirs, wanted)]
+        return cls(place.url, loaded, others, (both[0], both[1]))
+
+    def check(self, task: Task, learner: Learner, pieces: str) -> None:
+        """Raise BadConfig, naming all that differs, where the run's policy is not one of this run's."""
+        told, mine = self.loaded.description, learner.policy.action_head
+        theirs = self.loaded.module
+        pairs: dict[str, tuple[Any, Any]] = {
+            "network": (_in_words(self.network[0]), _in_words(self.network[1])),
+            "action scale": (told["action_scale"], task.action_scale),
+            "form of Box actions": (_form(theirs.action_head), _form(mine)),
+            "learner pipeline": (pieces_of(self.loaded.trained) or "none", pieces or "none"),
+        }
+        if has_uint8(task.observation_space):
+            pairs["scaling of uint8"] = scaling_of(told, where=self.url), task.uint8_scaling
+        spaces = {
+            "observations": (theirs.observation_space, task.observation_space),
+            "actions": (theirs.action_space, task.action_space),
+        }
+        for name, (one, other) in spaces.items():
+            if not same_space(one, other):
+                shown = describe(one), describe(other)
+                pairs[name] = shown if shown[0] != shown[1] else (str(one), str(other))
+        wrong = [f"{name}: the run has {one}, this one {other}" for name, (one, other) in pairs.items() if one != other]
+        if wrong:
+            fix = "train with the data, network and pipeline of that run, or leave out --init-from"
+            raise BadConfig.of(wrong, where=f"--init-from {self.url}", fix=fix)
+
+    def shared(self, learner: Learner) -> list[str]:
+        """The modules beside the policy that the run has in the same form."""
+        found = []
+        for name, module in learner.modules.items():
+            forms = {key: (tensor.shape, tensor.dtype) for key, tensor in module.state_dict().items()}
+            held = {key: (tensor.shape, tensor.dtype) for key, tensor in part(self.others, f"{name}.").items()}
+            if name != POLICY and forms == held:
+                found.append(name)
+        return found
+
+    def told(self, learner: Learner) -> dict[str, Any]:
+        """Where a run that begins so is from, as JSON values."""
+        assert self.loaded.files is not None, "of a run folder"
+        taken = [POLICY, *self.shared(learner)]
+        fresh = [name for name in learner.modules if name not in taken]
+        digest = hashlib.sha256(self.loaded.files.weights).hexdigest()
+        return {"run": self.url, "sha256": digest, "modules": taken, "fresh": fresh}
+
+
+def _picked(told: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if name in names}
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(options.items()))
+
+
+def _form(head: ActionHead) -> str:
+    forms = head.forms()
+    return f"{forms[0].mean} mean, log σ in {list(forms[0].log_std)}" if forms else "none"
+
+
+def pieces_of(spec: PipelineSpec | None) -> str:
+    """What a policy plays through, as text; empty: nothing. Of Python objects what is known of them in a run folder."""
+    if spec is None:
+        return ""
+    return spec.name if spec.document is not None else "Python objects"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,6 +49,7 @@ __all__ = [
     "StoreReader",
     "ValidationSplit",
     "of_window",
+    "shuffled",
     "steps_per_row",
 ]
 
@@ -230,6 +231,7 @@ class StoreBuilder(Protocol):
     """Reads the episodes of one run, and keeps what the pipeline makes of them."""
 
     in_parts: bool  # whether episodes come some at a time
+    mixed: Mapping[str, Any]  # once finished, what an epoch draws from each source (`Mixture.as_dict`); empty: every step once
 
     def ids(self) -> Iterator[tuple[str, ...]]:
         """Of all episodes that have a step."""
@@ -237,8 +239,10 @@ class StoreBuilder(Protocol):
     def parts(self) -> Iterator[EpisodeBatch]:
         """All episodes, as many at a time as go through the pipeline together. Raises NoData where there is none; BadConfig."""
 
-    def add(self, columns: Columns, *, held_out: bool) -> None:
-        """Take the columns of one part. Raises StorageError."""
+    def add(self, columns: Columns, *, held_out: bool, sources: Tensor | None = None) -> None:
+        """Take the columns of one part. `sources`: (N,) the number of each row's source, where these have weights. Raises
+        StorageError.
+        """
 
     def finish(self) -> tuple[Store, Store | None]:
         """The stores to learn from, and to validate on where episodes are held out."""
@@ -268,7 +272,7 @@ class EpochOrder:
 
     def of_steps(self, epoch: int, steps: int) -> Tensor:
         """(steps,) int64: the order of steps in memory."""
-        return _shuffled(self._seed, STEPS, epoch, steps)
+        return shuffled(self._seed, STEPS, epoch, steps)
 
     def _plan(self, epoch: int, steps: int, unit: int, units_per_pool: int) -> PoolPlan:
         """The plan for `steps` steps in units of so many: all are of one size but the last of the file, wherever it comes.
@@ -276,7 +280,7 @@ class EpochOrder:
         Drawn once per epoch, however many pools there are.
         """
         count = -(-steps // unit)
-        units = _shuffled(self._seed, UNITS, epoch, count)
+        units = shuffled(self._seed, UNITS, epoch, count)
         starts = torch.arange(0, count, units_per_pool) * unit
         short = (units == count - 1).nonzero()[0, 0]
         starts[short // units_per_pool + 1 :] -= count * unit - steps
@@ -284,13 +288,14 @@ class EpochOrder:
 
     def of_pool(self, number: int, steps: int) -> Tensor:
         """(steps,) int64: the order of the steps of one pool, which are counted through all epochs."""
-        return _shuffled(self._seed, POOLS, number, steps)
+        return shuffled(self._seed, POOLS, number, steps)
 
 
 def of_window(seed: int, number: int, steps: int) -> Tensor:
     """(steps,) int64: the order in which the steps of a window are written to disk."""
-    return _shuffled(seed, WINDOWS, number, steps)
+    return shuffled(seed, WINDOWS, number, steps)
 
 
-def _shuffled(seed: int, purpose: int, number: int, count: int) -> Tensor:
+def shuffled(seed: int, purpose: int, number: int, count: int) -> Tensor:
+    """(count,) int64: a permutation that follows from the other arguments."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(draw(seed, purpose, number)))

@@ -31,6 +31,7 @@ from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import WEIGHTS, Columns, EpochOrder, Store, StoreReader, steps_per_row
 from offline_cli.training.metrics_file import RecordForm
+from offline_cli.training.mixing import MixedOrder, Mixture
 from offline_cli.training.training_source import TrainingSource
 from offline_cli.training.updates import unchanged
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
@@ -169,11 +170,13 @@ class MemoryStoreBuilder:
 
     in_parts = False
 
-    def __init__(self, source: TrainingSource, limit: InMemory | None) -> None:
-        """`limit`: on what all episodes may take; None: they may take what there is."""
-        self._source, self._limit = source, limit
+    def __init__(self, source: TrainingSource, limit: InMemory | None, *, seed: int) -> None:
+        """`limit`: on what all episodes may take; None: they may take what there is. `seed`: of the run."""
+        self._source, self._limit, self._seed = source, limit, seed
         self._whole: EpisodeBatch | None = None
-        self._stores: dict[bool, Store] = {}
+        self._stores: dict[bool, MemoryStore] = {}
+        self.mixed: Mapping[str, Any] = {}
+        self._sources: Tensor | None = None  # of the rows to learn from, where they have weights
 
     def ids(self) -> Iterator[tuple[str, ...]]:
         """See StoreBuilder; the episodes stay to be taken."""
@@ -195,13 +198,19 @@ class MemoryStoreBuilder:
             raise self._source.no_steps()
         return EpisodeBatch.concat(batches)
 
-    def add(self, columns: Mapping[str, Tree], *, held_out: bool) -> None:
+    def add(self, columns: Mapping[str, Tree], *, held_out: bool, sources: Tensor | None = None) -> None:
         """See StoreBuilder."""
         self._stores[held_out] = MemoryStore(columns)
+        self._sources = self._sources if sources is None else sources
 
     def finish(self) -> tuple[Store, Store | None]:
         """See StoreBuilder."""
-        return self._stores[False], self._stores.get(True)
+        train, weights = self._stores[False], self._source.selection.weights
+        if weights is not None and self._sources is not None and train.steps:
+            rows = [(self._sources == number).nonzero()[:, 0] for number in range(len(weights.names))]
+            mixture = Mixture.of(weights, [*map(len, rows)])
+            train, self.mixed = MemoryStore(train.columns, MixedOrder(self._seed, mixture, rows)), mixture.as_dict()
+        return train, self._stores.get(True)
 
     @property
     def layout(self) -> str:
@@ -215,8 +224,9 @@ class MemoryStoreBuilder:
 class MemoryStore:
     """Steps as one tensor per leaf, on the CPU."""
 
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
+    def __init__(self, columns: Columns, mixed: MixedOrder | None = None) -> None:
+        """`mixed`: the order of its epochs; None: the one that a reader is given."""
+        self.columns, self._mixed = columns, mixed
         held = [leaf for _, leaf in flatten(dict(columns))]
         self.steps = len(held[0])
         assert all(len(leaf) == self.steps for leaf in held), [len(leaf) for leaf in held]
@@ -228,7 +238,7 @@ class MemoryStore:
 
     def reader(self, batch: Columns, order: EpochOrder, device: torch.device) -> StoreReader:
         """See Store. The columns live on the device where they fit."""
-        return _MemoryReader(self, batch, order, device)
+        return _MemoryReader(self, batch, self._mixed or order, device)
 
     def first(self) -> dict[str, Any]:
         """See Store."""
@@ -241,7 +251,7 @@ class MemoryStore:
 class _MemoryReader:
     """Gathers each leaf by itself."""
 
-    def __init__(self, store: MemoryStore, batch: Columns, order: EpochOrder, device: torch.device) -> None:
+    def __init__(self, store: MemoryStore, batch: Columns, order: EpochOrder | MixedOrder, device: torch.device) -> None:
         held = [leaf for tree in store.columns.values() for leaf in leaves(tree)]
         self.is_resident = fits_on(device, sum(leaf.nbytes for leaf in held))
         self._home = device if self.is_resident else torch.device("cpu")

@@ -70,9 +70,14 @@ class TrainResult:
     losses: dict[str, float] = field(default_factory=dict)  # each loss of the algorithm by its name, as `loss`
     rewards_not_finite: dict[str, int] = field(default_factory=dict)  # "nan-in-rewards", "infinite-in-rewards": how many
 
+    chosen: dict[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, of how many, and their least return
+    weights: dict[str, Any] = field(default_factory=dict)  # by source: its weight, steps, and steps of it in an epoch
+    init_from: dict[str, Any] = field(default_factory=dict)  # run, sha256 of its weights, and which modules are from there
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        """Plain values, for JSON; what was not asked for is left out."""
+        asked = ("chosen", "weights", "init_from")
+        return {name: value for name, value in asdict(self).items() if value or name not in asked}
 
 
 class MetricsFile:

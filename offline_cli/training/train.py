@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import signal
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any, Unpack
@@ -23,7 +23,7 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, Sources, expand, open_location
-from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests, refused
+from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.encoders import flattened_images
@@ -32,15 +32,14 @@ from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
 from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins
-from offline_cli.policies.run_files import CONFIG
-from offline_cli.policies.run_policy import scaling_of
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
-from offline_cli.training.config import BCConfig, differences, read_config, resolve_config
+from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_store import check_training_fits
 from offline_cli.training.metrics_file import TrainResult
+from offline_cli.training.mixing import Selection, Weights, place_named
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
 from offline_cli.training.stop_signals import StopRequested, StopSignals
@@ -105,7 +104,7 @@ def train(
     run begins. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had it from the start.
     With a bound that is reached already no update follows, and one below the updates made is refused. A finished run within its
     bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
-    `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
+    `weight`, `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
 
     With `streaming`, each epoch has the same steps once, in an order that depends on `memory_limit` too. What `config` or
     `pipeline` names is imported without `plugins`. `command`: for the note that says who trains here.
@@ -119,13 +118,15 @@ def train(
     kept all the same).
     """
     given: dict[str, Any] = dict(options)
-    asked: dict[str, Any] = {name: given.pop(name) for name in ("algorithm", "set")}
-    check_values(TrainOptions, asked, command="offline-cli train")
+    asked: dict[str, Any] = {name: given.pop(name) for name in ("algorithm", "set", "weight")}
+    check_values(TrainOptions, {**asked, "init_from": given["init_from"]}, command="offline-cli train")
     table = dict(asked["set"] or {})
     if "name" in table:
         raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
     table |= {"name": asked["algorithm"]} if asked["algorithm"] else {}
-    return _learned(sources, out, given, table, env_to_module=env_to_module, on_progress=on_progress, command=command)
+    given |= {"init_from": given["init_from"] and place_named(given["init_from"])}
+    how: dict[str, Any] = {"env_to_module": env_to_module, "on_progress": on_progress, "command": command}
+    return _learned(sources, out, given, table, asked["weight"], **how)
 
 
 @takes(TrainBCOptions)
@@ -142,7 +143,7 @@ def train_bc(
 
     Options and what is raised: see `train`.
     """
-    return _learned(sources, out, options, {}, env_to_module=env_to_module, on_progress=on_progress, command=command)
+    return _learned(sources, out, options, {}, None, env_to_module=env_to_module, on_progress=on_progress, command=command)
 
 
 def _learned(
@@ -150,20 +151,23 @@ def _learned(
     out: str | os.PathLike[str] | Location,
     options: Mapping[str, Any],
     algorithm: Mapping[str, Any],
+    weight: Any,
     *,
     env_to_module: Given,
     on_progress: OnProgress,
     command: Sequence[str],
 ) -> TrainResult:
-    """See `train`. `options`: those of `train_bc`. `algorithm`: what was asked for of its table."""
+    """See `train`. `options`: those of `train_bc` and keys of the file. `algorithm`: what was asked for of its table."""
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
     others = {name: value for name, value in options.items() if name not in asked_of_config}  # a schema checks those
     check_values(TrainBCOptions, others, command="offline-cli train")
-    asked = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    folder = RunFolder(open_location(out, storage_options, beside=asked))
+    asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+    beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
+    weights = Weights.of(weight, asked)
+    folder = RunFolder(open_location(out, storage_options, beside=beside))
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])
@@ -172,9 +176,12 @@ def _learned(
     target = choose_device(resolved.device)
     checkpoint = folder.load_checkpoint() if resume else None
     if checkpoint is not None:
-        setup = replace(setup, uint8_scaling=scaling_of(folder.policy(), where=folder.url))
+        setup = setup.resumed(folder.policy(), folder.learned(), resolved, where=folder.url)
+    elif resolved.init_from is not None:
+        setup = setup.starting(resolved, storage_options, options["plugins"], out=folder.url, beside=beside)
     with contextlib.ExitStack() as held:
-        places = expand(asked, storage_options, beside=out)
+        places = expand(asked, storage_options, beside=beside)
+        numbers = () if weights is None else weights.numbers(asked, storage_options, beside=beside)
         played_in, notes = _played_in(resolved, places)
         overseer, environment = held.enter_context(_environment(played_in))
         data = load_data(
@@ -182,29 +189,26 @@ def _learned(
             resolved,
             setup,
             environment=environment,
-            pipeline=options["pipeline"],
             env_to_module=env_to_module,
-            from_=options["from_"],
-            module_id=options["module_id"],
             device=target.type,
             tables=tables,
-            storage_options=storage_options,
+            selection=Selection(resolved.top_fraction, weights, numbers),
             on_progress=on_progress,
+            **{name: options[name] for name in ("pipeline", "from_", "module_id", "storage_options")},
         )
         held.callback(data.close)
         data = replace(data, played_in=played_in, environment_notes=tuple(notes))
         if resolved.streaming:
             check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
         state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
+        state.init_from = setup.told(data.learner) if checkpoint is None else checkpoint[0].init_from
         state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size)
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
-        for note in _notes(data, resolved):
+        for note in _notes(data, resolved, state):
             _log.warning("note: %s", note)
         described = describe_policy(data, resolved)
         if checkpoint is not None:
-            check_same_run(checkpoint[0], state, where=folder.url)
-            check_same_learned(folder.learned(), data.trained, where=folder.url)
-            folder.tell_if_unsealed()
+            _check_same(checkpoint[0], state, data, folder)
             state, tensors = checkpoint
         with use_threads(state.threads), StopSignals(overseer) as stop:
             session = Session(data, resolved, state, folder, environment=environment, on_progress=on_progress)
@@ -216,11 +220,21 @@ def _learned(
     return _unless_missed(result, resolved)
 
 
-def _notes(data: TrainingData, config: BCConfig) -> list[str]:
+def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
     images, needed = flattened_images(data.observation_space, "observations"), uses_rewards(data.learner.algorithm)
     clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns) and not needed
     of_rewards = data.rewards.notes(config.algorithm["name"] if clones else None)
-    return [*data.environment_notes, *images, *of_rewards, *(data.rewards.note_on_zeros() if needed else ())]
+    fresh, run = ", ".join(state.init_from.get("fresh", [])), state.init_from.get("run")
+    begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
+    zeros = data.rewards.note_on_zeros() if needed else ()
+    return [*data.environment_notes, *images, *data.selection.notes, *begun, *of_rewards, *zeros]
+
+
+def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, folder: RunFolder) -> None:
+    """Raise BadConfig unless the run in `folder`, with the state `stored`, can continue as `wanted`."""
+    check_same_run(stored, wanted, where=folder.url)
+    check_same_learned(folder.learned(), data.trained, where=folder.url)
+    folder.tell_if_unsealed()
 
 
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
@@ -314,33 +328,12 @@ def _resolve(
         return resolve_config(options, file=file, algorithm=algorithm)
     wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins, algorithm=algorithm)
     said = {**({} if file is None else read_config(file)), **{name: one for name, one in options.items() if one is not None}}
-    _check_named_again(wanted, said, where=folder.url)
+    check_named_again(wanted, said, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
     if changed:
         fix = "leave these options out to resume, or train again with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
-
-
-def _check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
-    """Raise BadConfig where a run folder alone names an environment that only its user may name; `said`: what he does."""
-    asked = AskedEnvironment.of({**asdict(wanted), "env_kwargs": None})
-    if asked is None:
-        return
-    env, again = asked.id, list[str]()
-    what = f"the run's {CONFIG} names "
-    if ":" in env and "env" not in said:  # that is imported for the caller alone
-        what += f"an environment that is code, {env}; no code is imported because a run folder names it"
-        again.append(f"--env {shlex.quote(env)}")
-    spec = EnvironmentSpec(env, wanted.env_kwargs or {}, tuple(asked.wrappers or ()))
-    wrong = dict(zip(("kwargs", "wrappers"), refused(spec), strict=True))
-    needed = {name: bool(wrong[name]) and key not in said for name, key in (("kwargs", "env_kwargs"), ("wrappers", "wrappers"))}
-    if any(needed.values()):
-        reasons = [reason for name in needed if needed[name] for reason in wrong[name]]
-        what += f"{'; and ' if again else ''}what is not taken from a run folder: {'; '.join(reasons)}"
-        again.append(spec.flags(**needed))
-    if again:
-        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: {' '.join(again)}")
 
 
 def _finish(session: Session) -> TrainResult:
@@ -376,8 +369,11 @@ def _result(session: Session, kept: int) -> TrainResult:
         steps=data.steps,
         device=state.device,
         threads=state.threads,
-        notes=_notes(data, config),
+        notes=_notes(data, config, state),
         rewards_not_finite=data.rewards.counts(),
+        chosen=data.selection.told,
+        weights=dict(data.seen.get("weights", {})),
+        init_from=dict(state.init_from),
     )
 
 

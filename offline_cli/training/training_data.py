@@ -12,6 +12,7 @@ say in words what differs where it has not, and faults that are counted.
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -41,6 +42,7 @@ from offline_cli.training.disk_store import DiskStoreBuilder, learn_in_parts
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.loader import Store, StoreBuilder, ValidationSplit
 from offline_cli.training.memory_store import InMemory, MemoryStoreBuilder, Shares
+from offline_cli.training.mixing import Selection, row_sources
 from offline_cli.training.training_source import TrainingSource, open_training_source, place_of_first
 from offline_cli.trees import Tree, flatten
 
@@ -169,6 +171,7 @@ class TrainingData:
     recorded_in: EnvironmentSpec | None = None  # what the data is of; None: not known, or not one
     environment_notes: tuple[str, ...] = ()  # on what either says of the other
     given_space: Space | None = None  # of an environment's observations: before the learner pipeline
+    selection: Selection = field(default_factory=Selection)  # of the episodes, as it was made
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -190,6 +193,7 @@ def load_data(
     module_id: str | None = None,
     device: str = "cpu",
     tables: TableOptions = PLAIN_TABLES,
+    selection: Selection | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
@@ -224,6 +228,7 @@ def load_data(
         on_progress=on_progress,
         tables=tables,
         episode_limit=None if shares is None else EpisodeLimit(shares.episode),
+        selection=selection,
     )
     split = None if config.val_fraction is None else ValidationSplit(config.val_fraction, config.seed)
     with opening as source, ExitStack() as unfinished:
@@ -232,7 +237,7 @@ def load_data(
             limit = None
             if config.memory_limit is not None:
                 limit = InMemory(config.memory_limit, device, source.announced, source.fetched)
-            builder = MemoryStoreBuilder(source, limit)
+            builder = MemoryStoreBuilder(source, limit, seed=config.seed)
         else:
             builder = DiskStoreBuilder(source, shares, seed=config.seed, holds_out=split is not None, temp_dir=temp_dir)
         unfinished.callback(builder.close)
@@ -242,6 +247,7 @@ def load_data(
 
 
 def _built(source: TrainingSource, split: ValidationSplit | None, builder: StoreBuilder) -> TrainingData:
+    source.choose()
     if split is not None:
         _settle(split, source, builder)
     if builder.in_parts:
@@ -253,8 +259,12 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         for checked in map(source.checked, builder.parts()):  # nothing holds what they are checked copies of
             summary.see(checked)
             kept, aside = (checked, None) if split is None else split.divided(checked)
+            origins = _origins(source.selection, checked, split)
             if len(kept):
-                builder.add(source.columns(kept), held_out=False)
+                columns = source.columns(kept)
+                sources = None if origins is None else row_sources(columns, kept, origins)
+                builder.add(columns, held_out=False, sources=sources)
+                del columns
             trained, pieces = source.learned()  # from what is kept, if not before
             if aside is not None and len(aside):
                 builder.add(source.columns(aside), held_out=True)
@@ -267,6 +277,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         raise BadData(what, where=source.where, fix="train on a copy of it")
     if not all(store.steps for store in (train, val) if store is not None):
         raise nothing_left()
+    mixed: dict[str, Any] = {"weights": builder.mixed} if builder.mixed else {}
     return TrainingData(
         train=train,
         val=val,
@@ -275,8 +286,9 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         action_scale=source.action_scale,
         episodes=summary.episodes,
         steps=summary.steps,
-        digest=summary.digest(builder.layout),
-        seen=summary.figures(source.where, source.module),
+        digest=_with(summary.digest(builder.layout), mixed),
+        seen=summary.figures(source.where, source.module) | mixed,
+        selection=source.selection,
         pipeline=source.name,
         trained=trained,
         pieces=pieces,
@@ -286,6 +298,19 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         recorded_in=source.recorded_in,
         columns_anew=anew,
     )
+
+
+def _with(digest: str, more: Mapping[str, Any]) -> str:
+    """A digest of both, where there is more."""
+    return hashlib.blake2b(f"{digest} {json.dumps(more)}".encode(), digest_size=16).hexdigest() if more else digest
+
+
+def _origins(selection: Selection, episodes: EpisodeBatch, split: ValidationSplit | None) -> NDArray[np.int64] | None:
+    """(E,) the source of each of `episodes` that is not held out; None without weights."""
+    if selection.weights is None:
+        return None
+    found = selection.origins(len(episodes))
+    return found if split is None else found[~split.chosen(episodes.ids)]
 
 
 def _columns(source: TrainingSource, *parts: EpisodeBatch | None) -> list[Mapping[str, Tree] | None]:
@@ -313,12 +338,21 @@ def data_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], *, sam
         return "other episodes, other values, or another order" if same_pipeline else None
     if stored["module"] != wanted["module"]:
         return f"the run learns module {stored['module']}, this call {wanted['module']}"
+    if stored.get("weights") != wanted.get("weights"):
+        one, other = (_weights(told.get("weights")) for told in (stored, wanted))
+        return f"the run draws {one}, this call {other}"
     if stored["ids"] == wanted["ids"] and stored["steps"] == wanted["steps"]:
         return "the episodes are the same ones, and their values are not" if same_pipeline else None
     counts = [f"{one['episodes']:,} episodes with {one['steps']:,} steps" for one in (stored, wanted)]
     if stored["ids_in_any_order"] == wanted["ids_in_any_order"] and counts[0] == counts[1]:
         return f"the same episodes in another order: the run has {stored['sources']}, this call {wanted['sources']}"
     return f"the run has {counts[0]} of {stored['sources']}, this call {counts[1]} of {wanted['sources']}"
+
+
+def _weights(told: Mapping[str, Any] | None) -> str:
+    if told is None:
+        return "every step once an epoch"
+    return ", ".join(f"{one['per_epoch']:,} of {one['steps']:,} steps of {name}" for name, one in told.items())
 
 
 def _bytes(leaf: NDArray[Any]) -> Any:

@@ -37,12 +37,12 @@ from offline_cli.applying.learner_batches import (
 from offline_cli.columns import STEP_COLUMNS, Columns, ElementNames
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, frozen_with
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, NoData, OfflineCliError
+from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Sources, is_of_bucket
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Source
@@ -53,7 +53,8 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
 from offline_cli.training.algorithms.algorithm import Algorithm, uses_rewards
 from offline_cli.training.config import BCConfig
-from offline_cli.training.learner import Learner, Setup
+from offline_cli.training.learner import Learner, Setup, pieces_of
+from offline_cli.training.mixing import Selection
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["TrainingSource", "open_training_source", "place_of_first"]
@@ -83,6 +84,8 @@ class TrainingSource:
     module_id: str | None  # whose episodes are learned from; None: there is one module
     learner: Learner  # learns from the columns, and gives pieces their module
     extras: UsedExtras
+    selection: Selection  # of the episodes
+    kept: Sequence[ConnectorV2]  # pieces that have learned elsewhere, and learn no more
     elements: ElementNames  # of vectors that were columns of a table
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
@@ -97,7 +100,8 @@ class TrainingSource:
         self._streams.__exit__(kind, error, trace)
 
     def episodes(self) -> Iterator[EpisodeBatch]:
-        """All episodes of the module that have a step, as they were recorded; each call reads the sources.
+        """The episodes of the module that have a step, as they were recorded; each call reads the sources. Once `choose` was
+        called, those that are chosen.
 
         Raises what reading raises, and BadConfig at the end of the data where it holds several modules or not the one wanted.
         """
@@ -105,12 +109,18 @@ class TrainingSource:
             stream = held.enter(self._opened.pop() if self._opened else self._open())
             self._modules = Counter()
             batches = filter(len, map(with_steps, self._with_rewards(stream)))
-            yield from of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
+            of_module = of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
+            yield from self.selection.of(of_module, stream, self.where)
+
+    def choose(self) -> None:
+        """Read all episodes, and choose those that are learned from, where a share of them was asked for."""
+        if self.selection.fraction is not None:
+            self.selection.choose(self.episodes(), self.where)
 
     def _with_rewards(self, stream: EpisodeStream) -> Iterator[EpisodeBatch]:
         """The stream. Raises BadData where it has steps without reward, and the algorithm learns from rewards."""
         for batch in stream:
-            _check_recorded_rewards(stream, self.learner.algorithm)
+            _check_recorded_rewards(stream, self.learner.algorithm, self.selection)
             yield batch
 
     @property
@@ -212,6 +222,7 @@ def open_training_source(
     on_progress: OnProgress,
     tables: TableOptions | None = None,
     episode_limit: EpisodeLimit | None = None,
+    selection: Selection | None = None,
 ) -> TrainingSource:
     """Open `sources`, build the pipeline for them, and the modules of the algorithm for what comes out of it.
 
@@ -230,14 +241,18 @@ def open_training_source(
             tables=tables,
             episode_limit=episode_limit,
             extras=extras,
+            apart=chosen.weights is not None,
             storage_options=storage_options,
             on_progress=on_progress,
         )
 
+    chosen = selection or Selection()
     extras = UsedExtras(given, setup.algorithm.columns)
     with Scope() as scope:
         stream = scope.enter(opened())
-        return _opened(stream, scope, opened, setup, environment, given, beside, module_id=module_id, extras=extras)
+        return _opened(
+            stream, scope, opened, setup, environment, given, beside, module_id=module_id, extras=extras, selection=chosen
+        )
 
 
 def _opened(
@@ -251,6 +266,7 @@ def _opened(
     *,
     module_id: str | None,
     extras: UsedExtras,
+    selection: Selection,
 ) -> TrainingSource:
     """The source takes over what `scope` holds; an error leaves it there."""
     where = ", ".join(stream.locations)
@@ -269,11 +285,15 @@ def _opened(
         pieces.check(environment, seen, done, where=PLACE)
     if to_columns is not None:
         setup.algorithm.extend(to_columns)
-    _check_recorded_rewards(stream, setup.algorithm)
-    learner = setup.learner(seen, done, stream.action_scale)
+    _check_recorded_rewards(stream, setup.algorithm, selection)
+    learner = setup.learner(seen, done, stream.action_scale, "" if alone else pieces_of(given))
+    kept = [] if to_columns is None else frozen_with(to_columns, setup.learned or {})
     if learner.policy.is_stateful():  # the default pieces give it states and a time axis, here and beside the environment
         to_columns = to_columns or given.build(Setting(observations, actions))
         pieces = pieces or (None if environment is None else PlaySpec())
+        if selection.weights is not None:
+            fix = "leave out the weights, or the memory"
+            raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
     return TrainingSource(
         where=where,
         locations=stream.locations,
@@ -290,6 +310,8 @@ def _opened(
         module_id=module_id,
         learner=learner,
         extras=extras,
+        selection=selection,
+        kept=kept,
         elements=stream.elements,
         _open=opened,
         _streams=scope.moved(),
@@ -302,14 +324,15 @@ def _leaves_pipeline(kind: type[Algorithm]) -> bool:
     return kind.extend is Algorithm.extend and kind.rl_module is Algorithm.rl_module
 
 
-def _check_recorded_rewards(stream: EpisodeStream, algorithm: Algorithm) -> None:
-    """Raise BadData for steps without reward, as far as they are known now, to an algorithm that learns from rewards."""
-    if uses_rewards(algorithm) and (found := stream.without_rewards) is not None:
+def _check_recorded_rewards(stream: EpisodeStream, algorithm: Algorithm, selection: Selection) -> None:
+    """Raise BadData for steps without reward, as far as they are known now, where rewards are learned from, or chosen by."""
+    needed = uses_rewards(algorithm)
+    if (needed or selection.fraction is not None) and (found := stream.without_rewards) is not None:
         where, count = found
-        what = (
-            f"steps without a reward ({count:,} so far), for which 0 was taken: {type(algorithm).__name__} learns from rewards"
-        )
-        raise BadData(what, where=where, fix=f"map the column of rewards, and convert again if this is a dataset; {UNREWARDED}")
+        why = f"{type(algorithm).__name__} learns from rewards" if needed else "--top-fraction chooses by rewards"
+        what = f"steps without a reward ({count:,} so far), for which 0 was taken: {why}"
+        without = UNREWARDED if needed else "or leave out --top-fraction"
+        raise BadData(what, where=where, fix=f"map the column of rewards, and convert again if this is a dataset; {without}")
 
 
 def _check_finite_rewards(episodes: EpisodeBatch, where: str) -> None:

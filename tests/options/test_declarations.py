@@ -37,7 +37,7 @@ def every() -> list[tuple[str, Declared]]:
 def facts(one: Declared) -> tuple[Any, ...]:
     """What sets two options of one name apart, but for words."""
     option = one.option
-    limits = option.minimum, option.above, option.below
+    limits = option.minimum, option.above, option.maximum, option.below
     return str(one.type), one.required, option.default, limits, option.form, option.is_argument
 
 
@@ -73,7 +73,7 @@ def test_options_of_one_name_that_differ_in_nothing_but_words_are_one_declaratio
 
 
 def _same_but_words(first: Option, second: Option) -> bool:
-    names = ("default", "minimum", "above", "below", "form", "flag", "short", "negative", "in_config")
+    names = ("default", "minimum", "above", "maximum", "below", "form", "flag", "short", "negative", "in_config")
     return all(getattr(first, name) == getattr(second, name) for name in names)
 
 

@@ -290,6 +290,28 @@ def test_a_description_of_another_memory_than_the_weights_have_is_bad_data(
     assert str(tmp_path / "run") in caught.value.where
 
 
+def test_weights_of_sources_are_refused_beside_a_memory(
+    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
+) -> None:
+    sources = [write_dataset(make_batch(seed=seed), name=name) for seed, name in enumerate("ab")]
+    with pytest.raises(BadConfig, match="memory"):
+        train(sources, tmp_path / "run", config=config(), weight={str(sources[0]): 0.3}, updates=1, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_begins_with_another_of_the_same_memory_whatever_its_sequences(
+    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = write_dataset(make_batch())
+    train(data, tmp_path / "first", config=config("gru"), updates=5, device="cpu")
+    train(data, tmp_path / "second", config=config("gru", 3), init_from=tmp_path / "first", updates=1, lr=1e-12, device="cpu")
+    first, second = (load_policy(tmp_path / name).module.state_dict() for name in ("first", "second"))
+    for name, weights in first.items():
+        torch.testing.assert_close(weights, second[name], rtol=0, atol=1e-9)
+    with pytest.raises(BadConfig, match=r"memory gru.*memory lstm"):
+        train(data, tmp_path / "third", config=config("lstm"), init_from=tmp_path / "first", updates=1, device="cpu")
+
+
 def test_a_pipeline_without_the_pieces_that_cut_sequences_is_refused(
     make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
 ) -> None:

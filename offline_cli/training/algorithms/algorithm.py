@@ -104,6 +104,7 @@ class Task:
     network: Network
     seed: int = 0
     uint8_scaling: str = BY_BOUNDS
+    weights: Mapping[str, Tensor] | None = None  # that the policy begins with, and copies of it; None: fresh ones
     made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
     _critics: int = field(default=0, init=False)
 
@@ -118,6 +119,8 @@ class Task:
                 uint8_scaling=self.uint8_scaling,
                 **form,
             )
+        if self.weights is not None:
+            self.made.load_state_dict(self.weights)
         return self.made
 
     def critic(self, *, of_actions: bool = False, outputs: int = 1) -> Critic:

@@ -1,0 +1,177 @@
+"""`train --init-from`: what a run begins with, what has to be the same, and what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from signal_at import signal_at
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, Interrupted, NoData, StorageNotFound, UsageError
+from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.train import train
+
+Write = Callable[..., Path]
+Make = Callable[..., EpisodeBatch]
+OPTIONS: dict[str, Any] = {"updates": 20, "batch_size": 32, "hidden": (8,), "device": "cpu"}
+ONE: dict[str, Any] = {**OPTIONS, "updates": 1, "lr": 1e-12}
+
+
+@pytest.fixture
+def often(tmp_path: Path) -> Path:
+    """A configuration whose runs can be stopped at any update."""
+    (tmp_path / "often.toml").write_text("log_every = 1\n")
+    return tmp_path / "often.toml"
+
+
+MANNERS = pytest.mark.parametrize("streaming", [False, True])
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "policy.safetensors")
+
+
+def modules(run: Path) -> dict[str, torch.Tensor]:
+    (folder,) = (run / "checkpoints").iterdir()
+    return {name: one for name, one in load_file(folder / "tensors.safetensors").items() if name.startswith("modules.")}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+
+
+def test_a_run_begins_with_the_policy_of_another_and_names_its_weights(write_dataset: Write, tmp_path: Path) -> None:
+    data, first, second = write_dataset(), tmp_path / "first", tmp_path / "second"
+    train(data, first, **OPTIONS)
+    result = train(data, second, init_from=first, **ONE)
+    assert same(weights(first), weights(second))
+    digest = hashlib.sha256((first / "policy.safetensors").read_bytes()).hexdigest()
+    assert result.init_from == {"run": str(first), "sha256": digest, "modules": ["policy"], "fresh": []}
+    assert json.loads((second / "result.json").read_text())["init_from"] == result.init_from
+
+
+def test_of_a_run_by_the_same_algorithm_all_modules_are_taken(write_dataset: Write, tmp_path: Path) -> None:
+    data, first, second = write_dataset(), tmp_path / "first", tmp_path / "second"
+    train(data, first, algorithm="iql", **OPTIONS)
+    result = train(data, second, algorithm="iql", set={"tau": 0.0}, init_from=first, **ONE)
+    assert set(result.init_from["modules"]) == {"policy", "value", "critics", "target_critics"}
+    assert same(modules(first), modules(second))
+
+
+def test_of_a_run_by_another_algorithm_the_policy_alone_is_taken_and_the_rest_is_named(
+    write_dataset: Write, tmp_path: Path
+) -> None:
+    data, first, second = write_dataset(), tmp_path / "first", tmp_path / "second"
+    train(data, first, **OPTIONS)
+    result = train(data, second, algorithm="iql", init_from=first, **ONE)
+    assert same(weights(first), weights(second))
+    assert result.notes[0].startswith("value, critics, target_critics of the algorithm begin anew")
+
+
+def test_target_copies_of_the_policy_begin_with_it_too(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
+    data = write_dataset(make_batch(continuous=True), action_scale="env")
+    how: dict[str, Any] = {"algorithm": "td3-bc", **OPTIONS}
+    train(data, tmp_path / "first", **how)
+    for step in (tmp_path / "first" / "checkpoints").iterdir():
+        for file in step.iterdir():
+            file.unlink()
+        step.rmdir()
+    train(data, tmp_path / "second", init_from=tmp_path / "first", **{**how, **ONE})
+    found = modules(tmp_path / "second")
+    policy = {name.rpartition("policy.")[2]: one for name, one in found.items() if name.startswith("modules.policy.")}
+    target = {name.rpartition("target_policy.")[2]: one for name, one in found.items() if "target_policy" in name}
+    assert target
+    assert same({name: policy[name] for name in target}, target)
+
+
+def test_all_differences_are_named_at_once(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
+    train(write_dataset(), tmp_path / "first", **OPTIONS)
+    other = write_dataset(make_batch(continuous=True), name="other", action_scale="normalized")
+    with pytest.raises(BadConfig) as caught:
+        train(other, tmp_path / "run", init_from=tmp_path / "first", **{**OPTIONS, "hidden": (16,)})
+    assert (caught.value.exit_code, [text.partition(":")[0] for text in caught.value.details["problems"]]) == (
+        4,
+        ["network", "action scale", "form of Box actions", "actions"],
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_form_of_box_actions_is_refused(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
+    data = write_dataset(make_batch(continuous=True), action_scale="env")
+    train(data, tmp_path / "first", **OPTIONS)
+    with pytest.raises(BadConfig, match="form of Box actions: the run has linear mean"):
+        train(data, tmp_path / "run", algorithm="iql", init_from=tmp_path / "first", **OPTIONS)
+
+
+@MANNERS
+def test_what_pieces_had_learned_is_taken_over_and_resumed(
+    write_dataset: Write, make_batch: Make, tmp_path: Path, streaming: bool, often: Path
+) -> None:
+    pieces = tmp_path / "pieces.toml"
+    pieces.write_text('kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n')
+    how: dict[str, Any] = {"pipeline": pieces, "config": often, **OPTIONS, "streaming": streaming}
+    data, other = write_dataset(), write_dataset(make_batch(seed=5), name="other")
+    train(data, tmp_path / "first", **how)
+    train(other, tmp_path / "whole", init_from=tmp_path / "first", **how)
+    with pytest.raises(Interrupted):
+        train(other, tmp_path / "parts", init_from=tmp_path / "first", on_progress=signal_at(9), **how)
+    train(other, tmp_path / "parts", resume=True, pipeline=pieces)
+    for file in ("policy.safetensors", "connectors.msgpack"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    before, after = (RunFolder(tmp_path / name).learned()["MeanStdFilter"] for name in ("first", "whole"))
+    assert str(before["own"]) == str(after["shared"])
+    assert not after["own"]
+    with pytest.raises(BadConfig, match=r"learner pipeline: the run has mean_std_filter .* this one none"):
+        train(other, tmp_path / "none", init_from=tmp_path / "first", **OPTIONS)
+
+
+def test_a_resumed_run_does_not_ask_for_the_other_one_again(write_dataset: Write, tmp_path: Path, often: Path) -> None:
+    data, first = write_dataset(), tmp_path / "first"
+    train(data, first, **OPTIONS)
+    how: dict[str, Any] = {"config": often, **OPTIONS}
+    whole = train(data, tmp_path / "whole", init_from=first, **how)
+    with pytest.raises(Interrupted):
+        train(data, tmp_path / "parts", init_from=first, on_progress=signal_at(9), **how)
+    first.rename(tmp_path / "gone")
+    parts = train(data, tmp_path / "parts", resume=True)
+    assert (parts.init_from, weights(tmp_path / "parts").keys()) == (whole.init_from, weights(tmp_path / "whole").keys())
+    files = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("parts", "whole")]
+    assert files[0] == files[1]
+    with pytest.raises(BadConfig, match="init_from: the run has"):
+        train(data, tmp_path / "parts", resume=True, init_from=tmp_path / "gone")
+
+
+def test_a_run_that_was_interrupted_gives_its_last_checkpoint(write_dataset: Write, tmp_path: Path, often: Path) -> None:
+    data, first = write_dataset(), tmp_path / "first"
+    with pytest.raises(Interrupted):
+        train(data, first, on_progress=signal_at(9), config=often, **OPTIONS)
+    train(data, tmp_path / "second", init_from=first, **ONE)
+    assert same(weights(first), weights(tmp_path / "second"))
+
+
+def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp_path: Path) -> None:
+    data = write_dataset()
+    with pytest.raises(StorageNotFound):
+        train(data, tmp_path / "run", init_from=tmp_path / "nowhere", **OPTIONS)
+    with pytest.raises(NoData, match="not a run folder"):
+        train(data, tmp_path / "run", init_from=data, **OPTIONS)
+    train(data, tmp_path / "run", **OPTIONS)
+    with pytest.raises(UsageError, match="cannot begin with what it replaces"):
+        train(data, tmp_path / "run", init_from=tmp_path / "run", overwrite=True, **OPTIONS)
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_the_other_run_may_be_in_a_bucket(write_dataset: Write, tmp_path: Path) -> None:
+    data, first = write_dataset(), f"memory://{uuid.uuid4().hex}/run"
+    train(data, first, **OPTIONS)
+    result = train(data, tmp_path / "second", init_from=first, **ONE)
+    train(data, tmp_path / "here", **OPTIONS)
+    assert (result.init_from["run"], same(weights(tmp_path / "here"), weights(tmp_path / "second"))) == (first, True)
