@@ -2,8 +2,8 @@
 
     python sample_data/train_experts.py [NAME ...]
 
-Needs stable-baselines3 (`pip install 'offline-cli[sb3]'`). One thread, fixed seeds, four minutes for all. What is kept of a
-model is what `offline-cli record` needs, its actor: stable-baselines3 cannot load a model without optimizers and critics, so
+Needs stable-baselines3 (`pip install 'offline-cli[sb3]'`). One thread, fixed seeds, four minutes for all that need no MuJoCo;
+hopper and halfcheetah (`pip install mujoco`, half an hour each) are trained when they are named. What is kept of a model is what `offline-cli record` needs, its actor: stable-baselines3 cannot load a model without optimizers and critics, so
 the file has these untrained and as small as they get. Schedules, counters and buffers, whose pickles depend on the versions
 of Python and stable-baselines3, are left out. What is pickled still is the name of the policy's class and the two spaces.
 """
@@ -66,8 +66,10 @@ class Recipe:
     copies: int
     hidden: tuple[int, ...] = (64, 64)
     options: dict[str, Any] = field(default_factory=dict)
+    extra: str = ""  # a package that the environment needs
 
 
+MUJOCO: dict[str, Any] = {"learning_rate": 1e-3, "learning_starts": 5000, "buffer_size": 200_000}
 RECIPES = {
     "cartpole": Recipe(
         "CartPole-v1",
@@ -107,6 +109,8 @@ RECIPES = {
             "learning_rate": lambda left: 1e-3 * left,
         },
     ),
+    "hopper": Recipe("Hopper-v5", "SAC", 200_000, wanted=3000, copies=1, options=MUJOCO, extra="mujoco"),
+    "halfcheetah": Recipe("HalfCheetah-v5", "SAC", 200_000, wanted=6000, copies=1, options=MUJOCO, extra="mujoco"),
 }
 
 
@@ -116,7 +120,7 @@ def main(names: list[str]) -> None:
         sys.exit(f"error: no expert is called {', '.join(sorted(unknown))}; there are {', '.join(RECIPES)}")
     FOLDER.mkdir(exist_ok=True)
     torch.set_num_threads(1)
-    for name in names or RECIPES:
+    for name in names or [name for name, recipe in RECIPES.items() if not recipe.extra]:
         recipe, started = RECIPES[name], time.monotonic()
         path = FOLDER / f"{name}.zip"
         save(trained(recipe), recipe, path)
@@ -158,6 +162,7 @@ def score(recipe: Recipe, path: Path) -> dict[str, Any]:
     """How the saved expert plays, as `offline-cli record` plays it."""
     with tempfile.TemporaryDirectory() as folder:
         result = record(recipe.env, f"{folder}/D", policy=f"sb3:{path}", episodes=EPISODES, vectorize="sync", device="cpu")
+    packages = [*PACKAGES, recipe.extra] if recipe.extra else PACKAGES
     return {
         "env": recipe.env,
         "algorithm": recipe.algorithm,
@@ -166,7 +171,7 @@ def score(recipe: Recipe, path: Path) -> dict[str, Any]:
         "return_mean": result.return_mean,
         "return_std": result.return_std,
         "length_mean": result.length_mean,
-        "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
     }
 
 
