@@ -45,10 +45,13 @@ class FeedForwardPolicy(RLModule):
         hidden: Sequence[int],
         activation: str,
         uint8_scaling: str = BY_BOUNDS,
+        dropout: float = 0.0,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, head)
         self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
-        self.network = mlp([self.encoder.size, *hidden, head.size], activation)
+        sizes = [self.encoder.size, *hidden, head.size]
+        self.network = mlp(sizes, activation, dropout=dropout, layer_norm=layer_norm)
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         outputs: Tensor = self.network(self.encoder(batch[Columns.OBS]))
@@ -82,6 +85,8 @@ def build_module(
     action_scale: str = "unknown",
     uint8_scaling: str = BY_BOUNDS,
     gaussian: GaussianForm = CLONING,
+    dropout: float = 0.0,
+    layer_norm: bool = False,
     seed: int | None = 0,
 ) -> RLModule:
     """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
@@ -99,6 +104,7 @@ def build_module(
         raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
+    form |= {"dropout": dropout, "layer_norm": layer_norm}
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
 from offline_cli.options.option import Form, Group, Option, reworded
@@ -71,6 +72,9 @@ ACTIVATION: Final = Option(
 CONFIRM_EPISODES: Final = Option(
     help="Fresh episodes that must confirm {until_return}.", group=Group.CHECKING, default=100, minimum=1, in_config=True
 )
+
+
+of_learning: Final = partial(Option, group=Group.LEARNING, in_config=True)
 
 
 class _Configured(Environment, ActionScale, total=False):
@@ -216,55 +220,89 @@ class Optimizer(TypedDict, total=False):
 
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"] | None,
-        Option(
-            help="How the learning rate falls after {lr_warmup}: to 0 at the end of the run, or not at all.",
-            group=Group.LEARNING,
-            default="constant",
-            in_config=True,
+        of_learning(
+            help="How the learning rate falls after {lr_warmup}: to 0 at the end of the run, or not at all.", default="constant"
         ),
     ]
     lr_warmup: Annotated[
         int | None,
-        Option(
-            help="Updates in which the learning rate rises from 0 to {lr}, linearly.",
-            group=Group.LEARNING,
-            default=0,
-            minimum=0,
-            in_config=True,
-            metavar="N",
+        of_learning(
+            help="Updates in which the learning rate rises from 0 to {lr}, linearly.", default=0, minimum=0, metavar="N"
         ),
     ]
     weight_decay: Annotated[
         float | None,
-        Option(
+        of_learning(
             help="Share of each weight that a step at a learning rate of 1 would take away (AdamW).",
-            group=Group.LEARNING,
             default=0.0,
             minimum=0,
-            in_config=True,
             metavar="F",
         ),
     ]
     clip_norm: Annotated[
         float | None,
-        Option(
+        of_learning(
             help="Longest gradient of modules that are stepped together, by its Euclidean norm; longer ones are scaled down.",
-            group=Group.LEARNING,
             without="none",
             above=0,
-            in_config=True,
             metavar="NORM",
         ),
     ]
 
 
-class MlpKeys(Hidden, total=False):
+class Regularizing(TypedDict, total=False):
+    """What is between the layers of the network mlp."""
+
+    dropout: Annotated[
+        float | None,
+        of_learning(
+            help="Share of the outputs of each hidden layer of the network mlp that an update leaves out; nothing else does.",
+            without="none",
+            minimum=0,
+            below=1,
+            metavar="F",
+        ),
+    ]
+    layer_norm: Annotated[
+        bool | None,
+        of_learning(help="Normalise the outputs of each hidden layer of the network mlp.", without="off"),
+    ]
+
+
+class Kept(TypedDict, total=False):
+    """What of the learned policy is kept."""
+
+    ema: Annotated[
+        float | None,
+        of_learning(
+            help="Decay of a moving average of the policy's weights, which is checked, kept and played in their place.",
+            without="none",
+            above=0,
+            below=1,
+            metavar="DECAY",
+        ),
+    ]
+    log_std_min: Annotated[
+        float | None,
+        of_learning(
+            help="Least logarithm of the spread of Box actions, where the algorithm learns one.",
+            without="the algorithm's (docs/algorithms.md)",
+            metavar="X",
+        ),
+    ]
+    log_std_max: Annotated[
+        float | None,
+        of_learning(help="The most that it may be.", without="the algorithm's", metavar="X"),
+    ]
+
+
+class MlpKeys(Hidden, Regularizing, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
     activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
 
 
-class ConfigKeys(_Configured, Optimizer, MlpKeys, total=False):
+class ConfigKeys(_Configured, Optimizer, Kept, MlpKeys, total=False):
     """Keys of the configuration file."""
 
     algorithm: Annotated[Mapping[str, Any], ALGORITHM]
@@ -321,7 +359,7 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
     ]
 
 
-class TrainOptions(TrainBCOptions, Optimizer, total=False):
+class TrainOptions(TrainBCOptions, Optimizer, Regularizing, Kept, total=False):
     """Keywords of `train`."""
 
     algorithm: Annotated[

@@ -6,7 +6,8 @@ Version 1 plays as it is. Version 2 was trained through a learner pipeline and d
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
 network of another package, which is imported where the user names that package, and a pipeline or none. Version 4 has
 `gaussian`: how Box actions follow from what the network puts out, where that is not as in behaviour cloning; with a network of
-another package or without, with a pipeline or without.
+another package or without, with a pipeline or without. Version 5 has `layer_norm`: our network with layer norm after its hidden
+layers; with `gaussian` or without, with a pipeline or without. Dropout is none of a policy that plays.
 
 Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
 to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
@@ -57,9 +58,11 @@ __all__ = [
     "ENVIRONMENTS",
     "FORMAT",
     "GIVEN_SPACE",
+    "LAYER_NORM",
     "OF_FORM",
     "OF_NETWORK",
     "UINT8_SCALING",
+    "WITH_NORM",
     "WITH_PIECES",
     "LoadedPolicy",
     "RunFiles",
@@ -76,7 +79,8 @@ T = TypeVar("T")
 
 FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
-ALONE, WITH_PIECES, OF_NETWORK, OF_FORM = 1, 2, 3, 4  # versions
+ALONE, WITH_PIECES, OF_NETWORK, OF_FORM, WITH_NORM = 1, 2, 3, 4, 5  # versions
+LAYER_NORM = "layer_norm"
 GAUSSIAN = "gaussian"
 UINT8_SCALING = "uint8_scaling"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
@@ -262,7 +266,8 @@ def described_form(head: ActionHead) -> dict[str, Any]:
 
 def _form_of(description: Mapping[str, Any]) -> GaussianForm:
     """Raises KeyError, TypeError, ValueError where the description is broken."""
-    if description["version"] != OF_FORM:
+    version = description["version"]
+    if version not in (OF_FORM, WITH_NORM) or (version == WITH_NORM and GAUSSIAN not in description):
         return CLONING
     told = description[GAUSSIAN]
     low, high = (float(limit) for limit in told["log_std"])
@@ -283,7 +288,7 @@ def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
 
 def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
     """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
-    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK, OF_FORM):
+    if description["format"] != FORMAT or description["version"] not in range(ALONE, WITH_NORM + 1):
         raise ValueError(f"format {description['format']} version {description['version']}")
     if not isinstance(description["environment"], (str, type(None))):
         raise ValueError(f"its environment is {description['environment']!r}")
@@ -314,4 +319,14 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
         action_scale=description["action_scale"],
         uint8_scaling=scaling_of(description, where=where),
         gaussian=form,
+        layer_norm=_has_norm(description),
     )
+
+
+def _has_norm(description: Mapping[str, Any]) -> bool:
+    """Raises KeyError, ValueError where the description is broken."""
+    if description["version"] != WITH_NORM:
+        return False
+    if description[LAYER_NORM] is not True:
+        raise ValueError(f"{LAYER_NORM} is {description[LAYER_NORM]!r}")
+    return True

@@ -41,9 +41,11 @@ from offline_cli.policies.run_policy import (
     ENVIRONMENTS,
     FORMAT,
     GIVEN_SPACE,
+    LAYER_NORM,
     OF_FORM,
     OF_NETWORK,
     UINT8_SCALING,
+    WITH_NORM,
     WITH_PIECES,
     described_form,
 )
@@ -141,14 +143,24 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     name = config.network["name"]
     of_package = {"network": dict(config.network), "package": network_package(name)}
     network = {"hidden": list(config.hidden), "activation": config.activation} if name == MLP else of_package
+    normed = {LAYER_NORM: True} if config.layer_norm else {}
     form = described_form(data.learner.policy.action_head)
     told: dict[str, Any] = {
         "format": FORMAT,
-        "version": OF_FORM if form else OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES,
+        "version": WITH_NORM
+        if normed
+        else OF_FORM
+        if form
+        else OF_NETWORK
+        if name != MLP
+        else ALONE
+        if data.trained is None
+        else WITH_PIECES,
         "observation_space": space_to_json(data.observation_space),
         "action_space": space_to_json(data.action_space),
         "action_scale": data.action_scale,
         **network,
+        **normed,
         **form,
         "environment": config.env,
     }

@@ -36,6 +36,7 @@ __all__ = [
 
 SCHEMA = "config.v2.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
+SPREAD = ("log_std_min", "log_std_max")
 NEEDS = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
@@ -119,6 +120,11 @@ def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict
         asked = set(BOUNDS) <= set(options)  # of two sources, the one above the other has replaced what that says
         updates, epochs = (spelled(name, asked) for name in BOUNDS)
         found[f"{updates} and {epochs}: give one of the two"] = asked
+    low, high = (config.get(name) for name in SPREAD)
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        asked = set(SPREAD) <= set(options)
+        least, most = (spelled(name, asked) for name in SPREAD)
+        found[f"{least} {low:g} is above {most} {high:g}"] = asked
     for name, needed, what in NEEDS:
         if name in config and needed not in config:
             asked = name in options

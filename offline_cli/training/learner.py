@@ -91,6 +91,7 @@ class Setup:
     network: Network
     seed: int = 0
     uint8_scaling: str = BY_BOUNDS
+    log_std: tuple[float | None, float | None] = (None, None)  # see Task
 
     @classmethod
     def of(cls, config: BCConfig) -> Self:
@@ -98,12 +99,13 @@ class Setup:
         options = {name: value for name, value in config.algorithm.items() if name != "name"}
         algorithm = algorithm_kind(config.algorithm["name"])(options)
         network = network_kind(config.network["name"])(config.network_options)
-        return cls(algorithm, network, config.seed)
+        return cls(algorithm, network, config.seed, log_std=(config.log_std_min, config.log_std_max))
 
     def learner(self, observation_space: Space, action_space: Space, action_scale: str) -> Learner:
         """Fresh modules for these spaces, which follow from the seed. Raises BadConfig, UnsupportedSpace."""
         self.algorithm.check(observation_space, action_space)
-        task = Task(observation_space, action_space, action_scale, self.network, self.seed, self.uint8_scaling)
+        made_by = self.network, self.seed, self.uint8_scaling, self.log_std
+        task = Task(observation_space, action_space, action_scale, *made_by)
         return Learner.of(self.algorithm, task)
 
 
