@@ -3,9 +3,12 @@
     python sample_data/train_experts.py [NAME ...]
 
 Needs stable-baselines3 (`pip install 'offline-cli[sb3]'`). One thread, fixed seeds, four minutes for all that need no MuJoCo;
-hopper and halfcheetah (`pip install mujoco`, half an hour each) are trained when they are named. What is kept of a model is what `offline-cli record` needs, its actor: stable-baselines3 cannot load a model without optimizers and critics, so
-the file has these untrained and as small as they get. Schedules, counters and buffers, whose pickles depend on the versions
-of Python and stable-baselines3, are left out. What is pickled still is the name of the policy's class and the two spaces.
+hopper and halfcheetah (`pip install mujoco`, half an hour each) are trained when they are named.
+
+What is kept of a model is what `offline-cli record` needs, its actor: stable-baselines3 cannot load a model without optimizers
+and critics, so the file has these untrained and as small as they get. Schedules, counters and buffers, whose pickles depend on
+the versions of Python and stable-baselines3, are left out. What is pickled still is the name of the policy's class and the two
+spaces.
 """
 
 from __future__ import annotations

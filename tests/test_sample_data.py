@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 EXPERTS = Path(__file__).resolve().parent.parent / "sample_data" / "experts"
-NAMES = ("acrobot", "cartpole", "pendulum")
+NAMES = ("acrobot", "cartpole", "halfcheetah", "hopper", "pendulum")
 PACKAGES = {"stable_baselines3", "gymnasium", "numpy"}
 
 
@@ -40,6 +40,8 @@ def test_the_experts_are_experts() -> None:
     assert told["cartpole"] >= 495
     assert told["pendulum"] >= -165
     assert told["acrobot"] >= -90
+    assert told["hopper"] >= 3000
+    assert told["halfcheetah"] >= 6000
 
 
 @pytest.mark.parametrize("name", NAMES)

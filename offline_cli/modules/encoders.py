@@ -27,6 +27,8 @@ __all__ = [
     "BY_BOUNDS",
     "ImageEncoder",
     "ObservationEncoder",
+    "TrainingDropout",
+    "after_layer",
     "flattened_images",
     "has_uint8",
     "is_image",
@@ -46,13 +48,32 @@ BY_255: Final = "255"
 BYTE: Final = 255
 
 
-def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
-    """Linear layers of these widths with `activation` between them, none after the last."""
+def mlp(sizes: Sequence[int], activation: str, *, dropout: float = 0.0, layer_norm: bool = False) -> nn.Sequential:
+    """Linear layers of these widths with what `after_layer` makes between them, nothing after the last."""
     layers: list[nn.Module] = []
     for i, (wide, next_wide) in enumerate(itertools.pairwise(sizes)):
-        layers += [ACTIVATIONS[activation]()] if i else []
+        layers += [after_layer(wide, activation, dropout=dropout, layer_norm=layer_norm)] if i else []
         layers.append(nn.Linear(wide, next_wide))
     return nn.Sequential(*layers)
+
+
+def after_layer(width: int, activation: str, *, dropout: float = 0.0, layer_norm: bool = False) -> nn.Module:
+    """What follows a hidden layer, as one module: activation, layer norm (Ba et al. 2016), dropout (Srivastava et al. 2014).
+
+    The order is that of ReBRAC (Tarasov et al. 2023) and d3rlpy. Dropout has no weights, nor any part in their names.
+    """
+    active = ACTIVATIONS[activation]()
+    norm = [nn.LayerNorm(width)] if layer_norm else []
+    dropped = [TrainingDropout(dropout)] if dropout else []
+    return nn.Sequential(active, *norm, *dropped) if norm or dropped else active
+
+
+class TrainingDropout(nn.Dropout):
+    """Dropout in passes that a gradient is computed of, and nowhere else: targets and checks are those of the whole network."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Of any shape."""
+        return super().forward(input) if torch.is_grad_enabled() else input
 
 
 class ObservationEncoder(nn.Module):

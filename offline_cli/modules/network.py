@@ -18,12 +18,12 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import network_space
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, mlp
+from offline_cli.modules.encoders import BY_BOUNDS, ObservationEncoder, after_layer, mlp
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import schema_of
+from offline_cli.options.networks import MemoryKeys, MlpKeys
 from offline_cli.options.option import declared_in
-from offline_cli.options.training import MemoryKeys, MlpKeys
 from offline_cli.plugins import NETWORKS, plugins, registered_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
@@ -97,6 +97,11 @@ class Network(ABC):
             return last if action_space is None else nn.Sequential(nn.Linear(width, features.size), nn.ReLU(), last)
 
         return Critic(features, action_space, trunk)
+
+    def with_layer_norm(self) -> Network:
+        """The same network with layer norm after its hidden layers. Raises BadConfig for networks that have none."""
+        fix = f"the network {MLP!r}, or leave that option out"
+        raise BadConfig(f"the network {type(self).__name__} has no layer norm to add", where="[network]", fix=fix)
 
     def _sized_features(self, observation_space: Space, uint8_scaling: str) -> Any:
         """`features`, once they are seen to be a module with a `size`. Raises BadConfig, naming the network."""
@@ -178,7 +183,15 @@ class Mlp(Network):
     }
 
     def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
-        return _Hidden(observation_space, self.options["hidden"], self.options["activation"], uint8_scaling)
+        return _Hidden(observation_space, self.options["hidden"], self._between(), uint8_scaling)
+
+    def _between(self) -> dict[str, Any]:
+        """How `mlp` makes what is between its layers."""
+        return {name: self.options[name] for name in ("activation", "dropout", "layer_norm") if name in self.options}
+
+    def with_layer_norm(self) -> Network:
+        """See Network."""
+        return Mlp({**self.options, "layer_norm": True})
 
     def policy(
         self,
@@ -195,7 +208,7 @@ class Mlp(Network):
             "gaussian": gaussian,
             "seed": None,
         }
-        form |= {name: self.options[name] for name in ("hidden", "activation")}
+        form |= {"hidden": self.options["hidden"], **self._between()}
         if "memory" not in self.options:
             return build_module(observation_space, action_space, **form)
         remembering = {name: self.options[name] for name in declared_in(MemoryKeys) if name in self.options}
@@ -205,18 +218,18 @@ class Mlp(Network):
         self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1, uint8_scaling: str = BY_BOUNDS
     ) -> Critic:
         encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
-        hidden, activation = self.options["hidden"], self.options["activation"]
-        return Critic(encoder, action_space, lambda width: mlp([width, *hidden, outputs], activation))
+        hidden, between = self.options["hidden"], self._between()
+        return Critic(encoder, action_space, lambda width: mlp([width, *hidden, outputs], **between))
 
 
 class _Hidden(nn.Module):
-    def __init__(self, space: Space, hidden: Sequence[int], activation: str, uint8_scaling: str) -> None:
+    def __init__(self, space: Space, hidden: Sequence[int], between: Mapping[str, Any], uint8_scaling: str) -> None:
         super().__init__()
         self.encoder = ObservationEncoder(space, uint8_scaling=uint8_scaling)
-        self.network = mlp([self.encoder.size, *hidden], activation)
+        self.network = mlp([self.encoder.size, *hidden], **between)
         self.size = hidden[-1] if hidden else self.encoder.size
         if hidden:
-            self.network.append(ACTIVATIONS[activation]())
+            self.network.append(after_layer(self.size, **between))
 
     def forward(self, observations: Tree) -> Tensor:
         found: Tensor = self.network(self.encoder(observations))

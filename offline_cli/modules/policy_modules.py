@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, is_image, mlp
+from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, after_layer, is_image, mlp
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.training import ACTIVATION, HIDDEN
+from offline_cli.options.networks import ACTIVATION, HIDDEN
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import leaves, map_leaves
 
@@ -56,10 +56,13 @@ class FeedForwardPolicy(RLModule):
         hidden: Sequence[int],
         activation: str,
         uint8_scaling: str = BY_BOUNDS,
+        dropout: float = 0.0,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, head)
         self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
-        self.network = mlp([self.encoder.size, *hidden, head.size], activation)
+        sizes = [self.encoder.size, *hidden, head.size]
+        self.network = mlp(sizes, activation, dropout=dropout, layer_norm=layer_norm)
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         outputs: Tensor = self.network(self.encoder(batch[Columns.OBS]))
@@ -100,6 +103,8 @@ def build_module(
     action_scale: str = "unknown",
     uint8_scaling: str = BY_BOUNDS,
     gaussian: GaussianForm = CLONING,
+    dropout: float = 0.0,
+    layer_norm: bool = False,
     seed: int | None = 0,
 ) -> RLModule:
     """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
@@ -110,6 +115,7 @@ def build_module(
     _check_size(observation_space, action_space, hidden, activation)
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
+    form |= {"dropout": dropout, "layer_norm": layer_norm}
     with _seeded(seed):
         return FeedForwardPolicy(observation_space, action_space, head, **form)
 
@@ -133,11 +139,14 @@ class RecurrentPolicy(RLModule):
         max_seq_len: int,
         burn_in: int = 0,
         uint8_scaling: str = BY_BOUNDS,
+        dropout: float = 0.0,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
         self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
-        self.tokens = nn.Sequential(mlp([self.encoder.size, *hidden], activation), ACTIVATIONS[activation]())
-        made = getattr(nn, self.cells.upper())(hidden[-1] if hidden else self.encoder.size, size, layers, batch_first=True)
+        sizes, between = [self.encoder.size, *hidden], dict[str, Any](dropout=dropout, layer_norm=layer_norm)
+        self.tokens = nn.Sequential(mlp(sizes, activation, **between), after_layer(sizes[-1], activation, **between))
+        made = getattr(nn, self.cells.upper())(sizes[-1], size, layers, batch_first=True)
         setattr(self, self.cells, made)
         self.output = nn.Linear(size, head.size)
 
@@ -206,6 +215,8 @@ def build_recurrent_module(
     action_scale: str = "unknown",
     uint8_scaling: str = BY_BOUNDS,
     gaussian: GaussianForm = CLONING,
+    dropout: float = 0.0,
+    layer_norm: bool = False,
     seed: int | None = 0,
     lstm_size: int | None = None,
     lstm_layers: int | None = None,
@@ -229,6 +240,7 @@ def build_recurrent_module(
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
     form |= {"size": size, "layers": layers, "max_seq_len": max_seq_len, "burn_in": burn_in}
+    form |= {"dropout": dropout, "layer_norm": layer_norm}
     with _seeded(seed):
         return MEMORIES[memory](observation_space, action_space, head, **form)
 

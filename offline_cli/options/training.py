@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
+from offline_cli.options.networks import Hidden, MlpKeys, Regularizing, of_learning
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     DEVICE,
@@ -28,15 +29,11 @@ if TYPE_CHECKING:
     from offline_cli.connectors.pipeline_spec import Given
 
 __all__ = [
-    "ACTIVATION",
     "BOUND_EPOCHS",
     "CONFIRM_EPISODES",
     "DEFAULT_EPOCHS",
     "EVAL_EVERY_RANGE",
-    "HIDDEN",
     "ConfigKeys",
-    "MemoryKeys",
-    "MlpKeys",
     "TrainBCFlags",
     "TrainBCOptions",
     "TrainOptions",
@@ -56,18 +53,6 @@ NETWORK: Final = Option(
     group=Group.LEARNING,
     default={"name": "mlp"},
     in_config=True,
-)
-HIDDEN: Final = Option(
-    help="Widths of the hidden layers of the network mlp.",
-    group=Group.LEARNING,
-    default=(256, 256),
-    minimum=1,
-    in_config=True,
-    form=Form.NUMBERS,
-    metavar="N,N,...",
-)
-ACTIVATION: Final = Option(
-    help="Activation between hidden layers; linear, as in RLlib, is none.", group=Group.LEARNING, default="relu", in_config=True
 )
 CONFIRM_EPISODES: Final = Option(
     help="Fresh episodes that must confirm {until_return}.", group=Group.CHECKING, default=100, minimum=1, in_config=True
@@ -206,54 +191,36 @@ class _Configured(Environment, ActionScale, total=False):
     ]
 
 
-class Hidden(TypedDict, total=False):
-    """How large the network mlp is."""
-
-    hidden: Annotated[Sequence[int] | None, HIDDEN]
-
-
 class Optimizer(TypedDict, total=False):
     """How the optimizer steps, whatever is learned."""
 
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"] | None,
-        Option(
-            help="How the learning rate falls after {lr_warmup}: to 0 at the end of the run, or not at all.",
-            group=Group.LEARNING,
-            default="constant",
-            in_config=True,
+        of_learning(
+            help="How the learning rate falls after {lr_warmup}: to 0 at the end of the run, or not at all.", default="constant"
         ),
     ]
     lr_warmup: Annotated[
         int | None,
-        Option(
-            help="Updates in which the learning rate rises from 0 to {lr}, linearly.",
-            group=Group.LEARNING,
-            default=0,
-            minimum=0,
-            in_config=True,
-            metavar="N",
+        of_learning(
+            help="Updates in which the learning rate rises from 0 to {lr}, linearly.", default=0, minimum=0, metavar="N"
         ),
     ]
     weight_decay: Annotated[
         float | None,
-        Option(
+        of_learning(
             help="Share of each weight that a step at a learning rate of 1 would take away (AdamW).",
-            group=Group.LEARNING,
             default=0.0,
             minimum=0,
-            in_config=True,
             metavar="F",
         ),
     ]
     clip_norm: Annotated[
         float | None,
-        Option(
+        of_learning(
             help="Longest gradient of modules that are stepped together, by its Euclidean norm; longer ones are scaled down.",
-            group=Group.LEARNING,
             without="none",
             above=0,
-            in_config=True,
             metavar="NORM",
         ),
     ]
@@ -288,41 +255,34 @@ class Beginning(TypedDict, total=False):
     ]
 
 
-class MlpKeys(Hidden, total=False):
-    """Options of the network mlp, which its table may hold as well."""
+class Kept(TypedDict, total=False):
+    """What of the learned policy is kept."""
 
-    activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
-
-
-class MemoryKeys(TypedDict, total=False):
-    """Options of a memory of the network mlp, in its table alone."""
-
-    memory: Annotated[
-        Literal["lstm", "gru"],
-        Option(
-            help="Cells that remember, after the hidden layers; episodes are then learned from as sequences.",
-            group=Group.LEARNING,
+    ema: Annotated[
+        float | None,
+        of_learning(
+            help="Decay of a moving average of the policy's weights, which is checked, kept and played in their place.",
+            without="none",
+            above=0,
+            below=1,
+            metavar="DECAY",
         ),
     ]
-    memory_size: Annotated[
-        int, Option(help="Numbers that a layer of them remembers.", group=Group.LEARNING, default=256, minimum=1)
-    ]
-    memory_layers: Annotated[int, Option(help="Layers of them.", group=Group.LEARNING, default=1, minimum=1)]
-    max_seq_len: Annotated[
-        int, Option(help="Steps of a sequence, over which gradients go back.", group=Group.LEARNING, default=20, minimum=1)
-    ]
-    burn_in: Annotated[
-        int,
-        Option(
-            help="Steps before a sequence, as far as its episode has them, that it remembers and does not learn from.",
-            group=Group.LEARNING,
-            default=0,
-            minimum=0,
+    log_std_min: Annotated[
+        float | None,
+        of_learning(
+            help="Least logarithm of the spread of Box actions, where the algorithm learns one.",
+            without="the algorithm's (docs/algorithms.md)",
+            metavar="X",
         ),
     ]
+    log_std_max: Annotated[
+        float | None,
+        of_learning(help="The most that it may be.", without="the algorithm's", metavar="X"),
+    ]
 
 
-class ConfigKeys(_Configured, Optimizer, Beginning, MlpKeys, total=False):
+class ConfigKeys(_Configured, Optimizer, Beginning, Kept, MlpKeys, total=False):
     """Keys of the configuration file."""
 
     algorithm: Annotated[Mapping[str, Any], ALGORITHM]
@@ -379,7 +339,7 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
     ]
 
 
-class TrainOptions(TrainBCOptions, Optimizer, Beginning, total=False):
+class TrainOptions(TrainBCOptions, Optimizer, Beginning, Regularizing, Kept, total=False):
     """Keywords of `train`."""
 
     algorithm: Annotated[

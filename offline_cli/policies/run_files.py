@@ -56,6 +56,7 @@ __all__ = [
     "RESULT",
     "SEAL",
     "STATE",
+    "STEPPED",
     "TENSORS",
     "UNSEALED",
     "WEIGHTS",
@@ -88,6 +89,7 @@ MODULES: Final = "modules."
 BEST: Final = "best."
 REFRESHED: Final = "refreshed."
 OF_POLICY: Final = "policy."
+STEPPED: Final = "stepped."  # of the policy, where what is kept is a moving average
 FLAT, FLAT_BEST = "weights", "best"  # of version 1
 
 CHECKPOINTS: Final = "checkpoints"

@@ -6,8 +6,8 @@ Version 1 plays as it is. Version 2 was trained through a learner pipeline and d
 has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
 network of another package, which is imported where the user names that package, and a pipeline or none. Version 4 has
 `gaussian`: how Box actions follow from what the network puts out, where that is not as in behaviour cloning; with a network of
-another package or without, with a pipeline or without. Version 5 has `mlp`: options of our network besides the widths, such as
-a memory; with `gaussian` or without, with a pipeline or without.
+another package or without, with a pipeline or without. Version 5 has `mlp`: options of our network besides its widths, layer
+norm and a memory; with `gaussian` or without, with a pipeline or without. Dropout is none of a policy that plays.
 
 Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
 to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
@@ -266,7 +266,8 @@ def described_form(head: ActionHead) -> dict[str, Any]:
 
 def _form_of(description: Mapping[str, Any]) -> GaussianForm:
     """Raises KeyError, TypeError, ValueError where the description is broken."""
-    if description["version"] != OF_FORM and not (description["version"] == OF_OPTIONS and GAUSSIAN in description):
+    version = description["version"]
+    if version not in (OF_FORM, OF_OPTIONS) or (version == OF_OPTIONS and GAUSSIAN not in description):
         return CLONING
     told = description[GAUSSIAN]
     low, high = (float(limit) for limit in told["log_std"])
@@ -287,7 +288,7 @@ def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
 
 def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
     """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
-    if description["format"] != FORMAT or description["version"] not in (ALONE, WITH_PIECES, OF_NETWORK, OF_FORM, OF_OPTIONS):
+    if description["format"] != FORMAT or description["version"] not in range(ALONE, OF_OPTIONS + 1):
         raise ValueError(f"format {description['format']} version {description['version']}")
     if not isinstance(description["environment"], (str, type(None))):
         raise ValueError(f"its environment is {description['environment']!r}")

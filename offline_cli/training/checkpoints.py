@@ -147,7 +147,8 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     of_package = {"network": dict(config.network), "package": network_package(name)}
     network = {"hidden": list(config.hidden), "activation": config.activation} if name == MLP else of_package
     form = described_form(data.learner.policy.action_head)
-    options = {key: value for key, value in config.network.items() if key != "name"} if name == MLP else {}
+    normed = {"layer_norm": True} if config.layer_norm else {}
+    options = {key: value for key, value in config.network.items() if key != "name"} | normed if name == MLP else {}
     version = OF_FORM if form else OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES
     told: dict[str, Any] = {
         "format": FORMAT,

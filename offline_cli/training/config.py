@@ -3,7 +3,7 @@
 The schema says what a key may be.
 
 The tables `[algorithm]` and `[network]` name code, ours or another package's, whose options and defaults they hold. The options
-of the network "mlp" are keys of the file itself as well, `hidden` and `activation`, and are kept there.
+of the network "mlp" are keys of the file itself as well (`hidden`, `activation`, `dropout`, `layer_norm`), and are kept there.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class BCConfig:
     action_scale: str | None = None
     hidden: tuple[int, ...] = _default("hidden")
     activation: str = _default("activation")
+    dropout: float | None = None
+    layer_norm: bool | None = None
     batch_size: int = _default("batch_size")
     lr: float = _default("lr")
     lr_schedule: str = _default("lr_schedule")
@@ -68,6 +70,9 @@ class BCConfig:
     clip_norm: float | None = None
     top_fraction: float | None = None
     init_from: str | None = None
+    ema: float | None = None
+    log_std_min: float | None = None
+    log_std_max: float | None = None
     updates: int | None = None
     epochs: int | None = None
     until_return: float | None = None
@@ -113,7 +118,10 @@ class BCConfig:
     @property
     def network_options(self) -> dict[str, Any]:
         """The options of the network."""
-        own = {"hidden": self.hidden, "activation": self.activation} if self.network["name"] == MLP else {}
+        own: dict[str, Any] = {}
+        if self.network["name"] == MLP:
+            own = {"hidden": self.hidden, "activation": self.activation}
+            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm)}
         return own | {name: value for name, value in self.network.items() if name != "name"}
 
 

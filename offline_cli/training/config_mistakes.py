@@ -14,8 +14,9 @@ from typing import Any, Final
 from offline_cli.errors import BadConfig
 from offline_cli.json_documents import load_schema, mistakes_by
 from offline_cli.modules.network import MLP, network_kind
+from offline_cli.options.networks import MlpKeys
 from offline_cli.options.option import declared_in
-from offline_cli.options.training import ConfigKeys, MlpKeys
+from offline_cli.options.training import ConfigKeys
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
 
 SCHEMA = "config.v2.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
+SPREAD = ("log_std_min", "log_std_max")
 NEEDS = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
@@ -119,6 +121,11 @@ def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict
         asked = set(BOUNDS) <= set(options)  # of two sources, the one above the other has replaced what that says
         updates, epochs = (spelled(name, asked) for name in BOUNDS)
         found[f"{updates} and {epochs}: give one of the two"] = asked
+    low, high = (config.get(name) for name in SPREAD)
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        asked = set(SPREAD) <= set(options)
+        least, most = (spelled(name, asked) for name in SPREAD)
+        found[f"{least} {low:g} is above {most} {high:g}"] = asked
     for name, needed, what in NEEDS:
         if name in config and needed not in config:
             asked = name in options

@@ -106,6 +106,7 @@ class Setup:
     uint8_scaling: str = BY_BOUNDS
     start: Start | None = None  # None: fresh weights
     learned: Mapping[str, Any] | None = None  # the state that connector pieces keep, by name; None: they learn from the data
+    log_std: tuple[float | None, float | None] = (None, None)  # see Task
 
     @classmethod
     def of(cls, config: BCConfig) -> Self:
@@ -113,7 +114,7 @@ class Setup:
         options = {name: value for name, value in config.algorithm.items() if name != "name"}
         algorithm = algorithm_kind(config.algorithm["name"])(options)
         network = network_kind(config.network["name"])(config.network_options)
-        return cls(algorithm, network, config.seed)
+        return cls(algorithm, network, config.seed, log_std=(config.log_std_min, config.log_std_max))
 
     def starting(
         self, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
@@ -138,7 +139,8 @@ class Setup:
         Raises BadConfig, naming all that keeps the modules from beginning as `start` says; UnsupportedSpace.
         """
         self.algorithm.check(observation_space, action_space)
-        task = Task(observation_space, action_space, action_scale, self.network, self.seed, self.uint8_scaling)
+        made_by: dict[str, Any] = {"network": self.network, "seed": self.seed, "log_std": self.log_std}
+        task = Task(observation_space, action_space, action_scale, uint8_scaling=self.uint8_scaling, **made_by)
         learner = Learner.of(self.algorithm, task)
         if self.start is None:
             return learner
@@ -184,6 +186,7 @@ class Start:
         wanted = dict(config.network)
         if wanted["name"] == MLP:
             wanted |= {"hidden": [*config.hidden], "activation": config.activation}
+            wanted |= {"layer_norm": True} if config.layer_norm else {}
         theirs = told.get("network") or {"name": MLP, **_picked(told, wanted), **told.get(OPTIONS, {})}
         both = [{name: value for name, value in one.items() if name not in OF_SEQUENCES} for one in (theirs, wanted)]
         return cls(place.url, loaded, others, (both[0], both[1]))

@@ -16,13 +16,18 @@ seed, whatever their order and however they are read.
 tensors (`gather`) and makes columns of these where they are none yet (`settle`). A `StoreBuilder` reads sources once where
 nothing has to be known of all episodes beforehand, and once more for each thing that has to be: which episodes are held out,
 and, in parts, what each piece of a pipeline learns (`disk_store.learn_in_parts`).
+
+`HostFeed`: batches from data that stays in host memory, one ahead of the device. A batch takes three steps: its rows are
+gathered into pinned memory, copied from there to a waiting tensor on the device by a stream of its own, and moved into the
+tensors that updates read. The first two are done for the next batch while the device works on this one. Without CUDA the same
+steps happen one after the other.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -36,12 +41,13 @@ from offline_cli.columns import Columns as ColumnNames
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.playing.slots import draw
 from offline_cli.training.metrics_file import RecordForm
-from offline_cli.training.updates import HostFeed
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
     "WEIGHTS",
     "EpochOrder",
+    "Gather",
+    "HostFeed",
     "PoolPlan",
     "StepLoader",
     "Store",
@@ -59,8 +65,54 @@ Columns = Mapping[str, Tree]
 """By name, trees of tensors (N, ...): one row per step."""
 
 LOSS_MASK: Final = ColumnNames.LOSS_MASK
+Gather = Callable[[int, Sequence[Tensor]], None]
+"""Puts the batch of a number into tensors on the host, one for each target."""
+
 STEPS, WINDOWS, UNITS, POOLS = 11, 12, 13, 14  # set these seeds apart from others drawn from the same run seed
 PLANS: Final = 2  # that are kept: while batches come from one epoch, the first pool of the next one is read
+
+
+class HostFeed:
+    """Fills each target (B, ...) on `device` with what a `Gather` collects on the host."""
+
+    def __init__(self, targets: Sequence[Tensor], device: torch.device) -> None:
+        self._targets = list(targets)
+        self._device = device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        pinned = self._side is not None
+        self._gathered = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in self._targets]
+        self._ahead = [torch.empty_like(part) for part in self._targets]
+        self._number: int | None = None  # of the batch that is, or will be, in `_ahead`
+
+    def fill(self, number: int, gather: Gather) -> None:
+        """Put batch `number` into the targets, and send for the one after it."""
+        if self._number != number:
+            self._send(number, gather)
+        if self._side is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
+        for target, ahead in zip(self._targets, self._ahead, strict=True):
+            target.copy_(ahead)
+        self._send(number + 1, gather)
+
+    def forget(self) -> None:
+        """Gather again what was sent ahead: its rows have changed."""
+        self._number = None
+
+    def _send(self, number: int, gather: Gather) -> None:
+        if self._side is not None:
+            self._side.synchronize()  # the copy before this one has left the pinned memory
+        gather(number, self._gathered)
+        if self._side is None:
+            self._copy()
+        else:
+            self._side.wait_stream(torch.cuda.current_stream(self._device))  # what was ahead has been taken
+            with torch.cuda.stream(self._side):
+                self._copy()
+        self._number = number
+
+    def _copy(self) -> None:
+        for ahead, gathered in zip(self._ahead, self._gathered, strict=True):
+            ahead.copy_(gathered, non_blocking=True)
 
 
 class StepLoader:

@@ -18,7 +18,6 @@ from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged, TrainingDiverged
 from offline_cli.policies.run_files import (
     BEST,
-    MODULES,
     REFRESHED,
     copy_into,
     is_of_version_1,
@@ -76,6 +75,7 @@ class Session:
             precision=config.precision,
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
+            ema=config.ema,
         )
         self._best: dict[str, Tensor] = {}  # the policy of the best check
         self._refreshed: dict[str, Tensor] = {}  # the modules that the columns were last computed with, where they change
@@ -92,7 +92,7 @@ class Session:
             except ValueError as err:
                 raise self._misfit(str(err)) from err
             self.state.losses = {} if self.state.loss is None else {self.learner.losses[0]: self.state.loss}
-        own = self._changing() | self._generators()
+        own = self._update.changing() | self._generators()
         best, refreshed = part(tensors, BEST), part(tensors, REFRESHED)
         wanted = own | (prefixed(BEST, self.learner.policy.state_dict()) if best else {})
         wanted |= prefixed(REFRESHED, self.learner.state()) if refreshed else {}
@@ -104,7 +104,7 @@ class Session:
         if self._refreshed:
             copy_into(self.learner.state(), self._refreshed)
             self._compute_columns()
-        copy_into(self._changing(), tensors)
+        copy_into(self._update.changing(), tensors)
         try:
             torch.set_rng_state(tensors["generator"])
             if "generator_cuda" in own:
@@ -176,14 +176,15 @@ class Session:
             losses = self._losses()
             loss = sum(losses.values()) if losses else None  # None: no group was due yet
             self._check_numbers(loss, weights=checking)
-            figures = self.checks.measure(state.update, stop) if checking else {}
+            with self._update.kept_policy():
+                figures = self.checks.measure(state.update, stop) if checking else {}
             self._tick()
             state.loss, state.losses = loss, losses
             self._update.forget_losses()
             state.summed = 0
             state.metrics_bytes = self.folder.append_metrics(self._row(figures))
             if checking and self.checks.decide(state, figures):
-                self._best = {name: tensor.clone() for name, tensor in self.learner.policy.state_dict().items()}
+                self._best = {name: tensor.clone() for name, tensor in self.policy_state().items()}
             self._report()
         state.settled = state.update
 
@@ -264,20 +265,21 @@ class Session:
     def _tensors(self) -> dict[str, Tensor]:
         """Everything that determines the next update, by name."""
         kept = prefixed(BEST, self._best) | prefixed(REFRESHED, self._refreshed)
-        return self._changing() | self._generators() | kept
-
-    def _changing(self) -> dict[str, Tensor]:
-        """What updates change, in place."""
-        return prefixed(MODULES, self.learner.state()) | self._update.optimizer_tensors()
+        return self._update.changing() | self._generators() | kept
 
     def _generators(self) -> dict[str, Tensor]:
         found = {"generator": torch.get_rng_state()}
         return found | ({"generator_cuda": torch.cuda.get_rng_state()} if self._update.device.type == "cuda" else {})
 
+    def policy_state(self) -> dict[str, Tensor]:
+        """The policy that is checked and kept, as of now."""
+        return self._update.policy_state()
+
     def keep_best(self) -> int:
         """Load the policy that the run keeps into its module; returns its update number."""
         best = self.state.best
         if best is None or not self._best or self.state.stopped_by == "target":
+            copy_into(self.learner.policy.state_dict(), self.policy_state())
             return self.state.update
         copy_into(self.learner.policy.state_dict(), self._best)
         return best.update

@@ -63,7 +63,7 @@ def fit(session: Session, stop: StopSignals) -> None:
     while True:
         if stop.requested is not None:
             session.save()
-            session.folder.keep_policy(session.learner.policy.state_dict())
+            session.folder.keep_policy(session.policy_state())
             raise _interrupted(session, stop.requested)
         if state.update == bound:
             session.save()

@@ -1,9 +1,5 @@
 """One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
 
-* `HostFeed`: batches from data that stays in host memory, one ahead of the device. A batch takes three steps: its rows are
-  gathered into pinned memory, copied from there to a waiting tensor on the device by a stream of its own, and moved into the
-  tensors that updates read. The first two are done for the next batch while the device works on this one. Without CUDA the same
-  steps happen one after the other.
 * `FlatAdam`: Adam over all weights as one flat tensor, which has one dtype and one device. Weights and gradients of the module
   become views of two flat tensors, so that one step is a handful of operations whatever the number of layers, its whole state
   is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA graph can hold it. (torch's own
@@ -30,61 +26,16 @@ from torch import Tensor, nn
 from offline_cli.errors import BadConfig
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
+from offline_cli.policies.run_files import MODULES, OF_POLICY, STEPPED, prefixed
 from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed
 
-__all__ = ["FlatAdam", "Gather", "HostFeed", "Stepped", "Update", "captured", "rate_factor", "unchanged"]
-
-Gather = Callable[[int, Sequence[Tensor]], None]
-"""Puts the batch of a number into tensors on the host, one for each target."""
+__all__ = ["Average", "FlatAdam", "Stepped", "Update", "captured", "rate_factor", "unchanged"]
 
 WARM_UPS = 3
 
 Launch = Callable[[int], None]
 """Makes the update of a number, counted from 0."""
-
-
-class HostFeed:
-    """Fills each target (B, ...) on `device` with what a `Gather` collects on the host."""
-
-    def __init__(self, targets: Sequence[Tensor], device: torch.device) -> None:
-        self._targets = list(targets)
-        self._device = device
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        pinned = self._side is not None
-        self._gathered = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in self._targets]
-        self._ahead = [torch.empty_like(part) for part in self._targets]
-        self._number: int | None = None  # of the batch that is, or will be, in `_ahead`
-
-    def fill(self, number: int, gather: Gather) -> None:
-        """Put batch `number` into the targets, and send for the one after it."""
-        if self._number != number:
-            self._send(number, gather)
-        if self._side is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._side)
-        for target, ahead in zip(self._targets, self._ahead, strict=True):
-            target.copy_(ahead)
-        self._send(number + 1, gather)
-
-    def forget(self) -> None:
-        """Gather again what was sent ahead: its rows have changed."""
-        self._number = None
-
-    def _send(self, number: int, gather: Gather) -> None:
-        if self._side is not None:
-            self._side.synchronize()  # the copy before this one has left the pinned memory
-        gather(number, self._gathered)
-        if self._side is None:
-            self._copy()
-        else:
-            self._side.wait_stream(torch.cuda.current_stream(self._device))  # what was ahead has been taken
-            with torch.cuda.stream(self._side):
-                self._copy()
-        self._number = number
-
-    def _copy(self) -> None:
-        for ahead, gathered in zip(self._ahead, self._gathered, strict=True):
-            ahead.copy_(gathered, non_blocking=True)
 
 
 class FlatAdam:
@@ -116,11 +67,17 @@ class FlatAdam:
         self._weight_decay, self._clip_norm = weight_decay, clip_norm
         self._decay = torch.tensor(betas, dtype=torch.float64, device=self.weights.device)
         self._scratch = torch.empty_like(self.weights)
+        self.averaged: Average | None = None
         first = 0
         for owner in owners:
             part = slice(first, first + owner.numel())
             owner.data, owner.grad = self.weights[part].view_as(owner), self.gradients[part].view_as(owner)
             first += owner.numel()
+
+    def average(self, decay: float) -> Average:
+        """A moving average of the weights from now on, moved by each step."""
+        self.averaged = Average(self.weights, self.step_number, decay)
+        return self.averaged
 
     def zero_grad(self) -> None:
         """Before each backward pass."""
@@ -141,10 +98,36 @@ class FlatAdam:
         self._scratch.mul_(correction2.rsqrt()).add_(self._eps)
         torch.div(self.mean, self._scratch, out=self._scratch)
         self.weights.sub_(self._scratch.mul_(self.lr / correction1))
+        if self.averaged is not None:
+            self.averaged.follow()
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a step changes but the weights, by name: to be saved, and written back in place with `copy_`."""
         return {"mean": self.mean, "square": self.square, "step_number": self.step_number}
+
+
+class Average:
+    """An exponential moving average of `weights`, in place, which begins with what they are now.
+
+    After step n it becomes d times itself plus 1 - d times the weights, d = min(decay, (1 + n) / (10 + n)): the first weights
+    soon count little, however short the run is. Source: tf.train.ExponentialMovingAverage with `num_updates`.
+    """
+
+    def __init__(self, weights: Tensor, step_number: Tensor, decay: float) -> None:
+        """`step_number`: () of steps made, read anew each time, as in a captured graph."""
+        self.weights, self.mean = weights, weights.clone()
+        self._step_number, self._decay = step_number, decay
+
+    def follow(self) -> None:
+        """After each step."""
+        number = self._step_number
+        share = 1 - ((1 + number) / (10 + number)).clamp(max=self._decay)
+        self.mean.lerp_(self.weights, share.to(self.weights.dtype))
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The average of one of the parameters that the weights were taken over from: a view of its shape."""
+        first = parameter.storage_offset()
+        return self.mean[first : first + parameter.numel()].view_as(parameter)
 
 
 def _check_alike(named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -213,13 +196,58 @@ class Update:
     """Calling it fits the learner's modules once to what `batch` holds then."""
 
     def __init__(
-        self, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str = "fp32", **stepping: Any
+        self,
+        learner: Learner,
+        batch: Mapping[str, Any],
+        *,
+        lr: float,
+        precision: str = "fp32",
+        ema: float | None = None,
+        **stepping: Any,
     ) -> None:
-        """`stepping`: further options of FlatAdam."""
+        """`ema`: decay of a moving average of the policy's weights, None: there is none. `stepping`: further options of
+        FlatAdam.
+        """
         self.learner = learner
         self.steps = [Stepped(group, learner, batch, lr=lr, precision=precision, **stepping) for group in learner.groups]
         self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
         self.device = self.steps[0].adam.weights.device
+        self._averages = {} if ema is None else self._averaging(ema)  # of the policy's parameters, by name
+
+    def _averaging(self, decay: float) -> dict[str, Tensor]:
+        own = {id(parameter): name for name, parameter in self.learner.policy.named_parameters()}
+        found: dict[str, Tensor] = {}
+        for step in self.steps:
+            parameters = [one for _, one in self.learner.parameters_of(step.group) if id(one) in own]
+            if parameters:
+                average = step.adam.average(decay)
+                found |= {own[id(one)]: average.of(one) for one in parameters}
+        return found
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """The policy that is checked and kept: its parameters, or their moving averages, and its buffers; in place."""
+        return {**self.learner.policy.state_dict(), **self._averages}
+
+    @contextmanager
+    def kept_policy(self) -> Iterator[None]:
+        """Within it the learner's policy is the one that is kept."""
+        stepped = self.learner.policy.state_dict()
+        own = {name: stepped[name] for name in self._averages}
+        with unchanged(list(own.values())), torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(self._averages[name])
+            yield
+
+    def changing(self) -> dict[str, Tensor]:
+        """All that an update changes, by name: to be saved, and written back in place with `copy_`.
+
+        With a moving average the policy under its usual names is that, so that whoever plays a checkpoint plays the policy that
+        is kept, and what is stepped has names of its own.
+        """
+        stepped = self.learner.policy.state_dict()
+        state = self.learner.state() | prefixed(OF_POLICY, self._averages)
+        found = prefixed(MODULES, state) | self.optimizer_tensors()
+        return found | prefixed(STEPPED, {name: stepped[name] for name in self._averages})
 
     def check(self) -> None:
         """Raise BadConfig for losses that cannot be minimised, and features that a network gives in another form than it says.
@@ -245,7 +273,8 @@ class Update:
     def tensors(self) -> list[Tensor]:
         """All that an update changes."""
         found = [[step.adam.weights, *step.sums.values(), *step.adam.tensors().values()] for step in self.steps]
-        return [*itertools.chain(*found), *self.learner.others().values()]
+        means = [step.adam.averaged.mean for step in self.steps if step.adam.averaged is not None]
+        return [*itertools.chain(*found), *means, *self.learner.others().values()]
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """What optimizers and sums of losses hold, by name: to be saved, and written back in place with `copy_`."""

@@ -19,8 +19,9 @@ from offline_cli.formats.registry import AUTO
 from offline_cli.formats.registry import OURS as READERS
 from offline_cli.modules.encoders import ACTIVATIONS
 from offline_cli.options import Declared, Option, declared_in
+from offline_cli.options.networks import MlpKeys
 from offline_cli.options.shared import Caching
-from offline_cli.options.training import ConfigKeys, MlpKeys
+from offline_cli.options.training import ConfigKeys
 from offline_cli.training.memory_store import DEFAULT
 
 PACKAGE = Path(__file__).resolve().parents[2] / "offline_cli"

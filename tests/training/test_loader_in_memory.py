@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_cli.training import memory_store
-from offline_cli.training.loader import WEIGHTS, StepLoader
+from offline_cli.training.loader import WEIGHTS, HostFeed, StepLoader
 from offline_cli.training.memory_store import MemoryStore
-from offline_cli.training.updates import HostFeed
 from offline_cli.trees import leaves
 
 CPU = torch.device("cpu")

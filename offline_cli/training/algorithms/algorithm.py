@@ -19,21 +19,23 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, GaussianForm
 from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Critic, Network
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.slots import draw, for_torch
 from offline_cli.plugins import ALGORITHMS, registered_class
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
@@ -105,11 +107,15 @@ class Task:
     seed: int = 0
     uint8_scaling: str = BY_BOUNDS
     weights: Mapping[str, Tensor] | None = None  # that the policy begins with, and copies of it; None: fresh ones
+    log_std: tuple[float | None, float | None] = (None, None)  # limits in place of the algorithm's; None: that stays
     made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
     _critics: int = field(default=0, init=False)
 
     def policy(self, gaussian: GaussianForm = CLONING) -> RLModule:
-        """A policy over the spaces; `gaussian`: of Box actions. Raises UnsupportedSpace, and BadConfig for an unknown scale."""
+        """A policy over the spaces; `gaussian`: of Box actions. Raises UnsupportedSpace, and BadConfig for an unknown
+        scale, and where `log_std` limits nothing.
+        """
+        gaussian = self._limited(gaussian)
         form = {} if gaussian == CLONING else {"gaussian": gaussian}  # networks of packages need not know of others
         with _seeded(self.seed):
             self.made = self.network.policy(
@@ -123,12 +129,34 @@ class Task:
             self.made.load_state_dict(self.weights)
         return self.made
 
-    def critic(self, *, of_actions: bool = False, outputs: int = 1) -> Critic:
-        """V(s), or Q(s, a) of actions in the units of networks: (B, outputs) float32. Each call gives other weights."""
+    def _limited(self, form: GaussianForm) -> GaussianForm:
+        """`form` with the log standard deviation between `log_std`."""
+        if self.log_std == (None, None):
+            return form
+        low, high = (own if asked is None else asked for asked, own in zip(self.log_std, form.log_std, strict=True))
+        wrong = ""
+        if not any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(self.action_space).values()):
+            wrong = f"they limit the spread of Box actions, and actions are {describe(self.action_space)}"
+        elif form.log_std[0] == form.log_std[1]:
+            wrong = "the algorithm learns no spread of actions"
+        elif low > high:
+            wrong = f"a log standard deviation from {low:g} to {high:g}; the algorithm's is from {{:g}} to {{:g}}".format(
+                *form.log_std
+            )
+        if wrong:
+            raise BadConfig(f"log_std_min, log_std_max: {wrong}", where="the policy", fix="leave them out, or change them")
+        return replace(form, log_std=(low, high))
+
+    def critic(self, *, of_actions: bool = False, outputs: int = 1, layer_norm: bool = False) -> Critic:
+        """V(s), or Q(s, a) of actions in the units of networks: (B, outputs) float32. Each call gives other weights.
+
+        `layer_norm`: whatever the network says; raises BadConfig for one without.
+        """
+        network = self.network.with_layer_norm() if layer_norm else self.network
         self._critics += 1
         with _seeded(draw(self.seed, CRITIC_WEIGHTS, self._critics)):
             actions = self.action_space if of_actions else None
-            return self.network.critic(self.observation_space, actions, outputs=outputs, uint8_scaling=self.uint8_scaling)
+            return network.critic(self.observation_space, actions, outputs=outputs, uint8_scaling=self.uint8_scaling)
 
 
 @contextmanager

@@ -49,6 +49,7 @@ CRITICS, TARGET_POLICY, TARGET_CRITICS = "critics", "target_policy", "target_cri
 Q, CLONING = "q", "cloning"
 EXPLORING: Final = math.log(0.1)  # the spread that TD3 explores with, of bounds that are 2 apart
 FACTOR: Final = {"type": "number", "minimum": 0}
+COUNT: Final = {"type": "integer", "minimum": 1}
 
 
 def distances(actions: Tree, others: Tree) -> Tensor:
@@ -69,12 +70,8 @@ class TD3BC(Algorithm):
             "critic_bc": {"description": "How much targets lose by distance from the next action.", **FACTOR, "default": 0.0},
             "policy_noise": {"description": "Spread of the noise on actions of targets.", **FACTOR, "default": 0.2},
             "noise_clip": {"description": "The most that this noise may be.", **FACTOR, "default": 0.5},
-            "policy_every": {
-                "description": "Each of how many updates steps it.",
-                "type": "integer",
-                "minimum": 1,
-                "default": 2,
-            },
+            "policy_every": {"description": "Each of how many updates steps it.", **COUNT, "default": 2},
+            "critic_layer_norm": {"description": "Layer norm in the critics. Default: as the network.", "type": "boolean"},
             **TD_OPTIONS,
         }
     }
@@ -99,7 +96,8 @@ class TD3BC(Algorithm):
 
     def modules(self, task: Task) -> dict[str, nn.Module]:
         policy = task.policy(GaussianForm("tanh", (EXPLORING, EXPLORING)))
-        made = {POLICY: policy, CRITICS: nn.ModuleList([task.critic(of_actions=True) for _ in range(2)])}
+        normed = self.options.get("critic_layer_norm", False)
+        made = {POLICY: policy, CRITICS: nn.ModuleList(task.critic(of_actions=True, layer_norm=normed) for _ in range(2))}
         return {**made, TARGET_POLICY: frozen_copy(policy), TARGET_CRITICS: frozen_copy(made[CRITICS])}
 
     def targets(self, modules: Modules, batch: Batch) -> Tensor:
