@@ -61,6 +61,8 @@ def test_an_expert_is_recorded_as_its_score_says(name: str, tmp_path: Path) -> N
     from offline_cli.recording.record import record
 
     told = scores()[name]
+    if "mujoco" in told["versions"]:
+        pytest.importorskip("mujoco")
     policy, episodes = f"sb3:{EXPERTS / name}.zip", 20
     result = record(told["env"], tmp_path / "D", policy=policy, episodes=episodes, vectorize="sync", device="cpu")
     assert result.action_scale == "env"
