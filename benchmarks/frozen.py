@@ -54,7 +54,7 @@ PIPELINES: Final = {
     'name = "add_next_observations_from_episodes_to_train_batch"\n',
 }
 APPLIED_TO: Final = ("rllib_episodes_cartpole_expert", "rllib_episodes_pendulum", "rllib_episodes_dict_flattened")
-NEWER = frozenset({"run", "policy", "seconds", "env_kwargs", "wrappers", "observations_not_finite"})
+NEWER = frozenset({"run", "policy", "seconds", "env_kwargs", "wrappers", "observations_not_finite", "pieces"})
 """What an evaluation reports besides figures: places, times, and keys that came later."""
 EXPERT: Final = "sb3:" + str(REPOSITORY / "sample_data" / "experts" / "cartpole.zip")
 STACKED: Final = 'kind = "env_to_module"\ndefaults = true\n[[pieces]]\nname = "mean_std_filter"\n'

@@ -77,11 +77,14 @@ def evaluate(
         open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
         use_threads(threads),
     ):
-        pieces = _pieces(loaded, asked)
+        pieces, between = _pieces(loaded, asked), dict[str, list[str]]()
         if pieces is None:
             _check_fits(module, environment, name)
         else:
             pieces.check(environment, module.observation_space, module.action_space, where=name)
+            between = pieces.as_dict()
+            for note in between["unlike_training"]:
+                _log.warning("note: %s", note)
         plan = EvaluationPlan(
             env=played_in.id,
             env_kwargs=played_in.kwargs,
@@ -104,7 +107,7 @@ def evaluate(
             played = played_by_runners(plan, on_episodes=report)
         else:
             played = played_here(plan, module.to(target), environment, pieces, on_episodes=report)
-    result = _result(played, played_in, explore, seed, loaded.checkpoint)
+    result = replace(_result(played, played_in, explore, seed, loaded.checkpoint), pieces=between)
     if played.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in played.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)

@@ -50,6 +50,7 @@ class EvaluateResult:
     seed: int
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
+    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # played between, by side; and what is `unlike_training`
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

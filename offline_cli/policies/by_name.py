@@ -30,7 +30,7 @@ from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
-from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
+from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec, tell_unlike_training
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.policies.python_policy import FunctionPolicy, imported
@@ -296,6 +296,7 @@ def load_policy(
         known = None
     with _environment(known if spaces is None else None, lambda: _found(spaces, name)) as environment:
         made = policy_of_run(loaded, name, environment, explore=explore, device=target, pieces=pieces)
+        tell_unlike_training(made)
         return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed, run=loaded)
 
 

@@ -15,7 +15,7 @@ import json
 import logging
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
 from offline_cli.connectors.piece_makers import own_pieces, snake
+from offline_cli.connectors.piece_options import signature_of
 from offline_cli.connectors.pipeline_player import check_lookback
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
 from offline_cli.connectors.slot_player import SlotPlayer
@@ -38,7 +39,7 @@ from offline_cli.policies.module_policy import ForwardPass, is_of_floats
 from offline_cli.policies.policy import block_rows
 from offline_cli.spaces import Space, leaf_spaces
 
-__all__ = ["PipedPolicy", "PlaySpec", "beside_learner"]
+__all__ = ["PipedPolicy", "PlaySpec", "beside_learner", "tell_unlike_training"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class PipedPolicy:
     ) -> None:
         """For pieces that fit (`PlaySpec.check`). Raises what `PlaySpec.build_in` raises."""
         self.fingerprint = fingerprint
+        self.unlike_training = play.unlike_training()
         self.spaces = environment.observation_space, environment.action_space
         self.device = device
         self.pipelines = play.build_in(environment, device=self.device)
@@ -189,13 +191,44 @@ class PlaySpec:
             fix = "name the pipeline file it was trained with: --env-to-module FILE"
             raise BadConfig(what, where=trained.where, fix=fix) from err
 
+    def as_dict(self) -> dict[str, list[str]]:
+        """The pieces beside the default ones, with their options, by side; and what is unlike training. Raises BadConfig."""
+        sides = {"env_to_module": self._beside(), "module_to_env": self.module_to_env}
+        told = {
+            side: [spec.name] * bool(spec.name) if spec.document is None else [*map(_in_words, spec.document.get("pieces", []))]
+            for side, spec in sides.items()
+        }
+        return {**told, "unlike_training": self.unlike_training()}
+
+    def unlike_training(self) -> list[str]:
+        """In what the pieces of a user's file are not those that the policy was trained through; empty: in nothing, or only
+        Python objects would know."""
+        given, trained = self.env_to_module, self.trained
+        if trained is None or trained.document is None or given.document is None:
+            return []
+        mine, theirs = (spec.document.get("pieces", []) for spec in (given, trained))  # type: ignore[union-attr]
+        other = [_in_words(piece) for piece in mine if piece not in theirs]
+        left_out = [_in_words(piece) for piece in theirs if piece not in mine and (given.kind == "learner" or _plays(piece))]
+        alone = _alone(given) if given.kind == "learner" else []
+        told = []
+        if other or left_out:
+            there, here = ", ".join(left_out) or "nothing in its place", ", ".join(other) or "nothing in its place"
+            told.append(f"the policy was trained through other pieces: in training {there}; here {here}")
+        elif mine != [piece for piece in theirs if piece in mine]:
+            told.append("the policy was trained through these pieces in another order, or another number of them")
+        return [*told, *([f"for the learner alone, and not played: {', '.join(alone)}"] if alone else [])]
+
     def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
         """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `build` raises, too;
         BadConfig for a lookback that is too short for a piece.
 
         Actions are checked against the environment's only where no pieces of the user's lie between.
         """
-        pipelines = self.build_in(environment)
+        try:
+            pipelines = self.build_in(environment)
+        except BadData:  # what was learned from other observations does not fit: then these are what is wrong
+            replace(self, trained=None, env_to_module=self._beside()).check(environment, observations, actions, where=where)
+            raise
         check_lookback(pipelines, self.lookback, where=where)
         given = pipelines.env_to_module.observation_space or environment.observation_space
         problems = [
@@ -254,8 +287,7 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
         what = f"which pieces belong beside the environment cannot be determined from Python objects: {learner.name}"
         fix = "give env_to_module as well ([] where none belong there), or a pipeline file for both"
         raise BadConfig(what, where="pipeline", fix=fix)
-    ours = set(own_pieces().values())
-    alone = [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]
+    alone = _alone(learner)
     if alone:  # if they change observations, they should play, too
         _log.warning(
             "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too",
@@ -263,3 +295,27 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
             learner.where,
         )
     return PlaySpec(learner)
+
+
+def _alone(learner: PipelineSpec) -> list[str]:
+    """The pieces of a learner's file that are not ours and do not play: nobody but their author knows whether they should."""
+    ours = set(own_pieces().values())
+    return [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]
+
+
+def _plays(piece: Mapping[str, Any]) -> bool:
+    """Whether a piece of a run's learner pipeline belongs beside the environment too, or is somebody's own and may."""
+    maker = own_pieces().get(str(piece.get("name")))
+    return maker is None or signature_of(maker).takes_as_learner
+
+
+def _in_words(piece: Mapping[str, Any]) -> str:
+    """A piece of a file with its options."""
+    options = ", ".join(f"{name}={value!r}" for name, value in piece.items() if name not in ("name", "use"))
+    return f"{piece.get('name', piece.get('use'))}({options})"
+
+
+def tell_unlike_training(policy: object) -> None:
+    """Log a note where a policy plays between other pieces than it was trained through."""
+    for told in getattr(policy, "unlike_training", ()):
+        _log.warning("note: %s", told)

@@ -31,6 +31,7 @@ from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, policy_of
 from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
+from offline_cli.policies.piped_policy import tell_unlike_training
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.learned_state import going_on
 from offline_cli.recording.provenance import Player, finished_manifest, provenance
@@ -94,6 +95,7 @@ def record(
     with overseer, overseer.guarding(), open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
+        tell_unlike_training(opened)
         result = nothing_recorded(plan, opened, out=target.url, format=format)
         fill = partial(filled, result, started=started)
         try:
