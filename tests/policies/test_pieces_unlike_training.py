@@ -1,0 +1,85 @@
+"""A policy that plays between other pieces than it was trained through: said in every way of playing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offline_cli import evaluate, load_policy, record, train_bc
+from offline_cli.cli.app import app
+from offline_cli.errors import SpaceMismatch
+
+FILTER = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\nclip_by_value = {}\n'
+OTHER = (
+    "note: the policy was trained through other pieces: in training mean_std_filter(clip_by_value=5.0); here mean_std_filter"
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Trained through a filter, on random CartPole."""
+    record("CartPole-v1", tmp_path / "D", policy="random", episodes=5, device="cpu")
+    train_bc(tmp_path / "D", tmp_path / "run", pipeline=piece(tmp_path / "trained.toml", 5.0), updates=2, device="cpu")
+    return tmp_path / "run"
+
+
+def piece(file: Path, clip: float) -> Path:
+    file.write_text(FILTER.format(clip))
+    return file
+
+
+@pytest.fixture
+def ways(run: Path, tmp_path: Path) -> dict[str, Callable[[Path], Any]]:
+    """Of playing it between the pieces of a file."""
+    how: dict[str, Any] = {"env": "CartPole-v1"}
+    recorded: dict[str, Any] = {"policy": str(run), "episodes": 1, "device": "cpu", "overwrite": True}
+    return {
+        "evaluate": lambda file: evaluate(run, **how, episodes=1, env_to_module=file),
+        "record": lambda file: record("CartPole-v1", tmp_path / "out", env_to_module=file, **recorded),
+        "load_policy": lambda file: load_policy(run, **how, env_to_module=file),
+    }
+
+
+@pytest.mark.parametrize("way", ["evaluate", "record", "load_policy"])
+def test_another_option_of_a_piece_is_said(
+    way: str, ways: dict[str, Callable[[Path], Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ways[way](piece(tmp_path / "other.toml", 9.0))
+    assert OTHER in caplog.text
+
+
+@pytest.mark.parametrize("way", ["evaluate", "record", "load_policy"])
+def test_the_pieces_that_it_was_trained_through_go_unsaid(
+    way: str, ways: dict[str, Callable[[Path], Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    ways[way](piece(tmp_path / "same.toml", 5.0))
+    assert "trained through" not in caplog.text
+
+
+def test_evaluate_tells_the_pieces_as_values(run: Path, tmp_path: Path, told: Any) -> None:
+    words = ["evaluate", run, "--env", "CartPole-v1", "--episodes", 1]
+    assert told(*words)["pieces"] == {
+        "env_to_module": ["mean_std_filter(clip_by_value=5.0)"],
+        "module_to_env": [],
+        "unlike_training": [],
+    }
+    found = told(*words, "--env-to-module", piece(tmp_path / "other.toml", 9.0))["pieces"]
+    assert found["env_to_module"] == ["mean_std_filter(clip_by_value=9.0)"]
+    assert len(found["unlike_training"]) == 1
+
+
+def test_an_environment_of_other_observations_is_told_as_that_and_not_as_a_broken_state(run: Path, tmp_path: Path) -> None:
+    for play in (
+        lambda: evaluate(run, env="Pendulum-v1", episodes=1),
+        lambda: load_policy(run, env="Pendulum-v1"),
+        lambda: record("Pendulum-v1", tmp_path / "out", policy=str(run), episodes=1),
+    ):
+        with pytest.raises(SpaceMismatch, match=r"observations: the policy takes Box\(4"):
+            play()
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--env", "Pendulum-v1", "--episodes", "1"])
+    assert done.exit_code == 4
