@@ -66,12 +66,19 @@ class Rival:
 
     def __call__(self) -> float:
         """Units per second of one run."""
+        figure = self._asked()
+        return float(figure["amount"] / figure["seconds"])
+
+    def amount(self) -> float:
+        """What one run gives, whatever time it takes."""
+        return float(self._asked()["amount"])
+
+    def _asked(self) -> dict[str, Any]:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer will say why
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
-        figure = self._answer()
-        return float(figure["amount"] / figure["seconds"])
+        return self._answer()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

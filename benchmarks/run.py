@@ -34,6 +34,7 @@ QUESTIONS = (
     "record_minari",
     "play_pieces",
     "update_bc",
+    "scores",
     "command_start",
     "cold_start",
     "train_streaming",

@@ -98,6 +98,14 @@ RECIPES = {
         copies=1,
         options={"learning_rate": lambda left: 1e-3 * max(left, 0.1), "learning_starts": 500, "buffer_size": 20_000},
     ),
+    "pendulum_medium": Recipe(  # half of the way, for recordings that can be improved on
+        "Pendulum-v1",
+        "SAC",
+        5_000,
+        wanted=-600,
+        copies=1,
+        options={"learning_rate": lambda left: 1e-3 * max(left, 0.1), "learning_starts": 500, "buffer_size": 20_000},
+    ),
     "acrobot": Recipe(
         "Acrobot-v1",
         "PPO",

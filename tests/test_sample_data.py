@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 EXPERTS = Path(__file__).resolve().parent.parent / "sample_data" / "experts"
-NAMES = ("acrobot", "cartpole", "halfcheetah", "hopper", "pendulum")
+NAMES = ("acrobot", "cartpole", "halfcheetah", "hopper", "pendulum", "pendulum_medium")
 PACKAGES = {"stable_baselines3", "gymnasium", "numpy"}
 
 
@@ -41,6 +41,7 @@ def test_the_experts_are_experts() -> None:
     assert told["pendulum"] >= -165
     assert told["acrobot"] >= -90
     assert told["hopper"] >= 3000
+    assert -600 <= told["pendulum_medium"] <= -250
     assert told["halfcheetah"] >= 6000
 
 
