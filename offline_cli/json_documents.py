@@ -18,7 +18,8 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -228,10 +229,17 @@ class Expectations:
 
     each: Sequence[tuple[str, str, Any]]
     counts: Collection[str] = ()  # keys of mappings of counts, in which what was not counted is 0
+    kinds: Mapping[str, Collection[str]] = field(default_factory=dict)  # of such a mapping, all that is ever counted
 
     @staticmethod
-    def of(expect: Mapping[str, Any], keys: Collection[str], *, counts: Collection[str] = ()) -> Expectations:
-        """Those of `{"episodes": 100, "return.mean>=": 450}`; `keys`: that the document has; `counts`: see the field.
+    def of(
+        expect: Mapping[str, Any],
+        keys: Collection[str],
+        *,
+        counts: Collection[str] = (),
+        kinds: Mapping[str, Collection[str]] | None = None,
+    ) -> Expectations:
+        """Those of `{"episodes": 100, "return.mean>=": 450}`; `keys`: that the document has; `counts`, `kinds`: see the fields.
 
         Raises UsageError naming all that cannot be: unknown keys and orders, bounds that are no numbers.
         """
@@ -249,7 +257,7 @@ class Expectations:
         if wrong:
             fix = f"write KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; there is {', '.join(keys)}"
             raise UsageError("; ".join(wrong), where=EXPECT, fix=fix)
-        return Expectations(found, counts)
+        return Expectations(found, counts, kinds or {})
 
     def check(self, document: Mapping[str, Any], *, where: str) -> None:
         """Raise TargetNotMet, naming all values that differ; UsageError for nested names that are not there."""
@@ -258,6 +266,10 @@ class Expectations:
             try:
                 top, _, kind = name.partition(".")
                 counted = document.get(top) if top in self.counts and kind else None
+                known = self.kinds.get(top)  # some kinds have a column behind a colon
+                if known and isinstance(counted, Mapping) and kind not in counted and kind.partition(":")[0] not in known:
+                    near = get_close_matches(kind, known, n=1)
+                    raise KeyError(f"no kind of {top} is called {kind!r}" + (f", did you mean {near[0]!r}?" if near else ""))
                 value = counted.get(kind, 0) if isinstance(counted, Mapping) else _value_at(document, name)
                 if not _holds(value, order, want):
                     wrong.append(f"{name} is {value}, expected {'' if order == '=' else f'{order} '}{want}")
@@ -281,18 +293,26 @@ def _as_value(want: Any) -> Any:
 
 
 def _value_at(document: Mapping[str, Any], name: str) -> Any:
-    """The value at a dotted name. Raises KeyError, with a sentence, where there is none."""
+    """The value at a dotted name, a number in it that of an element. Raises KeyError, with a sentence, where there is none."""
     value: Any = document
     for part in name.split("."):
+        if isinstance(value, Sequence) and not isinstance(value, str) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+            continue
         if not isinstance(value, Mapping) or part not in value:
-            keys = ", ".join(value) if isinstance(value, Mapping) else "nothing below it"
+            below = f"{len(value)} elements" if isinstance(value, list | tuple) else "nothing below it"
+            keys = ", ".join(value) if isinstance(value, Mapping) else below
             raise KeyError(f"nothing is called {name!r}: there is {keys}")
         value = value[part]
     return value
 
 
 def _holds(value: Any, order: str, want: Any) -> bool:
-    """Numbers may come as text, as from a command line, and agree to 9 digits. Raises KeyError for a bound of no number."""
+    """Numbers may come as text, as from a command line, and agree to 9 digits; a list holds where all its elements do. Raises
+    KeyError for a bound of no number.
+    """
+    if isinstance(value, list | tuple) and value and value != want and not isinstance(want, list | tuple):
+        return all(_holds(element, order, want) for element in value)
     have, wanted = _number(value), _number(want)
     if order in ORDERS and have is None and value is not None:
         raise KeyError(f"{value!r} has no order: use = in place of {order}")

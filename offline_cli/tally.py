@@ -17,6 +17,7 @@ from offline_cli.errors import BadData, UnsupportedSpace
 
 __all__ = [
     "DROPPED",
+    "KINDS",
     "MISSING_REWARDS",
     "T_FALLS",
     "UNFINISHED",
@@ -75,6 +76,74 @@ class Lost(StrEnum):
     GAP = "lost-episode-gap"  # steps of it are missing
     STEPS_AFTER_END = "lost-episode-steps-after-end"  # it continues after an end flag
     MIXED_STRUCTURES = "lost-episode-mixed-structures"  # its parts have other columns or shapes
+
+
+KINDS: Final = frozenset(
+    (
+        "bad-row-of-unknown-episode",
+        "broken-chain",
+        "broken-shard-left-out",
+        "clock-not-kept",
+        "custom-data-not-kept",
+        "datetime-to-text",
+        "dones-as-terminateds",
+        "dones-disagree",
+        "dropped-column",
+        "dtype-inferred",
+        "dtype-widened",
+        "duplicate-episode",
+        "duplicate-row",
+        "empty-batch",
+        "filled-mean",
+        "filled-number",
+        "filled-previous",
+        "filled-zero",
+        "gap-in-t",
+        "infinite-in-actions",
+        "infinite-in-extras",
+        "infinite-in-observations",
+        "infinite-in-rewards",
+        "info-array-to-list",
+        "info-not-a-dict",
+        "lost-episode-bad-row",
+        "lost-episode-conflict",
+        "lost-episode-gap",
+        "lost-episode-mixed-structures",
+        "lost-episode-steps-after-end",
+        "lost-episode-unreadable",
+        "missing-end-flags",
+        "missing-eps-id",
+        "missing-final-observation",
+        "missing-rewards",
+        "missing-t",
+        "missing-type",
+        "mixed-dtypes-widened",
+        "multi-agent-id-not-kept",
+        "nan-in-actions",
+        "nan-in-extras",
+        "nan-in-observations",
+        "nan-in-rewards",
+        "non-string-key-to-text",
+        "null-as-false",
+        "null-as-nan",
+        "padding-removed",
+        "prev-actions-dropped",
+        "prev-rewards-dropped",
+        "repeated-steps",
+        "rows-brought-together",
+        "set-to-list",
+        "split-at-gap",
+        "stitched-fragment",
+        "t-falls-back",
+        "tuple-to-list",
+        "unfinished-episode",
+        "unreadable-row",
+        "unused-actions",
+        "unused-observations",
+        "zero-length-episode",
+    )
+)
+"""Of assumptions, those of docs/assumptions.md; packages may count others."""
 
 
 @dataclass(slots=True)

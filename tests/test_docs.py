@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from offline_cli.cli.app import COMMANDS
+from offline_cli.tally import KINDS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -23,6 +24,14 @@ def test_every_kind_of_assumption_is_explained() -> None:
     kinds = counted_kinds()
     assert len(kinds) > 20
     assert {kind for kind in kinds if f"`{kind}`" not in page} == set()
+
+
+def test_the_kinds_that_a_gate_knows_are_those_of_the_page() -> None:
+    page = (REPOSITORY / "docs" / "assumptions.md").read_text(encoding="utf-8")
+    table = page[page.index("| kind") :].split("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert {kind for cell in cells for kind in re.findall(r"`([a-z-]+)[^`]*`", cell)} == KINDS
+    assert counted_kinds() <= KINDS
 
 
 def test_every_page_that_a_page_links_to_is_there() -> None:

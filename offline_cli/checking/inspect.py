@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from offline_cli.columns import ElementNames, mappings_in
-from offline_cli.datasets.file_names import MANIFEST, WRITING
+from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.errors import OfflineCliError, UsageError
+from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
 from offline_cli.json_documents import Expectations
 from offline_cli.options.data_commands import InspectOptions
@@ -28,6 +28,7 @@ from offline_cli.options.keywords import check_values, takes
 from offline_cli.options.option import declared_in
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
+from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
@@ -112,12 +113,12 @@ def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **option
     """Figures of `sources`, taken together.
 
     `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
-    `{"steps<=": 100}` are bounds; a kind of `assumptions` that was not counted is 0. Raises TargetNotMet,
-    naming all that differ, UsageError for unknown keys and orders, and for an episode that is not there, and what
-    `read_episodes` raises.
+    `{"steps<=": 100}` are bounds. A number is that of an element (`columns.obs.max.0`); a list is compared element by
+    element. A kind of `assumptions` that was not counted is 0. Raises TargetNotMet, naming all that differ, UsageError for
+    unknown keys, kinds and orders, and for an episode that is not there, and what `read_episodes` raises.
     """
     check_values(InspectOptions, options, command="offline-cli inspect")
-    expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS)
+    expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS, kinds={"assumptions": KINDS})
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
     expected.check(found.as_dict(), where=", ".join(found.sources))
     return found
@@ -139,9 +140,37 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
     try:
         if os.path.exists(os.path.join(folder, WRITING)):
             return None
-        return _from_manifest(folder, Manifest.from_bytes(read_plain(place, shown=place), where=place))
+        manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place)
     except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
         return None
+    if options["expect"]:
+        sizes = {shard.path: _size(os.path.join(folder, shard.path)) for shard in manifest.shards}
+        _check_shards(manifest, sizes, where=folder)
+    return _from_manifest(folder, manifest)
+
+
+def _size(path: str) -> int | None:
+    return os.path.getsize(path) if os.path.isfile(path) else None
+
+
+def _sizes_of(dataset: Any) -> dict[str, int]:
+    """Bytes of the files of a dataset, by path below it."""
+    below = len(dataset.location.path.rstrip("/")) + 1
+    return {file.path[below:]: file.size() for file in dataset.location.join(DATA).files()}
+
+
+def _check_shards(manifest: Manifest, sizes: Mapping[str, int | None], *, where: str) -> None:
+    """Raise BadData, naming all, for shards that are not there, or of another size (`sizes`, in bytes, by path)."""
+    wrong = [
+        f"{shard.path} is missing"
+        if sizes.get(shard.path) is None
+        else f"{shard.path} has {sizes[shard.path]} bytes, not {shard.bytes}"
+        for shard in manifest.shards
+        if sizes.get(shard.path) != shard.bytes
+    ]
+    if wrong:
+        fix = "restore the files from a copy, or see what `offline-cli repair` can keep"
+        raise BadData.of(wrong, where=where, fix=fix)
 
 
 def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
@@ -157,6 +186,8 @@ def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgre
     reads_all = manifest is None or options["deep"]
     look = _CloserLook(options["head"], options["episode"], HistogramBuilder() if reads_all else None)
     if manifest is not None:
+        if options["expect"]:
+            _check_shards(manifest, _sizes_of(cast(Any, opened[0]).dataset), where=opened[0].info.location)
         _look_at_dataset(opened[0], look, on_progress)
         return look.added_to(_from_manifest(opened[0].info.location, manifest))
     with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:

@@ -170,3 +170,46 @@ def test_a_dataset_that_is_damaged_or_not_finished_or_asked_for_as_something_els
     (dataset / "manifest.json").write_text("{}")
     with pytest.raises(BadData, match="the manifest cannot be read"):
         inspect(dataset)
+
+
+@pytest.mark.parametrize(
+    ("expect", "holds"),
+    [
+        ({"columns.obs.nan": 0}, True),
+        ({"columns.obs.max.0<=": 1e9}, True),
+        ({"columns.obs.max.0>=": 1e9}, False),
+        ({"columns.obs.max<=": 1e9}, True),
+        ({"columns.obs.max>=": 1e9}, False),
+    ],
+)
+def test_elements_of_vectors_are_expected_one_by_one_or_all_alike(expect: dict[str, Any], holds: bool, make: Any) -> None:
+    dataset = str(make.dataset(make.batch((1, 2))))
+    if holds:
+        inspect(dataset, expect=expect)
+        return
+    with pytest.raises(TargetNotMet):
+        inspect(dataset, expect=expect)
+
+
+def test_an_element_that_is_not_there_is_refused_with_how_many_there_are(make: Any) -> None:
+    with pytest.raises(UsageError, match="elements"):
+        inspect(str(make.dataset(make.batch((1, 2)))), expect={"columns.obs.max.99<=": 0})
+
+
+def test_a_kind_of_assumption_that_nobody_counts_is_refused_with_what_was_meant(make: Any) -> None:
+    with pytest.raises(UsageError, match="did you mean 'gap-in-t'"):
+        inspect(str(make.dataset(make.batch((1, 2)))), expect={"assumptions.gap-in-tt": 0})
+
+
+@pytest.mark.parametrize("options", [{}, {"head": 1}])
+@pytest.mark.parametrize("harm", ["missing", "cut"])
+def test_an_expectation_of_a_dataset_looks_whether_its_shards_are_there(harm: str, options: dict[str, Any], make: Any) -> None:
+    dataset = make.dataset(make.batch((1, 2)))
+    (shard,) = Path(dataset).glob("data/*.parquet")
+    if harm == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:-1])
+    assert inspect(str(dataset)).episodes == 2
+    with pytest.raises(BadData, match=shard.name):
+        inspect(str(dataset), expect={"episodes": 2}, **options)
