@@ -34,6 +34,7 @@ QUESTIONS = (
     "record_minari",
     "play_pieces",
     "update_bc",
+    "update_algorithms",
     "scores",
     "command_start",
     "cold_start",
