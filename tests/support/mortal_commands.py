@@ -34,9 +34,15 @@ class Life:
     seconds: float
     operations: list[float]  # when each began, in seconds from the start
 
-    def moment(self, share: float) -> tuple[int, float]:
-        """The point at that share of its time, told by the operation before it and the seconds since."""
+    def moment(self, share: float, *, of_its_operations: bool = False) -> tuple[int, float]:
+        """The point at that share of its time, told by the operation before it and the seconds since.
+
+        `of_its_operations`: of the time between the first and the last of them.
+        """
         when = self.seconds * share
+        if of_its_operations:
+            first, last = self.operations[0], self.operations[-1]
+            when = first + (last - first) * share
         before = sum(began <= when for began in self.operations)
         return before, when - (self.operations[before - 1] if before else 0.0)
 
