@@ -77,7 +77,12 @@ fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hour
 	OFFLINE_CLI_EXAMPLES=2000 $(BIN)/python -m pytest -q -m big tests/sizes/test_written_is_read.py
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
-bench: $(VENV)/.installed-full  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
+# MuJoCo's tasks, with what gymnasium's renderer imports; the same versions as d3rlpy's environment has.
+$(VENV)/.installed-mujoco: $(VENV)/.installed-full benchmarks/rivals/requirements/d3rlpy.txt
+	$(PIP) $$(grep -E '^(mujoco|imageio)==' benchmarks/rivals/requirements/d3rlpy.txt)
+	touch $@
+
+bench: $(VENV)/.installed-mujoco  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
 	$(BIN)/python -m benchmarks.rival_environments
 	$(BIN)/python -m benchmarks.run
 

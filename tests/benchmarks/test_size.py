@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from functools import cache
 
@@ -23,6 +24,23 @@ def sizes() -> list[Size]:
 
 def test_no_file_is_longer_than_400_lines() -> None:
     assert {size.path: size.lines for size in sizes() if size.lines > LARGEST_FILE} == {}
+
+
+ALGORITHM = "offline_cli/training/algorithms/"
+
+
+def test_no_algorithm_is_longer_than_150_lines() -> None:
+    files = {size.path: size.lines for size in sizes() if size.path.startswith(ALGORITHM)}
+    seam = {f"{ALGORITHM}{name}.py" for name in ("__init__", "algorithm")}
+    assert {path.removeprefix(ALGORITHM) for path in files.keys() - seam} == {"bc.py", "marwil.py", "iql.py", "td3_bc.py"}
+    assert {path: lines for path, lines in files.items() if path not in seam and lines > 150} == {}
+
+
+def test_the_registry_alone_names_the_algorithms_that_learn_from_rewards() -> None:
+    """A code word, not a mention: a string or an import in any module beside their own."""
+    named = re.compile(r"""["'](marwil|iql|td3-bc)["']|algorithms\.(marwil|iql|td3_bc)\b""")
+    texts = {path: text for path, text in packaged().items() if named.search(text)}
+    assert texts.keys() - {f"{ALGORITHM}{name}.py" for name in ("marwil", "iql", "td3_bc")} == {f"{ALGORITHM}algorithm.py"}
 
 
 def test_no_further_function_body_is_longer_than_60_lines() -> None:

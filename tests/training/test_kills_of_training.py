@@ -1,4 +1,4 @@
-"""`kill -9` at any moment of train-bc, on disk and S3: `--resume` ends with the very bytes of an undisturbed run."""
+"""`kill -9` at any moment of train-bc and train, on disk and S3: `--resume` ends with the very bytes of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -55,6 +55,24 @@ def train(data: Path, out: Location) -> list[str]:
     return [*words, "--device", "cpu", "--json", "--quiet"]
 
 
+OTHERS = {
+    "marwil": ("CartPole-v1", "refresh_every = 20"),  # value targets are computed anew: what they follow from is put back
+    "iql": ("CartPole-v1", ""),
+    "td3-bc": ("Pendulum-v1", "critic_bc = 0.1"),
+}
+"""Algorithms with the environment of their data and options, all with every part that a checkpoint may hold."""
+
+
+@pytest.fixture(params=OTHERS)
+def other_algorithm(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The command without `--out`: an algorithm that learns from rewards."""
+    env, options = OTHERS[request.param]
+    record(env, tmp_path / "D", policy="random", episodes=4 if env == "Pendulum-v1" else 20, num_env_runners=0)
+    table = f'[algorithm]\nname = "{request.param}"\n{options}\n'
+    (tmp_path / "config.toml").write_text(f'{CONFIG}ema = 0.9\ndropout = 0.1\nlr_schedule = "cosine"\n{table}')
+    return ["train", str(tmp_path / "D"), *("--config", str(tmp_path / "config.toml")), "--device", "cpu", "--json", "--quiet"]
+
+
 def content(run: Location) -> dict[str, Any]:
     """Every file but checkpoints and the result, whose times differ; rows without what the clock says."""
     found: dict[str, Any] = {file.path.removeprefix(run.path).strip("/"): file.read_bytes() for file in run.files()}
@@ -104,6 +122,23 @@ def test_killed_at_random_storage_operations_it_ends_with_the_same_bytes(
         run = open_location(f"{root[0]}/killed-{number}")
         words = train(data, run)
         at = int((number + chance.random()) * 2 * count / MOMENTS)  # before or after it
+        killed += zygote.run(words, operation=at).code == KILLED
+        gone_on_with(zygote, words, run, want)
+    record_property("killed", killed)
+    assert killed >= MOMENTS - 2
+
+
+def test_whatever_the_algorithm_it_ends_with_the_same_bytes(
+    root: tuple[str, dict[str, str]], zygote: Zygote, other_algorithm: list[str], record_property: Any
+) -> None:
+    undisturbed = open_location(f"{root[0]}/undisturbed")
+    life = zygote.run([*other_algorithm, "--out", undisturbed.url])
+    assert life.code == 0, zygote.complaints()
+    want, chance, killed = content(undisturbed), random.Random(4), 0
+    for number in range(MOMENTS):
+        run = open_location(f"{root[0]}/killed-{number}")
+        words = [*other_algorithm, "--out", run.url]
+        at = int((number + chance.random()) * 2 * len(life.operations) / MOMENTS)
         killed += zygote.run(words, operation=at).code == KILLED
         gone_on_with(zygote, words, run, want)
     record_property("killed", killed)

@@ -7,6 +7,7 @@ inside a captured graph there: they never read a value back from the device, nor
 * `Task`: what modules are made for: spaces, the scale of actions, and the network that the user chose.
 * `frozen_copy`, `move_towards`: target networks, modules that follow others slowly (Polyak and Juditsky 1992; Lillicrap et al.
   2016, section 3).
+* `number`: the schema of an option.
 * `TD_COLUMNS`, `TD_OPTIONS`, `td_targets`, `each_value`: what algorithms with critics Q(s, a) share (Sutton 1988).
 * `algorithm_kind`: algorithms by the name that an `[algorithm]` table gives: ours, and those of other packages
   (`offline_cli.algorithms`).
@@ -53,6 +54,7 @@ __all__ = [
     "each_value",
     "frozen_copy",
     "move_towards",
+    "number",
     "of_steps",
     "own_algorithms",
     "td_targets",
@@ -84,14 +86,22 @@ OURS: Final = {
     "td3-bc": ("offline_cli.training.algorithms.td3_bc", "TD3BC"),
 }
 
+
+def number(description: str, default: float | None = None, **limits: Any) -> dict[str, Any]:
+    """The schema of an option that is a number, from 0 on unless `limits` say otherwise."""
+    low = {} if "exclusiveMinimum" in limits else {"minimum": 0}
+    asked = {"description": description, "type": "number", **low, **limits}
+    return asked if default is None else {**asked, "default": default}
+
+
 TD_COLUMNS: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
 TD_OPTIONS: Final[Mapping[str, Any]] = {
-    "gamma": {"description": "Discount.", "type": "number", "minimum": 0, "maximum": 1, "default": 0.99},
-    "tau": {"description": "Step of the target copies.", "type": "number", "minimum": 0, "maximum": 1, "default": 0.005},
-    "reward_scale": {"description": "Factor of rewards.", "type": "number", "exclusiveMinimum": 0, "default": 1.0},
+    "gamma": number("Discount.", 0.99, maximum=1),
+    "tau": number("Step of the target copies.", 0.005, maximum=1),
+    "reward_scale": number("Factor of rewards.", 1.0, exclusiveMinimum=0),
     "reward_shift": {"description": "Added to rewards, once they are scaled.", "type": "number", "default": 0.0},
-    "actor_lr": {"description": "Learning rate of the policy. Default: the run's.", "type": "number", "exclusiveMinimum": 0},
-    "critic_lr": {"description": "Learning rate of the critics. Default: the run's.", "type": "number", "exclusiveMinimum": 0},
+    "actor_lr": number("Learning rate of the policy. Default: the run's.", exclusiveMinimum=0),
+    "critic_lr": number("Learning rate of the critics. Default: the run's.", exclusiveMinimum=0),
 }
 """Options of algorithms that learn from TD_COLUMNS by temporal differences."""
 

@@ -33,6 +33,7 @@ from offline_cli.training.algorithms.algorithm import (
     each_value,
     frozen_copy,
     move_towards,
+    number,
     td_targets,
 )
 from offline_cli.training.loader import WEIGHTS
@@ -62,20 +63,14 @@ class IQL(Algorithm):
 
     schema: ClassVar[Mapping[str, Any]] = {
         "properties": {
-            "expectile": {
-                "description": "Which expectile of Q is V: the higher, the more the best recorded actions count.",
-                "type": "number",
-                "exclusiveMinimum": 0,
-                "exclusiveMaximum": 1,
-                "default": 0.7,
-            },
-            "temperature": {
-                "description": "Factor of advantages in the policy's weights (beta); 0 clones.",
-                "type": "number",
-                "minimum": 0,
-                "default": 3.0,
-            },
-            "max_weight": {"description": "The largest weight.", "type": "number", "exclusiveMinimum": 0, "default": 100.0},
+            "expectile": number(
+                "Which expectile of Q is V: the higher, the more the best recorded actions count.",
+                0.7,
+                exclusiveMinimum=0,
+                exclusiveMaximum=1,
+            ),
+            "temperature": number("Factor of advantages in the policy's weights (beta); 0 clones.", 3.0),
+            "max_weight": number("The largest weight.", 100.0, exclusiveMinimum=0),
             **TD_OPTIONS,
         }
     }

@@ -33,6 +33,7 @@ from offline_cli.training.algorithms.algorithm import (
     Modules,
     Task,
     cloning_scores,
+    number,
     of_steps,
 )
 from offline_cli.training.loader import WEIGHTS
@@ -40,17 +41,10 @@ from offline_cli.trees import leaves, map_leaves
 
 __all__ = ["MARWIL", "Values"]
 
-VALUE: Final = "value"
-VF: Final = "vf"
+VALUE, VF = "value", "vf"  # the module, and its loss
 AT_A_TIME: Final = 1 << 16  # observations whose values are computed together: each takes the widths of all layers
 TINY: Final = 1e-8  # added to the norm, as in RLlib
-START: Final = "moving_average_sqd_adv_norm_start"
-RATE: Final = "moving_average_sqd_adv_norm_update_rate"
-
-
-def _number(description: str, default: float, **limits: Any) -> dict[str, Any]:
-    """The schema of an option that is a number, from 0 on."""
-    return {"description": description, "type": "number", "minimum": 0, **limits, "default": default}
+START, RATE = "moving_average_sqd_adv_norm_start", "moving_average_sqd_adv_norm_update_rate"
 
 
 class Values(nn.Module):
@@ -83,14 +77,14 @@ class MARWIL(Algorithm):
 
     schema: ClassVar[Mapping[str, Any]] = {
         "properties": {
-            "beta": _number("How much advantages count; 0 is behaviour cloning.", 1.0),
-            "gamma": _number("Discount of rewards.", 0.99, maximum=1),
-            "lambda_": _number("How far rewards count before values do (GAE's lambda).", 1.0, maximum=1),
-            "vf_coeff": _number("Weight of the value function's loss.", 1.0),
-            "bc_logstd_coeff": _number("Weight of the policy's mean log standard deviation; Box actions only.", 0.0),
-            START: _number("First value of the moving average of squared advantages, which scales them.", 100.0),
-            RATE: _number("Step of that moving average in each update.", 1e-8, maximum=1),
-            "refresh_every": _number(
+            "beta": number("How much advantages count; 0 is behaviour cloning.", 1.0),
+            "gamma": number("Discount of rewards.", 0.99, maximum=1),
+            "lambda_": number("How far rewards count before values do (GAE's lambda).", 1.0, maximum=1),
+            "vf_coeff": number("Weight of the value function's loss.", 1.0),
+            "bc_logstd_coeff": number("Weight of the policy's mean log standard deviation; Box actions only.", 0.0),
+            START: number("First value of the moving average of squared advantages, which scales them.", 100.0),
+            RATE: number("Step of that moving average in each update.", 1e-8, maximum=1),
+            "refresh_every": number(
                 "Updates after which value targets are computed anew; 0: never, which --streaming needs.", 500, type="integer"
             ),
         }

@@ -38,6 +38,7 @@ from offline_cli.training.algorithms.algorithm import (
     each_value,
     frozen_copy,
     move_towards,
+    number,
     td_targets,
 )
 from offline_cli.training.loader import WEIGHTS
@@ -48,7 +49,6 @@ __all__ = ["TD3BC"]
 CRITICS, TARGET_POLICY, TARGET_CRITICS = "critics", "target_policy", "target_critics"
 Q, CLONING = "q", "cloning"
 EXPLORING: Final = math.log(0.1)  # the spread that TD3 explores with, of bounds that are 2 apart
-FACTOR: Final = {"type": "number", "minimum": 0}
 COUNT: Final = {"type": "integer", "minimum": 1}
 
 
@@ -63,13 +63,13 @@ class TD3BC(Algorithm):
 
     schema: ClassVar[Mapping[str, Any]] = {
         "properties": {
-            "alpha": {"description": "How much Q counts beside cloning.", **FACTOR, "default": 2.5},
+            "alpha": number("How much Q counts beside cloning.", 2.5),
             "normalize_q": {"description": "Divide alpha by the mean of |Q|.", "type": "boolean", "default": True},
             "policy_q": {"description": "Which critic the policy follows.", "enum": ["first", "min"], "default": "first"},
-            "actor_bc": {"description": "How much cloning counts in the policy's loss.", **FACTOR, "default": 1.0},
-            "critic_bc": {"description": "How much targets lose by distance from the next action.", **FACTOR, "default": 0.0},
-            "policy_noise": {"description": "Spread of the noise on actions of targets.", **FACTOR, "default": 0.2},
-            "noise_clip": {"description": "The most that this noise may be.", **FACTOR, "default": 0.5},
+            "actor_bc": number("How much cloning counts in the policy's loss.", 1.0),
+            "critic_bc": number("How much targets lose by distance from the next action.", 0.0),
+            "policy_noise": number("Spread of the noise on actions of targets.", 0.2),
+            "noise_clip": number("The most that this noise may be.", 0.5),
             "policy_every": {"description": "Each of how many updates steps it.", **COUNT, "default": 2},
             "critic_layer_norm": {"description": "Layer norm in the critics. Default: as the network.", "type": "boolean"},
             **TD_OPTIONS,
