@@ -34,7 +34,7 @@ from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.data_commands import ApplyOptions
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 
 __all__ = ["ApplyResult", "apply"]
@@ -107,7 +107,6 @@ def _check_usage(out: str | None, options: ApplyOptions) -> None:
         raise UsageError("--show and --trace are two ways to look", where="--trace", fix="give one of them")
     if looking and out is not None:
         raise UsageError(f"{looking[0]} writes nothing", where="--out", fix=f"leave out --out, or {looking[0]}")
-    check_values(ApplyOptions, options, command="offline-cli apply")
     if not looking and out is None:
         raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
 

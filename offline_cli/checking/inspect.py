@@ -24,7 +24,7 @@ from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
 from offline_cli.json_documents import Expectations
 from offline_cli.options.data_commands import InspectOptions
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
@@ -117,7 +117,6 @@ def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **option
     element. A kind of `assumptions` that was not counted is 0. Raises TargetNotMet, naming all that differ, UsageError for
     unknown keys, kinds and orders, and for an episode that is not there, and what `read_episodes` raises.
     """
-    check_values(InspectOptions, options, command="offline-cli inspect")
     expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS, kinds={"assumptions": KINDS})
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
     expected.check(found.as_dict(), where=", ".join(found.sources))

@@ -39,7 +39,7 @@ from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ConvertOptions
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
@@ -125,7 +125,6 @@ def convert(
     to resume.
     """
     started = time.monotonic()
-    check_values(ConvertOptions, options, command="offline-cli convert")
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
     sink = sink_named(to)

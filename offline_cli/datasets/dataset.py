@@ -262,8 +262,14 @@ class Dataset:
 
         An item is a dict of tensors by column: `obs`, `actions`, `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and
         the extra model outputs; `columns`: those wanted, None: all. For the options of streams see `StepStream`.
-        Raises MissingPackage without torch, BadConfig for unknown columns, and what `batches` raises.
+        Raises MissingPackage without torch, BadConfig for unknown columns, UsageError for streams' options without `streaming`,
+        and what `batches` raises.
         """
+        if options and not streaming:
+            fix = (
+                f"to_torch(streaming=True, {next(iter(options))}=...), or torch.utils.data.DataLoader(dataset, batch_size=...)"
+            )
+            raise UsageError(f"{', '.join(options)}: for streams alone", where="to_torch", fix=fix)
         try:
             module = importlib.import_module(TORCH_DATASETS)  # by name: torch begins below the datasets
         except ModuleNotFoundError as err:

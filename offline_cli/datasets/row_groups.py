@@ -213,7 +213,7 @@ def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
     size = 0  # of these: steps and episodes
     if isinstance(episodes, EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode):
         episodes = [episodes]
-    if isinstance(episodes, str | bytes | os.PathLike) or not isinstance(episodes, Iterable):
+    if isinstance(episodes, str | bytes | os.PathLike) or not isinstance(episodes, Iterable) or _is_table(episodes):
         raise _no_episodes(episodes)
     for one in episodes:
         if not isinstance(one, EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode):
@@ -235,9 +235,16 @@ def agents_of(episode: SingleAgentEpisode | MultiAgentEpisode) -> list[SingleAge
     return [episode] if isinstance(episode, SingleAgentEpisode) else list(episode.agent_episodes.values())
 
 
+def _is_table(given: object) -> bool:
+    """Whether it is of Polars, pandas or Arrow: such tables can be iterated, by column."""
+    return type(given).__module__.split(".")[0] in ("polars", "pandas", "pyarrow")
+
+
 def _no_episodes(given: object) -> UsageError:
     shown = f" {given!r}" if isinstance(given, str) else ""
     fix = "EpisodeBatches, SingleAgentEpisodes or MultiAgentEpisodes; of a dataset, open_dataset(...).batches()"
+    if _is_table(given):
+        fix = "write the table to a Parquet file, and `offline-cli convert` it (docs/tables.md)"
     return UsageError(f"a {type(given).__name__}{shown} where an episode is wanted", where="episodes", fix=fix)
 
 

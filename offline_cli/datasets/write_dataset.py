@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Unpack
 
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.row_groups import Episodes, joined_batches
 from offline_cli.datasets.writer import UNKNOWN, DatasetWriter
 from offline_cli.errors import BadConfig, BadEpisode, NoData
 from offline_cli.files.locations import Location, open_location
 from offline_cli.options.data_commands import WriteOptions
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.spaces import Space, only_discrete, same_space
 
 __all__ = ["WrittenDataset", "write_dataset"]
@@ -30,7 +31,7 @@ class WrittenDataset:
     manifest: Manifest = field(repr=False)
 
 
-@takes(WriteOptions)
+@takes(WriteOptions, where="write_dataset")
 def write_dataset(
     episodes: Episodes,
     url: str | os.PathLike[str] | Location,
@@ -41,11 +42,12 @@ def write_dataset(
 ) -> WrittenDataset:
     """Write `episodes`, batches or single ones, as a dataset in the folder `url`; all of them, or what was there stays.
 
-    Spaces that are not given are those that the first episodes say, and then all have to say the same. Of an episode of several
-    agents each agent's is written. Raises BadConfig where the spaces are not known, NoData for no episodes, OutputExists,
-    UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
+    Of a Dataset, environment and action scale are its own, unless others are given. Spaces that are not given are those that
+    the first episodes say, and then all have to say the same. Of an episode of several agents each agent's is written.
+
+    Raises BadConfig where the spaces are not known, NoData for no episodes, OutputExists, UsageError; BadEpisode for an id that
+    comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
     """
-    check_values(WriteOptions, options, command="write_dataset")
     place, batches = open_location(url, options["storage_options"]), joined_batches(episodes)
     first = next((batch for batch in batches if len(batch)), None)
     if first is None:
@@ -54,14 +56,16 @@ def write_dataset(
     if observations is None or actions is None:
         fix = "write_dataset(..., observation_space=..., action_space=...), of gymnasium.spaces"
         raise BadConfig("the episodes do not say their spaces", where=place.url, fix=fix)
-    env = options["env"]
+    env, known = options["env"], episodes.manifest if isinstance(episodes, Dataset) else None
+    environment = Environment(env) if env is not None else None if known is None else known.environment
+    scale = options["action_scale"] or (None if known is None else known.action_scale)
     writer = DatasetWriter(
         place,
         format=options["format"],
         observation_space=observations,
         action_space=actions,
-        action_scale=options["action_scale"] or ("env" if only_discrete(actions) else UNKNOWN),
-        environment=None if env is None else Environment(env),
+        action_scale=scale or ("env" if only_discrete(actions) else UNKNOWN),
+        environment=environment,
         compression=options["compression"],
         max_rows_per_file=options["max_rows_per_file"],
         max_bytes_per_file=options["max_bytes_per_file"],

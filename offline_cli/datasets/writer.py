@@ -37,7 +37,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadEpisode, StorageError
+from offline_cli.errors import BadEpisode, StorageError, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
@@ -197,8 +197,9 @@ class DatasetWriter:
 
         `ready`: their rows in this format, from `KeptRows`, which are written as they are where nothing has to be changed.
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
-        where another writer has taken over.
+        where another writer has taken over; UsageError outside of `with`, and after `commit`.
         """
+        self._open_shards()
         self._target.check()
         given = batch if isinstance(batch, EpisodeBatch) else EpisodeBatch.from_episodes(agents_of(batch))
         batch = self._as_declared(self._rows.prepare(given))
@@ -362,6 +363,10 @@ class DatasetWriter:
             self._target.leave()
 
     def _open_shards(self) -> ShardSequence:
-        assert self._shards is not None, "used outside its `with`"
-        assert not self._committed, "used after `commit`"
+        if self._shards is None:
+            fix = "with DatasetWriter(...) as writer: writer.write(batch); writer.commit()"
+            raise UsageError("a writer is used outside its `with`", where=self.location.url, fix=fix)
+        if self._committed:
+            fix = "write everything before `commit`; convert --append adds to a dataset"
+            raise UsageError("a writer is used after its `commit`", where=self.location.url, fix=fix)
         return self._shards

@@ -302,6 +302,10 @@ def open_location(
     """
     if isinstance(url, Location):
         return url
+    if not isinstance(url, (str, os.PathLike)):
+        raise UsageError(
+            f"a place is a path or a URL, not {url!r}", where="the path given", fix="name a folder, a file or a URL"
+        )
     text = os.fspath(url)
     if filesystem is not None:
         return _given(filesystem, text, storage_options)

@@ -150,13 +150,15 @@ def _told(kind: Any) -> str:
     return WORDS[origin]
 
 
-def takes(options: type[Any]) -> Callable[[Function], Function]:
+def takes(options: type[Any], *, where: str | None = None, checks: bool = True) -> Callable[[Function], Function]:
     """Decorator of a function with `**options: Unpack[options]`: it gets every option, with its default where it is not given.
 
     An option that a configuration file may hold is None where it is not given, if the function takes such a file (`config`).
     None for an option whose type has none stands for its default.
     The decorated function shows the options as keywords in its signature and documentation. It raises TypeError for a keyword
-    that it does not have, naming the nearest, and for a required one that is missing, as Python does.
+    that it does not have, naming the nearest, and for a required one that is missing, as Python does; UsageError for
+    `wrong_values`, but of what a configuration file may hold, whose schema checks it. `where`: in messages; None: the command
+    of that name. `checks`: False where the function calls `wrong_values`, as it has more to say of them.
     """
     declared = declared_in(options)
     has_config = "config" in declared
@@ -168,7 +170,10 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
     required = [name for name, one in declared.items() if one.required]
     never_none = {name for name, one in declared.items() if one.option.default is not None and not one.takes_none}
 
+    checked = {name for name, one in declared.items() if checks and not (has_config and one.option.in_config)}
+
     def decorate(function: Function) -> Function:
+        command = where or f"offline-cli {function.__name__.replace('_', '-')}"
         own = inspect.signature(function)
         named = [name for name, parameter in own.parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
         known = {*named, *declared}
@@ -180,6 +185,7 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
             missing = [name for name in required if name not in given]
             if missing:
                 raise _missing(function.__name__, missing)
+            check_values(options, {name: value for name, value in given.items() if name in checked}, command=command)
             said = {name: value for name, value in given.items() if value is not None or name not in never_none}
             return function(*args, **{**defaults, **said})
 

@@ -89,7 +89,7 @@ class FilterOptions(OperationOptions, total=False):
     ]
     top_fraction: Annotated[
         float | None,
-        Option(help="Share of all episodes, those with the highest return.", group=Group.DATA, above=0, metavar="X"),
+        Option(help="Share of all episodes, those with the highest return.", group=Group.DATA, above=0, maximum=1, metavar="X"),
     ]
     ids_file: Annotated[
         str | os.PathLike[str] | None,
@@ -114,7 +114,9 @@ class SampleOptions(OperationOptions, total=False):
         int | None,
         Option(help="As many episodes as it takes to have N steps.", group=Group.HOW_LONG, minimum=1, metavar="N"),
     ]
-    fraction: Annotated[float | None, Option(help="Which share of the episodes.", group=Group.HOW_LONG, above=0, metavar="X")]
+    fraction: Annotated[
+        float | None, Option(help="Which share of the episodes.", group=Group.HOW_LONG, above=0, maximum=1, metavar="X")
+    ]
     seed: Annotated[int, replace(SEED, group=Group.HOW_LONG)]
 
 

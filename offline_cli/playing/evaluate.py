@@ -18,7 +18,7 @@ from offline_cli.files.locations import Location
 from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
 from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, way_to_step
@@ -57,7 +57,6 @@ def evaluate(
     BadData where the environment or a piece raises, or a step takes longer than `step_timeout`; MissingPackage where it lacks
     something; MissingDevice; UsageError for options outside their limits; TargetNotMet for a mean below `min_return`.
     """
-    check_values(EvaluateOptions, options, command="offline-cli evaluate")
     episodes, seed, explore, min_return = options["episodes"], options["seed"], options["explore"], options["min_return"]
     num_envs, num_env_runners, step_timeout = options["num_envs"], options["num_env_runners"], options["step_timeout"]
     target, name = choose_device(options["device"]), run.url if isinstance(run, Location) else os.fspath(run)

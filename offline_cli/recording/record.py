@@ -62,7 +62,7 @@ NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
 
-@takes(RecordOptions)
+@takes(RecordOptions, checks=False)
 def record(
     env: str,
     out: str | os.PathLike[str] | Location,

@@ -149,8 +149,10 @@ class StepStream(IterableDataset[Step]):
 
 
 def _chosen(batch: EpisodeBatch, wanted: Sequence[str] | None) -> list[str]:
-    """Columns of `batch`. Raises BadConfig for others."""
+    """Columns of `batch`. Raises BadConfig for others, and for what is no list."""
     known = [Columns.OBS, Columns.NEXT_OBS, Columns.T, *batch.step_columns()]
+    if isinstance(wanted, str):
+        raise BadConfig(f"columns is a list, not {wanted!r}", where="to_torch", fix=f"to_torch([{wanted!r}])")
     unknown = [] if wanted is None else [name for name in wanted if name not in known]
     if unknown:
         fix = f"columns among {', '.join(known)}"

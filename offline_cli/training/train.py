@@ -27,7 +27,7 @@ from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.encoders import flattened_images
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
 from offline_cli.playing.slots import draw
@@ -119,7 +119,6 @@ def train(
     """
     given: dict[str, Any] = dict(options)
     asked: dict[str, Any] = {name: given.pop(name) for name in ("algorithm", "set", "weight")}
-    check_values(TrainOptions, {**asked, "init_from": given["init_from"]}, command="offline-cli train")
     table = dict(asked["set"] or {})
     if "name" in table:
         raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
@@ -162,8 +161,7 @@ def _learned(
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
-    others = {name: value for name, value in options.items() if name not in asked_of_config}  # a schema checks those
-    check_values(TrainBCOptions, others, command="offline-cli train")
+    others = {name: value for name, value in options.items() if name not in asked_of_config}
     asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
     weights = Weights.of(weight, asked)

@@ -68,3 +68,27 @@ def test_every_command_refuses_storage_options_that_are_no_mapping(call: str, tm
     )
     with pytest.raises(UsageError, match="--storage-option must be a mapping"):
         getattr(offline_cli, call)(*places, **required.get(call, {}), storage_options="anon=true")
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "told"),
+    [
+        ("filter", {"top_fraction": "0.1"}, "--top-fraction must be a number, not '0.1'"),
+        ("filter", {"where": 5}, "--where must be text, not 5"),
+        ("filter", {"ids_file": ["a"]}, "--ids-file must be text or a path, not ['a']"),
+        ("filter", {"top_fraction": 1.5}, "--top-fraction 1.5 is more than 1"),
+        ("sample", {"fraction": "0.1"}, "--fraction must be a number, not '0.1'"),
+        ("sample", {"episodes": 2.5, "seed": "x"}, "--episodes must be a whole number, not 2.5; --seed must be"),
+        ("evaluate", {"episodes": "3"}, "--episodes must be a whole number, not '3'"),
+        ("write_dataset", {"max_rows_per_file": "3"}, "--max-rows-per-file must be a whole number, not '3'"),
+    ],
+)
+def test_a_public_function_tells_wrong_values_before_anything_else(function: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        getattr(offline_cli, function)("no such place", "nowhere", **options)
+    assert told in str(caught.value)
+
+
+def test_a_source_that_is_no_path_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a place is a path or a URL, not 5"):
+        offline_cli.merge([tmp_path, 5], tmp_path / "D")  # type: ignore[list-item]

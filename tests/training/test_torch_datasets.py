@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from offline_cli import EpisodeBatch, open_dataset, write_dataset
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import BadConfig, MissingPackage
+from offline_cli.errors import BadConfig, MissingPackage, UsageError
 
 NESTED = spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(9), spaces.Box(-9, 9, (2, 3), np.float64)])})
 
@@ -158,12 +158,14 @@ def random_nested() -> EpisodeBatch:
 def test_wrong_columns_and_options_are_named(dataset: Dataset) -> None:
     with pytest.raises(BadConfig, match="no column 'reward'"):
         dataset.to_torch(["reward"])
+    with pytest.raises(BadConfig, match=r"to_torch\(\['obs'\]\)"):
+        dataset.to_torch("obs")
+    with pytest.raises(UsageError, match="batch_size: for streams alone"):
+        dataset.to_torch(batch_size=4)  # type: ignore[call-overload]
     with pytest.raises(BadConfig, match="no columns"):
         dataset.to_torch([])
     with pytest.raises(BadConfig, match="batch_size of 0"):
         dataset.to_torch(streaming=True, batch_size=0)
-    with pytest.raises(TypeError, match="shuffle"):
-        dataset.to_torch(shuffle=True)  # type: ignore[call-overload]
 
 
 def test_without_torch_the_error_says_what_to_install(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

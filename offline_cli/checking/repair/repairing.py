@@ -30,7 +30,7 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
 from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.options.data_commands import RepairOptions
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 
 __all__ = ["repair", "take_note_away"]
@@ -98,7 +98,6 @@ def repair(
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
     BadConfig where the spaces are unknown, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
-    check_values(RepairOptions, options, command="offline-cli repair")
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
     drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], AskedEnvironment.of(options), options["dry_run"]
     if options["force_unlock"]:

@@ -32,7 +32,7 @@ from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ValidateOptions
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete
@@ -52,7 +52,6 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
     UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
     """
     began = time.monotonic()
-    check_values(ValidateOptions, options, command="offline-cli validate")
     env, from_, storage_options = AskedEnvironment.of(options), options["from_"], options["storage_options"]
     tables = TableOptions.of(options)
     findings = Findings()

@@ -36,7 +36,6 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.options.keywords import check_values
 from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
 from offline_cli.parquet.safety import MAX_BYTES
 from offline_cli.parquet.shards import READING
@@ -105,16 +104,11 @@ class Operation:
         sources: Sources,
         out: str | os.PathLike[str] | Location,
         *,
-        kind: type[Any],
         options: Mapping[str, Any],
         command: Sequence[str],
         on_progress: OnProgress,
     ) -> Self:
-        """Open the sources. `kind`: the TypedDict that declares the options.
-
-        Raises UsageError for wrong values, and for a target in or at a source; what `open_sources` raises.
-        """
-        check_values(kind, options, command=f"offline-cli {name}")
+        """Open the sources. Raises UsageError for a target in or at a source, and what `open_sources` raises."""
         sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
         tables, storage_options = TableOptions.of(options), options["storage_options"]
         target = open_location(out, storage_options, beside=sources)

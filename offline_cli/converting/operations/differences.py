@@ -36,7 +36,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.options.keywords import check_values, takes
+from offline_cli.options.keywords import takes
 from offline_cli.options.operations import DiffOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
@@ -98,7 +98,6 @@ def diff(
 ) -> DiffResult:
     """What differs between `a` and `b`; `check` of the result raises where anything does. Raises as `read_episodes` does."""
     started = time.monotonic()
-    check_values(DiffOptions, options, command="offline-cli diff")
     one, other = (_Side.opened(place, options, on_progress) for place in (a, b))
     everything = "columns" not in (one.format, other.format)
     one_known, other_known = one.summary(everything=everything), other.summary(everything=everything)

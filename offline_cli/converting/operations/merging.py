@@ -73,9 +73,7 @@ def merge(
     Raises BadEpisode for two different episodes of one id, without `unique_ids`; BadConfig for sources of different action
     scales, SpaceMismatch for other spaces, and what `convert` raises.
     """
-    operation = Operation.begun(
-        "merge", sources, out, kind=MergeOptions, options=options, command=command, on_progress=on_progress
-    )
+    operation = Operation.begun("merge", sources, out, options=options, command=command, on_progress=on_progress)
     check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
     kept: list[ExtraOutputs | None] = [None]
 
@@ -109,9 +107,7 @@ def repack(
 
     Raises UsageError for a column of `drop` that every episode needs, or that none has, and what `convert` raises.
     """
-    operation = Operation.begun(
-        "repack", sources, out, kind=RepackOptions, options=options, command=command, on_progress=on_progress
-    )
+    operation = Operation.begun("repack", sources, out, options=options, command=command, on_progress=on_progress)
     check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
     drop = tuple(dict.fromkeys(options["drop"]))
     _check_columns(operation.sources, drop)

@@ -90,7 +90,7 @@ def filter(
     Raises UsageError for a condition that is none, NoData where no episode is chosen or an id is in no source, and what
     `convert` raises.
     """
-    fraction = _checked_share(options["top_fraction"], "--top-fraction", "filter")
+    fraction = options["top_fraction"]
     condition = None if options["where"] is None else Condition.parsed(options["where"])
     ids, bad = (
         None if file is None else read(open_location(file, options["storage_options"]))
@@ -108,9 +108,7 @@ def filter(
     if not by:
         fix = "give --where, --top-fraction, --ids-file or --drop-problems"
         raise UsageError("nothing says which episodes to keep", where="offline-cli filter", fix=fix)
-    operation = Operation.begun(
-        "filter", sources, out, kind=FilterOptions, options=options, command=command, on_progress=on_progress
-    )
+    operation = Operation.begun("filter", sources, out, options=options, command=command, on_progress=on_progress)
     check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
     columns = frozenset[str]() if condition is None else condition.columns
     survey = surveyed(operation, columns if fraction is None else {*columns, Columns.RETURN})
@@ -172,10 +170,7 @@ def sample(
     if len(amounts) != 1:
         fix = "offline-cli sample SRC --out D --episodes 100"
         raise UsageError("give exactly one of --episodes, --steps and --fraction", where="offline-cli sample", fix=fix)
-    _checked_share(options["fraction"], "--fraction", "sample")
-    operation = Operation.begun(
-        "sample", sources, out, kind=SampleOptions, options=options, command=command, on_progress=on_progress
-    )
+    operation = Operation.begun("sample", sources, out, options=options, command=command, on_progress=on_progress)
     check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
     survey = surveyed(operation)
     order = drawn(len(survey), options["seed"])
@@ -200,12 +195,6 @@ def _count(survey: Survey, order: NDArray[np.int64], options: SampleOptions) -> 
     return wanted if steps is None else int(np.searchsorted(reached, steps)) + 1
 
 
-def _checked_share(fraction: float | None, option: str, command: str) -> float | None:
-    if fraction is not None and fraction > 1:
-        raise UsageError(f"{option} {fraction:g} is above 1", where=f"offline-cli {command}", fix=f"{option} 0.1, for a tenth")
-    return fraction
-
-
 @takes(SplitOptions)
 def split(
     sources: Sources,
@@ -224,9 +213,7 @@ def split(
     Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
     """
     wanted = Parts.of(options["fractions"], options["counts"], options["by"])
-    operation = Operation.begun(
-        "split", sources, out, kind=SplitOptions, options=options, command=command, on_progress=on_progress
-    )
+    operation = Operation.begun("split", sources, out, options=options, command=command, on_progress=on_progress)
     if holds_dataset(operation.target):
         fix = "give another --out: parts are folders in it"
         raise OutputExists("a dataset is here", where=operation.target.url, fix=fix)
