@@ -34,6 +34,7 @@ TESTS = "tests"
 LIMITS: Mapping[str, float] = {
     TESTS: 180.0,
     "cuda_small_update": 60.0,
+    "cuda_algorithms": 60.0,
     "cuda_large_update": 90.0,
     "cuda_frames": 90.0,
     "cuda_utilisation": 60.0,

@@ -42,6 +42,7 @@ QUESTIONS = (
     "train_from_s3",
     "scaling",
     "cuda_small_update",
+    "cuda_algorithms",
     "cuda_large_update",
     "cuda_frames",
     "cuda_utilisation",

@@ -25,10 +25,11 @@ from offline_cli.training.config import filled
 from offline_cli.training.learner import Setup
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.memory_store import MemoryStore
-from offline_cli.training.updates import Update
+from offline_cli.training.updates import Update, captured
 
 OBS, ACTIONS, HIDDEN, BATCH, HELD, LR = 17, 6, (256, 256), 256, 50_000, 3e-4
 PER_PAIR, PAIRS = 40, 12
+CPU = torch.device("cpu")
 GAMMA, TAU = 0.99, 0.005
 TARGET = Target(1 / 1.15, words="<= 1.15x a bare PyTorch loop")
 QUESTION = "one update of {} on the CPU, MLP 256x256, batch 256, 1 thread, batches drawn"
@@ -98,21 +99,24 @@ def columns() -> dict[str, Tensor]:
     }
 
 
-def our_update(name: str) -> Step:
-    """A batch drawn, an update, as `train` does."""
+def our_update(name: str, device: torch.device = CPU) -> Step:
+    """A batch drawn, an update, as `train` does: captured on a GPU, eager on the CPU."""
     options = {key: value for key, value in filled("algorithm", {"name": name}).items() if key != "name"}
     algorithm = algorithm_kind(name)(options)
     network = Mlp({"hidden": HIDDEN, "activation": "relu"})
     seen = spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
     learner = Setup(algorithm, network).learner(seen, spaces.Box(-1, 1, (ACTIONS,), np.float32), "env")
     held = {key: value for key, value in columns().items() if key in algorithm.columns}
-    loader = StepLoader(MemoryStore(held), batch_size=BATCH, seed=0, device=torch.device("cpu"))
+    learner.to(device)
+    loader = StepLoader(MemoryStore(held), batch_size=BATCH, seed=0, device=device)
     update, numbers = Update(learner, loader.batch, lr=LR), count()
+    loader.fill(0)
+    launch = captured(update) if device.type == "cuda" else update
 
     def step() -> None:
         number = next(numbers)
         loader.fill(number)
-        update(number)
+        launch(number)
 
     return step
 

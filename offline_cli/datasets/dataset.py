@@ -266,9 +266,7 @@ class Dataset:
         and what `batches` raises.
         """
         if options and not streaming:
-            fix = (
-                f"to_torch(streaming=True, {next(iter(options))}=...), or torch.utils.data.DataLoader(dataset, batch_size=...)"
-            )
+            fix = f"to_torch(streaming=True, {next(iter(options))}=...), or a DataLoader of it"
             raise UsageError(f"{', '.join(options)}: for streams alone", where="to_torch", fix=fix)
         try:
             module = importlib.import_module(TORCH_DATASETS)  # by name: torch begins below the datasets

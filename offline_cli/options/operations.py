@@ -89,7 +89,14 @@ class FilterOptions(OperationOptions, total=False):
     ]
     top_fraction: Annotated[
         float | None,
-        Option(help="Share of all episodes, those with the highest return.", group=Group.DATA, above=0, maximum=1, metavar="X"),
+        Option(
+            help="Share of all episodes, those with the highest return.",
+            group=Group.DATA,
+            above=0,
+            maximum=1,
+            in_config=True,
+            metavar="X",
+        ),
     ]
     ids_file: Annotated[
         str | os.PathLike[str] | None,

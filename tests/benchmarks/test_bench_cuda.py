@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from benchmarks import cuda_cold_start, cuda_training
+from benchmarks import cuda_algorithms, cuda_cold_start, cuda_training, update_algorithms
 from benchmarks.cuda_utilisation import while_running
 from benchmarks.run import QUESTIONS
 from offline_cli.converting.reading import read_episodes
@@ -33,6 +33,13 @@ def test_the_steps_that_are_timed_train(space, steps):
     step = steps(space, (16,), **SMALL)
     for _ in range(4):  # over the end of an epoch
         step()
+
+
+@pytest.mark.parametrize("name", cuda_algorithms.ALGORITHMS)
+def test_the_updates_of_algorithms_that_are_timed_train_and_on_the_cpu_launch_nothing(name, monkeypatch):
+    monkeypatch.setattr(update_algorithms, "HELD", 600)
+    step = update_algorithms.our_update(name)
+    assert cuda_algorithms.launches(step) == 0
 
 
 def test_both_sides_train_the_same_network():

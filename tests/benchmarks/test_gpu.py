@@ -160,7 +160,7 @@ def test_all_that_was_measured_is_kept_with_the_hardware(tmp_path):
     assert (found["failed"], found["not_reached"]) == ([], [])
     assert found["gpu"] == ABOUT
     assert found["tests"]["results"] == {"a::b": "passed"}
-    assert [part["rows"][0]["ours"] for part in found["questions"].values()] == [2e4] * 5
+    assert [part["rows"][0]["ours"] for part in found["questions"].values()] == [2e4] * 6
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_tests_that_were_skipped_or_did_not_run_are_a_failure(tmp_path, machine,
     found = collected(tmp_path, **machine)
     assert found["failed"] == ["tests"]
     assert words in found["tests"]["error"]
-    assert len(found["questions"]) == 5
+    assert len(found["questions"]) == 6
 
 
 def test_a_question_that_fails_keeps_its_error_and_the_others_go_on(tmp_path):
