@@ -316,7 +316,7 @@ def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: BatchArray
 def _lossy(what: str, batch: BatchArrays, rows_of: NDArray[np.int64], row: int) -> BadEpisode:
     episode = int(np.searchsorted(rows_of, row, side="right")) - 1
     where = f"episode {batch.ids[episode]}, step {row - int(rows_of[episode])}"
-    fix = "give spaces of the dtype that the data has, or use the episodes format, which keeps it"
+    fix = "give spaces of the dtype that the data has; with --env, whose spaces they are then, numbers of tables are rounded"
     return BadEpisode(what, where=where, fix=fix)
 
 

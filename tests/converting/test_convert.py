@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
+from offline_cli import record
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
@@ -310,3 +311,15 @@ def test_a_source_that_moved_away_between_is_no_reason_to_touch_the_dataset(tmp_
     with pytest.raises(StorageNotFound):
         convert(source, str(tmp_path / "D"), overwrite=True)
     assert everything_below(tmp_path / "D") == before
+
+
+def test_a_table_beside_a_recording_of_narrower_floats_is_told_to_name_the_environment_which_helps(tmp_path: Path) -> None:
+    record("CartPole-v1", tmp_path / "D", policy="random", episodes=2, num_env_runners=0)
+    rows = "".join(f"a,{step},0.1,0.2,0.3,0.4,1,1.0\n" for step in range(3))
+    (tmp_path / "t.csv").write_text(f"id,t,p,q,r,s,move,gain\n{rows}")
+    columns = {"eps_id": "id", "t": "t", "obs": ["p", "q", "r", "s"], "actions": "move", "rewards": "gain"}
+    both: Any = [tmp_path / "t.csv", tmp_path / "D"], tmp_path / "out"
+    with pytest.raises(BadData, match="float32 of its space cannot hold") as caught:
+        convert(*both, mapping={"columns": columns})
+    assert "with --env" in str(caught.value)
+    assert convert(*both, mapping={"columns": columns}, env="CartPole-v1").episodes == 3
