@@ -41,7 +41,10 @@ from offline_cli.training.config_mistakes import (
 
 __all__ = ["BCConfig", "check_named_again", "differences", "filled", "read_config", "resolve_config", "stored_config"]
 
-_HELP, _PAGE = "`offline-cli train-bc --help` lists the options", "docs/config.md lists the keys of the file"
+_HELP, _PAGE = (
+    "`offline-cli train --help` lists the options, with --algorithm NAME its own too",
+    "docs/config.md lists the keys of the file",
+)
 
 
 def _default(name: str) -> Any:
