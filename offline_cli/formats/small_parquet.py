@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,6 +29,7 @@ from offline_cli.files.locations import Location
 from offline_cli.files.remote_files import expect, ready
 from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.arrow_reading import check_footer, threads_may_read
+from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of
 from offline_cli.parquet.safety import file_ranges
 from offline_cli.scopes import Scope
 
@@ -49,17 +51,19 @@ PAGES = 1 << 20  # packed bytes of one column, in a row group that is larger
 
 SMALL: Final = 64 << 10  # bytes that such files have on average
 LARGEST: Final = 512 << 10  # bytes of one that is read at once, and parsed from memory
-BUNCH: Final = 64  # files that are given to a thread at a time,
+BUNCH: Final = 256  # files that are given to a thread at a time,
 BUNCH_BYTES: Final = 1 << 20  # and how many bytes of them,
-ROOM: Final = 8 << 20  # which may unfold to so many
+ROOM: Final = 16 << 20  # which may unfold to so many
 FEW: Final = 256  # files for which it does not pay
 MANY: Final = 5000  # files from which on processes pay
 SLOW_START: Final = 16  # files at once are one in so many of those before: a reader that stops early has not read many of them
 THREADS: Final = 2
-AHEAD: Final = 8  # bunches that wait for their turn
+AHEAD: Final = 4  # bunches that wait for their turn
 
 ReadFile = Callable[[Location, bytes], pa.Table | None]
 """The table of a file, of which these are the bytes; None: it is to be read in parts. Raises OfflineCliError."""
+ReadTogether = Callable[[Sequence[bytes], int], Sequence[Merged]]
+"""The tables of files that can be read together, given as their bytes; and about how many bytes they may take in memory."""
 
 
 def parquet_batches(
@@ -175,13 +179,14 @@ def read_small_files(
     read: ReadFile,
     *,
     workers: int,
+    together: ReadTogether | None = None,
     first_rows: int | None = None,
     room: int = ROOM,
     scope: Scope,
 ) -> Iterator[FewRows | Location | OfflineCliError]:
     """What `files` hold, in their order; a file itself where it is to be read alone; what was wrong with one.
 
-    `sizes`: as `small_sizes` says. `read` can be pickled. `workers`: processes or threads at most. `first_rows`: about so many
+    `sizes`: as `small_sizes` says. `read` and `together` can be pickled. `workers`: processes or threads at most. `first_rows`: about so many
     are wanted. `room`: bytes that the files given to a thread at a time may unfold to; up to `AHEAD` times as many wait.
     """
     room = min(room, ROOM)
@@ -195,7 +200,7 @@ def read_small_files(
             waiting.append(bunch)
             yield bunch
 
-    read_all = partial(_read_bunch, read, room)
+    read_all = partial(_read_bunch, read, together, room)
     with scope.part() as held:
         found = (
             held.enter(mapped(read_all, bunches(), workers=helpers))
@@ -233,37 +238,75 @@ def _by_threads(
         yield ahead.popleft().result()
 
 
-def _read_bunch(read: ReadFile, room: int, files: Sequence[Location]) -> list[Found]:
-    found: list[Found] = []
-    tables: list[pa.Table] = []  # of the last of these
-    for number, file in enumerate(files):
+def _read_bunch(read: ReadFile, together: ReadTogether | None, room: int, files: Sequence[Location]) -> list[Found]:
+    data = [_all_bytes(file) for file in files]
+    whole = [one if isinstance(one, bytes) else b"" for one in data]
+    alike = {} if together is None else {one.first: one for one in together(whole, room)}
+    found = _FoundRows()
+    number = 0
+    while number < len(files):
+        file, one = files[number], data[number]
+        if number in alike:
+            several = alike.pop(number)
+            count = len(several.rows)
+            places = slice(number, number + count)
+            room -= found.add(several.table, files[places], several.rows, [len(bytes_) for bytes_ in whole[places]])
+            number += count
+            continue
+        number += 1
         try:
-            data, size = file.start(LARGEST) if room > 0 else (b"", 1)
-            table = read(file, data) if len(data) == size else None
+            if isinstance(one, OfflineCliError):
+                raise one
+            table = read(file, one) if one and room > 0 else None
         except OfflineCliError as error:
-            _join(found, tables)
-            found.append(error)
+            found.add_other(error)
             continue
         if table is None:
-            _join(found, tables)
-            found.append(Unread(number))
-            continue
-        if not table.num_rows:
-            continue
-        memory = table.get_total_buffer_size()  # nbytes takes 20 times as long
-        room -= memory
-        if not tables or not same_columns(tables[0], table):
-            _join(found, tables)
-            found.append(FewRows(table))
-        tables.append(table)
-        last = found[-1]
+            found.add_other(Unread(number - 1))
+        elif table.num_rows:
+            room -= found.add(in_one_chunk(table), [file], [table.num_rows], [len(one)])
+    return found.ended()
+
+
+def _all_bytes(file: Location) -> bytes | OfflineCliError:
+    """Of a small file; none of a larger or an empty one; what is wrong with it."""
+    try:
+        data, size = file.start(LARGEST)
+    except OfflineCliError as error:
+        return error
+    return data if len(data) == size else b""
+
+
+class _FoundRows:
+    """What is found of files, one after the other."""
+
+    def __init__(self) -> None:
+        self._found: list[Found] = []
+        self._tables: list[pa.Table] = []  # of the last of these, where that is rows
+
+    def add(self, table: pa.Table, files: Sequence[Location], rows: Sequence[int], sizes: Sequence[int]) -> int:
+        """Add the rows of `files`, which have so many each, in one chunk; gives their bytes in memory."""
+        memory = memory_of(table, np.cumsum([0, *rows]))
+        if not self._tables or not same_columns(self._tables[0], table):
+            self.ended()
+            self._found.append(FewRows(table))
+        self._tables.append(table)
+        last = self._found[-1]
         assert isinstance(last, FewRows), "tables are those of the last ones"
-        last.urls.append(file.url)
-        last.rows.append(table.num_rows)
-        last.sizes.append(len(data))
-        last.memory.append(memory)
-    _join(found, tables)
-    return found
+        last.urls.extend(file.url for file in files)
+        last.rows.extend(rows)
+        last.sizes.extend(sizes)
+        last.memory.extend(memory)
+        return sum(memory)
+
+    def add_other(self, found: Unread | OfflineCliError) -> None:
+        self.ended()
+        self._found.append(found)
+
+    def ended(self) -> list[Found]:
+        """All, after which other rows follow."""
+        _join(self._found, self._tables)
+        return self._found
 
 
 def _join(found: list[Found], tables: list[pa.Table]) -> None:

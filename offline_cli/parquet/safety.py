@@ -22,6 +22,7 @@ from offline_cli.errors import PROBLEM, UnsafeData
 from offline_cli.options import shared
 
 __all__ = [
+    "MAX_BYTES",
     "MEMORY_LIMIT",
     "WIDTHS",
     "Opening",
