@@ -92,10 +92,11 @@ _room = _Room()
 class FileInfo:
     """One file or folder; shared by every place that stands for it in the reading of one source."""
 
-    __slots__ = ("__weakref__", "_coming", "_data", "_lock", "found", "index", "inside", "listing")
+    __slots__ = ("__weakref__", "_coming", "_data", "_lock", "found", "index", "inside", "listing", "size")
 
     def __init__(self, found: Mapping[str, Any] | None = None) -> None:
         self.found = found  # the filesystem's record: `size`, `type`, and more by client; None: not asked yet
+        self.size: int | None = None  # bytes of a file of this machine; None: not asked yet
         self.inside: Mapping[str, Mapping[str, Any]] | None = None  # records of all files of a folder that has no other folders
         self.listing: Listing | None = None
         self.index = 0  # in the listing

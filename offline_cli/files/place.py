@@ -183,9 +183,22 @@ class Place:
 
     def size(self) -> int:
         """Bytes in this file. Raises StorageNotFound."""
-        if self.is_local:  # fsspec asks for ten things more, and there may be 100,000 files
-            return self.ask("asking for its size", lambda: os.stat(self.path).st_size)
+        if self.is_local:
+            return self._size_here()
         return int(self.stored("asking for its size")["size"] or 0)
+
+    def _size_here(self) -> int:
+        """Of a file of this machine. fsspec asks for ten things more, and there may be 100,000 files; a source's is asked once."""
+        known = self.known
+        if known is not None and known.size is not None:
+            return known.size
+        try:
+            size = os.stat(self.path).st_size
+        except OSError:  # `ask` says what that means
+            size = self.ask("asking for its size", lambda: os.stat(self.path).st_size)
+        if known is not None:
+            known.size = size
+        return size
 
     def missing(self) -> StorageNotFound:
         """The error of this place when nothing is here: of its bucket, where that is missing too."""
