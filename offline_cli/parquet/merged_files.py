@@ -122,6 +122,8 @@ class _Alike:
         rows = numbers[ROWS]
         ok &= (lanes.at == lanes.ends - TAIL) & (rows > 0) & (rows == numbers[GROUP_ROWS])
         leaves = list(_leaves(walk, numbers, data[0]))
+        for values in (values for leaf in leaves for values in leaf.numbers.values()):
+            ok &= values >= 0
         plain, texts = np.zeros((2, len(data)), np.int64)
         lists = dict[str, NDArray[np.int64]]()
         for number, (name, values_per_row) in enumerate(_columns(schema.to_arrow_schema(), len(leaves))):
@@ -277,7 +279,7 @@ def _check_pages(leaf: _Leaf, lanes: Lanes, stops: NDArray[np.int64], ok: NDArra
         lanes.go_to(place, ok)
         found = lanes.follow(header, ok)
         place = lanes.at - lanes.starts + found[PAGE_PACKED]
-        ok &= place <= end
+        ok &= (found[PAGE_PACKED] >= 0) & (place <= end)
         if kind == DATA_PAGE:
             ok &= (place == end) & (found[PAGE_VALUES] == numbers[VALUES])
         else:

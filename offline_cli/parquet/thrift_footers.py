@@ -2,8 +2,7 @@
 
 Both are structs in Thrift's compact protocol. Files of one writer and schema differ in a few numbers and in the texts of their
 statistics; every other byte is the same. So one footer is walked in Python (`walked`), and the others with NumPy, value by value,
-all at once (`Lanes.follow`). A file with any other byte, or with a number that is not small and positive, is not followed: it is
-read by Arrow alone. Nothing here is taken for granted that a file could lie about.
+all at once (`Lanes.follow`). A file with any other byte is not followed: its caller leaves it to Arrow.
 """
 
 from __future__ import annotations
@@ -156,9 +155,9 @@ class Lanes:
         self.at = self.starts + np.where(ok, places, 0)
 
     def follow(self, walk: Walk, ok: NDArray[np.bool_]) -> Mapping[Path, NDArray[np.int64]]:
-        """Go through the struct that begins at each place, and after it; its free numbers (N,) by path, not negative.
+        """Go through the struct that begins at each place, and after it; its free numbers (N,) by path.
 
-        `ok` (N,) becomes false where a file has other bytes than `walk`, or larger numbers.
+        `ok` (N,) becomes false where a file has other bytes than `walk`, or numbers of more than `DIGITS` bytes.
         """
         found: dict[Path, NDArray[np.int64]] = {}
         for free in walk.free:
@@ -167,8 +166,7 @@ class Lanes:
             if free.is_text:
                 self.at += value
             else:
-                ok &= value & 1 == 0  # zigzag
-                found[free.path] = value >> 1
+                found[free.path] = (value >> 1) ^ -(value & 1)  # zigzag
             ok &= self.at <= self.ends
             np.minimum(self.at, self.ends, out=self.at)
         self._pass(walk.rest, ok)
