@@ -211,7 +211,9 @@ class BatchArrays:
         chosen = slice(index.start, index.stop) if isinstance(index, range) else index
 
         def of_each(values: Sequence[Any], rows: Any = chosen) -> Iterable[Any]:
-            return values[rows] if isinstance(rows, slice) else (values[i] for i in rows)
+            if isinstance(rows, slice):
+                return values[rows]
+            return map(values.__getitem__, rows.tolist())  # an integer of NumPy's takes several times as long
 
         known: list[tuple[str, Any]] = [(name, value) for name in OF_EPISODES if (value := getattr(self, name)) is not None]
         each: dict[str, Any] = {
