@@ -27,7 +27,10 @@ from offline_cli.converting.reading import read_episodes
 
 COPIES = 20
 NAMES = ("sample_batch_cartpole_plain", "sample_batch_cartpole_lz4")
-ORJSON, JSON = Target(0.6, words=">= 0.6x orjson.loads of the same lines"), Target(0.5, words="<= 2x json.loads of the same lines")
+ORJSON, JSON = (
+    Target(0.6, words=">= 0.6x orjson.loads of the same lines"),
+    Target(0.5, words="<= 2x json.loads of the same lines"),
+)
 
 
 def rows() -> list[Row]:
@@ -53,9 +56,7 @@ def parsed(file: Path) -> int:
         return sum(orjson.loads(line)["count"] for line in lines)
 
 
-def against_parser(
-    question: str, file: Path, steps: int, floor: Floor, loads: Callable[[bytes], Any], target: Target
-) -> Row:
+def against_parser(question: str, file: Path, steps: int, floor: Floor, loads: Callable[[bytes], Any], target: Target) -> Row:
     lines = file.read_bytes().splitlines()
     return paired(
         question,

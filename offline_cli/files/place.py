@@ -188,7 +188,7 @@ class Place:
         return int(self.stored("asking for its size")["size"] or 0)
 
     def _size_here(self) -> int:
-        """Of a file of this machine. fsspec asks for ten things more, and there may be 100,000 files; a source's is asked once."""
+        """Of a file of this machine, asked once of a source's: fsspec asks for ten things more, and files may be 100,000."""
         known = self.known
         if known is not None and known.size is not None:
             return known.size

@@ -236,9 +236,7 @@ def _readings(
         return
     read = partial(_table_of_bytes, columns)
     together = partial(_tables_of_bytes, columns)
-    for found in read_small_files(
-        files, sizes, read, together=together, workers=workers, first_rows=first_rows, scope=scope
-    ):
+    for found in read_small_files(files, sizes, read, together=together, workers=workers, first_rows=first_rows, scope=scope):
         if isinstance(found, OfflineCliError):
             yield _refused(found)
         elif isinstance(found, FewRows):

@@ -186,8 +186,9 @@ def read_small_files(
 ) -> Iterator[FewRows | Location | OfflineCliError]:
     """What `files` hold, in their order; a file itself where it is to be read alone; what was wrong with one.
 
-    `sizes`: as `small_sizes` says. `read` and `together` can be pickled. `workers`: processes or threads at most. `first_rows`: about so many
-    are wanted. `room`: bytes that the files given to a thread at a time may unfold to; up to `AHEAD` times as many wait.
+    `sizes`: as `small_sizes` says. `read` and `together` can be pickled. `workers`: processes or threads at most. `first_rows`:
+    about so many are wanted. `room`: bytes that the files given to a thread at a time may unfold to; up to `AHEAD` times as
+    many wait.
     """
     room = min(room, ROOM)
     helpers = 0 if len(files) < MANY or (first_rows or MANY) < MANY else min(workers, processors()) - 1

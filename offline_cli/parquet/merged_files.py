@@ -1,7 +1,7 @@
-"""Small Parquet files of one writer, read as one file in memory: their bytes one after the other, and a footer made of theirs.
+"""Small Parquet files of one writer, read as one in memory: their bytes one after the other, and a footer made of theirs.
 
-Most of what Arrow takes for a file of a few rows goes into opening it. As one file with a row group for each of them they take a
-fifth of that. What is read must be what each file would give by itself, whatever its bytes say, so `merged` is strict:
+Most of what Arrow takes for a file of a few rows goes into opening it. As one file with a row group for each of them they take
+a third of that. What is read must be what each file would give by itself, whatever its bytes say, so `merged` is strict:
 
 * footers are those of one Arrow writer and equal but for counts, sizes, places and statistics; column chunks have one data page
   each, whose header agrees with the footer and which fills the chunk; columns are flat, or lists of numbers;
@@ -151,7 +151,7 @@ class _Alike:
             left = left[count:]
 
     def read(self, chosen: NDArray[np.int64], numbers: NDArray[np.int64], columns: Collection[str] | None) -> Iterator[Merged]:
-        """The rows of the `chosen` files, which the caller calls by these `numbers`. Raises what Arrow raises of damaged ones."""
+        """The rows of the `chosen` files, which the caller calls by these `numbers`. Raises what Arrow raises of damage."""
         parquet = pq.ParquetFile(pa.BufferReader(self._file(chosen)), page_checksum_verification=True, pre_buffer=False)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         table = in_one_chunk(parquet.read(columns=wanted, use_threads=False))
@@ -182,7 +182,13 @@ class _Alike:
         for leaf in self.leaves:
             told = {number: values[chosen] for number, values in leaf.numbers.items()}
             group += [b"\x26\x00\x1c" + leaf.packing]  # field 2: an integer, 0; 3: a struct, with fields 1 to 4, and then
-            for number, head in ((VALUES, b"\x16"), (PLAIN, b"\x16"), (PACKED, b"\x16"), (DATA, b"\x26"), (DICTIONARY, b"\x26")):
+            for number, head in (
+                (VALUES, b"\x16"),
+                (PLAIN, b"\x16"),
+                (PACKED, b"\x16"),
+                (DATA, b"\x26"),
+                (DICTIONARY, b"\x26"),
+            ):
                 if number in told:
                     group += [head, padded_numbers(told[number] + (places if number in (DATA, DICTIONARY) else 0))]
             group += [b"\x00\x00"]
@@ -274,7 +280,10 @@ def _check_pages(leaf: _Leaf, lanes: Lanes, stops: NDArray[np.int64], ok: NDArra
         if not ok[0]:
             raise OddStruct
         header = walked(lanes.data[0], int(place[0]), int(stops[0]), _is_free_in_page)
-        if header.numbers.get(PAGE_KIND) != kind or not {PAGE_PACKED, PAGE_VALUES if kind == DATA_PAGE else (7, 1)} <= header.spans.keys():
+        if (
+            header.numbers.get(PAGE_KIND) != kind
+            or not {PAGE_PACKED, PAGE_VALUES if kind == DATA_PAGE else (7, 1)} <= header.spans.keys()
+        ):
             raise OddStruct
         lanes.go_to(place, ok)
         found = lanes.follow(header, ok)
@@ -286,9 +295,7 @@ def _check_pages(leaf: _Leaf, lanes: Lanes, stops: NDArray[np.int64], ok: NDArra
             ok &= place == numbers[DATA]
 
 
-def _add_memory(
-    leaf: _Leaf, rows: NDArray[np.int64], column: Any, plain: NDArray[np.int64], texts: NDArray[np.int64]
-) -> None:
+def _add_memory(leaf: _Leaf, rows: NDArray[np.int64], column: Any, plain: NDArray[np.int64], texts: NDArray[np.int64]) -> None:
     """Add the bytes that a column takes in memory, as `safety.refuse_bomb` counts them; `texts`: what they may be more."""
     values, packed = np.maximum(leaf.numbers[VALUES], rows), leaf.numbers[PLAIN]
     width = WIDTHS.get(column.physical_type) or max(1, column.length)
@@ -314,24 +321,30 @@ def memory_of(table: pa.Table, starts: NDArray[np.int64]) -> list[int]:
     for column in table.columns:
         for chunk in column.chunks:
             ends += _bytes_before(chunk, starts)
-    return np.diff(ends).tolist()
+    return [int(size) for size in np.diff(ends)]
 
 
 def _bytes_before(array: pa.Array, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """(F,) bytes of the values before each of `rows`."""
     kind, types = array.type, pa.types
+    if not len(array):  # which may have no buffers
+        return np.zeros(len(rows), np.int64)
     if isinstance(kind, pa.BaseExtensionType):
         return _bytes_before(array.storage, rows)
     if types.is_struct(kind):
-        return sum((_bytes_before(child, rows) for child in array.flatten()), np.zeros(len(rows), np.int64))
+        children = [_bytes_before(child, rows) for child in array.flatten()]
+        return sum(children, np.zeros(len(rows), np.int64))
     if types.is_fixed_size_list(kind):
         return _bytes_before(array.values, (rows + array.offset) * kind.list_size)
     if types.is_list(kind) or types.is_large_list(kind):
-        return _bytes_before(array.values, array.offsets.to_numpy()[rows].astype(np.int64)) + rows * (8 if types.is_large_list(kind) else 4)
+        width = 8 if types.is_large_list(kind) else 4
+        return _bytes_before(array.values, array.offsets.to_numpy()[rows].astype(np.int64)) + rows * width
     if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
         width = 8 if types.is_large_string(kind) or types.is_large_binary(kind) else 4
         offsets = np.frombuffer(array.buffers()[1], f"<i{width}", len(array) + 1, width * array.offset)
-        return offsets[rows].astype(np.int64) + rows * width
-    if types.is_primitive(kind):
-        return rows * max(1, kind.bit_width // 8)
-    return rows * array.nbytes // max(1, len(array))
+        ends: NDArray[np.int64] = offsets[rows].astype(np.int64) + rows * width
+    elif types.is_primitive(kind):
+        ends = rows * max(1, kind.bit_width // 8)
+    else:
+        ends = rows * int(array.nbytes) // len(array)
+    return ends

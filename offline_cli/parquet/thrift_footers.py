@@ -1,8 +1,8 @@
 """Footers and page headers of many Parquet files of one writer, walked side by side: their numbers as arrays over the files.
 
 Both are structs in Thrift's compact protocol. Files of one writer and schema differ in a few numbers and in the texts of their
-statistics; every other byte is the same. So one footer is walked in Python (`walked`), and the others with NumPy, value by value,
-all at once (`Lanes.follow`). A file with any other byte is not followed: its caller leaves it to Arrow.
+statistics; every other byte is the same. So one footer is walked in Python (`walked`), and the others with NumPy, value by
+value, all at once (`Lanes.follow`). A file with any other byte is not followed: its caller leaves it to Arrow.
 """
 
 from __future__ import annotations
@@ -189,11 +189,11 @@ class Lanes:
         """(N,) the number at each place, as it is stored, and go past it."""
         digit = self.bytes[self.at]
         self.at += 1
-        value = (digit & 127).astype(np.int64)
+        value: NDArray[np.int64] = (digit & 127).astype(np.int64)
         more = digit >= 128
         for place in range(1, DIGITS):
             if not more.any():
-                return value
+                break
             digit = np.where(more, self.bytes[self.at], 0)
             self.at += more
             value |= (digit & 127).astype(np.int64) << 7 * place
@@ -203,7 +203,7 @@ class Lanes:
 
 
 def padded_numbers(values: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """(N, `DIGITS`) each value, less than 2^34 and not negative, as a Thrift integer of so many bytes: the last ones may be 0."""
+    """(N, `DIGITS`) each value, less than 2^34 and not negative, as a Thrift integer: in so many bytes, the last may be 0."""
     digits = (values[:, None] << 1) >> (7 * np.arange(DIGITS)) & 127
     digits[:, :-1] |= 128
     return digits.astype(np.uint8)

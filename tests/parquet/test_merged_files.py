@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,9 @@ def assert_as_alone(data: list[bytes], *names: str) -> list[int]:
             number, rows = several.first + place, several.rows[place]
             alone = read_alone(wanted, SOMEWHERE, data[number])
             assert alone is not None
-            assert str(several.table.slice(start, rows).to_pydict()) == str(alone.to_pydict()), number  # as text: NaN equals NaN
+            assert str(several.table.slice(start, rows).to_pydict()) == str(alone.to_pydict()), (
+                number
+            )  # as text: NaN equals NaN
             assert several.table.schema.equals(alone.schema, check_metadata=True)
             assert memory_of(alone, np.array([0, rows])) == [memory[place]]
             together.append(number)
@@ -145,7 +148,7 @@ def test_a_flipped_bit_changes_no_other_file_and_is_refused_as_it_is_alone(data:
         flipped[number] = bytes(changed)
         for several in merged(flipped, None, room=ROOM):
             starts = np.cumsum([0, *several.rows]).tolist()
-            for place, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+            for place, (begin, end) in enumerate(pairwise(starts)):
                 if several.first + place not in (number, (number + 1) % FILES):
                     continue
                 alone = read_alone(None, SOMEWHERE, flipped[several.first + place])  # raises where it is refused
@@ -166,7 +169,9 @@ def test_a_page_that_claims_more_values_than_its_file_has_rows_is_left_alone() -
     assert assert_as_alone(data) == [number for number in range(FILES) if number != 5]
 
 
-@pytest.mark.parametrize("odd", [b"", b"\x15", b"\x15\x80", b"\x05\x00\x00", b"\x1c" * 40, b"\x18\x7f\x00", b"\x1d\x00", b"\x19\xfc\xff\xff\x7f"])
+@pytest.mark.parametrize(
+    "odd", [b"", b"\x15", b"\x15\x80", b"\x05\x00\x00", b"\x1c" * 40, b"\x18\x7f\x00", b"\x1d\x00", b"\x19\xfc\xff\xff\x7f"]
+)
 def test_structs_that_end_too_soon_or_are_nested_without_end_are_refused(odd: bytes) -> None:
     with pytest.raises(OddStruct):
         walked(odd, 0, len(odd), lambda path: False)
