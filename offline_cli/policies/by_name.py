@@ -1,4 +1,5 @@
-"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; their spaces must fit the environment's.
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `onnx:FILE`, `python:module:attribute`; their spaces must fit the
+environment's.
 
 `open_policy` is for `record` and its like, `load_policy` for programs.
 """
@@ -30,6 +31,8 @@ from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
+from offline_cli.policies.onnx_model import OnnxModel, read_model
+from offline_cli.policies.onnx_policy import OnnxModule, OnnxPolicy, beside_onnx, check_ports, remembers
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec, tell_unlike_training
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.policy_in_use import PolicyInUse
@@ -38,9 +41,9 @@ from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["load_policy", "open_policy", "policy_of_run"]
+__all__ = ["is_named", "load_policy", "open_policy", "policy_of_run"]
 
-RANDOM, SB3, PYTHON = "random", "sb3:", "python:"
+RANDOM, SB3, PYTHON, ONNX = "random", "sb3:", "python:", "onnx:"
 KINDS = ("observations", "actions")
 CODE: Final = re.compile(r"[^:]*[^:/]:[^\W\d][\w.]*")  # module:attribute, file.py:attribute
 
@@ -77,8 +80,8 @@ def open_policy(
         return ModelPolicy(model, environment.action_space, explore=explore, fingerprint=fingerprint)
     if name.startswith(PYTHON):
         return _python(play, example)
-    if "://" not in name and name.split(":")[0] in ("rllib", "onnx"):
-        raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
+    if name.startswith(ONNX):
+        return play.onnx(read_model(name.removeprefix(ONNX), storage_options))
     try:
         loaded = run_policy.load_policy(name, storage_options, plugins=plugins)
     except NoData as err:
@@ -90,6 +93,11 @@ def open_policy(
         what, fix = f"no folder {name} exists, and no policy has that name", _meant(name) or _forms()
         raise not_found(name, what, where="--policy", fix=fix) from err
     return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
+
+
+def is_named(name: str) -> bool:
+    """Whether that names another policy than a run folder."""
+    return name == RANDOM or name.startswith((SB3, PYTHON, ONNX))
 
 
 def policy_of_run(
@@ -157,6 +165,23 @@ class _Play:
             what = f"{kind} puts out {sorted(map(str, outputs))}, neither {wanted[0]!r} nor {wanted[1]!r}"
             raise BadConfig(what, where=where, fix="return one of the two from its forward methods")
 
+    def onnx(self, model: OnnxModel) -> Policy | PipedPolicy:
+        """A file's policy. Raises SpaceMismatch, and BadConfig for options that it has no use for."""
+        where = f"--policy {self.name}"
+        self.refuse_pieces("an ONNX model")
+        if self.explore or self.device != "cpu":
+            what = "an ONNX model gives its likeliest actions" if self.explore else "an ONNX model runs on the CPU"
+            fix = "--no-explore, or the run folder it was exported from" if self.explore else "--device cpu"
+            raise BadConfig(what, where=where, fix=fix)
+        spaces = self.environment.observation_space, self.environment.action_space
+        _check_fits((model.space("observation_space"), model.space("action_space")), self.name, self.environment)
+        check_ports(model, *spaces)
+        if not remembers(model):
+            return OnnxPolicy(model, *spaces)
+        beside, cpu = beside_onnx(model), torch.device("cpu")
+        module = OnnxModule(model, *spaces)
+        return PipedPolicy(module, beside, self.environment, explore=False, device=cpu, fingerprint=model.fingerprint)
+
     def refuse_pieces(self, what: str) -> None:
         """Raise BadConfig where the user gave pipelines, which need a network between them."""
         if not self.pieces.is_default:
@@ -170,11 +195,13 @@ def _meant(name: str) -> str:
         return f"did you mean {SB3}{name}?"
     if "://" not in name and CODE.fullmatch(name):
         return f"did you mean {PYTHON}{name}?"
+    if name.endswith(".onnx"):
+        return f"did you mean {ONNX}{name}?"
     return f"did you mean {PYTHON}{name}:its_name?" if name.endswith(".py") else ""
 
 
 def _forms() -> str:
-    return f"{RANDOM}, a run folder of train-bc, {SB3}FILE or {PYTHON}package.module:attribute"
+    return f"{RANDOM}, a run folder of train-bc, {SB3}FILE, {ONNX}FILE or {PYTHON}package.module:attribute"
 
 
 def _python(play: _Play, example: Callable[[], Tree] | None) -> Policy | PipedPolicy:
@@ -260,7 +287,8 @@ def load_policy(
     lookback: int | None = None,
     plugins: Sequence[str] = (),
 ) -> PolicyInUse:
-    """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `python:module:attribute`.
+    """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
+    `python:module:attribute`.
 
     `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, for
     pipelines of yours, and for runs of earlier versions that play between pieces and were trained without `env`. `seed`: of
@@ -276,8 +304,8 @@ def load_policy(
     name = policy.url if isinstance(policy, Location) else os.fspath(policy)
     pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
     target = choose_device(device).type
-    if name == RANDOM or name.startswith((SB3, PYTHON)):
-        with _environment(env, lambda: _spaces_of_model(name, target)) as environment:
+    if is_named(name):
+        with _environment(env, lambda: _spaces_of_model(name, target, storage_options)) as environment:
             made = open_policy(
                 name,
                 environment,
@@ -331,7 +359,12 @@ def _found(spaces: tuple[Space, Space] | None, name: str) -> tuple[Space, Space]
     return spaces
 
 
-def _spaces_of_model(name: str, device: str) -> tuple[Space, Space]:
+def _spaces_of_model(name: str, device: str, storage_options: Mapping[str, Any] | None) -> tuple[Space, Space]:
+    if name.startswith(ONNX):
+        told = read_model(name.removeprefix(ONNX), storage_options)
+        observations, actions = told.space("observation_space"), told.space("action_space")
+        if observations is not None and actions is not None:
+            return observations, actions
     if name.startswith(SB3):
         model, _ = load_model(name.removeprefix(SB3), device=device)
         return model.observation_space, model.action_space
