@@ -66,8 +66,8 @@ class RecordOptions(EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriti
         Annotated[
             str,
             Option(
-                help="Policy to play: random, a run folder of train-bc, sb3:FILE (loading one runs the pickled code in it), "
-                "or python:package.module:attribute.",
+                help="Policy to play: random, a run folder of train-bc, onnx:FILE, sb3:FILE (loading one runs the pickled code in "
+                "it), or python:package.module:attribute.",
                 group=Group.PLAYING,
                 short="-p",
                 metavar="P",
@@ -131,5 +131,13 @@ class EvaluateFlags(Showing, total=False):
     """What the command line of `evaluate` takes besides."""
 
     run: Required[
-        Annotated[str, Option(help="Run folder that train-bc made.", group=Group.DATA, is_argument=True, metavar="RUN")]
+        Annotated[
+            str,
+            Option(
+                help="Run folder that train-bc made, or another policy, as in record.",
+                group=Group.DATA,
+                is_argument=True,
+                metavar="RUN",
+            ),
+        ]
     ]
