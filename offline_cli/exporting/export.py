@@ -18,7 +18,7 @@ from offline_cli.connectors.env_to_module.default_pipeline import default_pieces
 from offline_cli.connectors.pipeline_spec import PlayPipelines, Setting
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadConfig, OutputExists, UnsupportedSpace, UsageError
-from offline_cli.exporting import model_card
+from offline_cli.exporting.model_card import Exported, card_of, facts_of
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.options.exporting import ExportOptions
@@ -70,18 +70,6 @@ class ToExport:
         return [(name, piece) for name, piece in self.pipelines.env_to_module.named() if type(piece) not in default]
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """Files in the order in which they are written, their paths below `out`; "" is `out` itself."""
-
-    files: Mapping[str, bytes]
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    how: str  # to run it, as Markdown
-    difference: float | None = None
-    notes: tuple[str, ...] = ()
-
-
 @takes(ExportOptions)
 def export(
     run: str | os.PathLike[str] | Location, out: str | os.PathLike[str] | Location, **options: Unpack[ExportOptions]
@@ -102,7 +90,7 @@ def export(
     made = _made(chosen, to)
     ports = [f"input `{name}`: {port}" for name, port in made.inputs.items()]
     ports += [f"output `{name}`: {port}" for name, port in made.outputs.items()]
-    text = model_card.card(chosen.facts, chosen.spaces, name=place.name, ports=ports, how=made.how)
+    text = card_of(chosen.facts, chosen.spaces, name=place.name, ports=ports, how=made.how)
     if not options["dry_run"]:
         _write(place, card, text, made)
     return ExportResult(
@@ -127,7 +115,7 @@ def _chosen(folder: Location, options: ExportOptions) -> ToExport:
     spaces = _spaces(loaded, folder.url)
     pipelines = PlaySpec(trained=loaded.trained).build(Setting(*spaces))
     described = PlaySpec(trained=loaded.trained).as_dict()["env_to_module"]
-    facts = model_card.facts_of(folder, loaded, spaces, described, to=options["to"])
+    facts = facts_of(folder, loaded, spaces, described, to=options["to"])
     return ToExport(loaded, pipelines, spaces, facts, folder.url)
 
 
@@ -147,7 +135,7 @@ def _made(chosen: ToExport, to: str) -> Exported:
     if to == "rllib":
         from offline_cli.exporting.rllib_checkpoint import rllib_export
 
-        return rllib_export(chosen.loaded, chosen.pieces, chosen.spaces, where=chosen.where)
+        return rllib_export(chosen.loaded, chosen.pieces, chosen.spaces[0], where=chosen.where)
     return _onnx(chosen)
 
 

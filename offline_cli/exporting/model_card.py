@@ -1,6 +1,6 @@
 """The model card of an exported policy: what it is, from which data, how good, for which spaces, and how to run it.
 
-`facts_of` gathers what the run folder knows, as JSON values; the ONNX file holds the same among its metadata. `card` writes them as
+`facts_of` gathers what the run folder knows, as JSON values; the ONNX file holds the same among its metadata. `card_of` writes them as
 Markdown. What a run does not know (an unfinished one has no scores) is said to be not known.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -22,7 +23,20 @@ from offline_cli.policies.run_policy import LoadedPolicy, known_environments
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.training.run_folder import STATE_KEYS, RunFolder
 
-__all__ = ["MARK", "card", "facts_of"]
+__all__ = ["Exported", "card_of", "facts_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Files in the order in which they are written, their paths below `out`; "" is `out` itself."""
+
+    files: Mapping[str, bytes]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    how: str  # to run it, as Markdown
+    difference: float | None = None
+    notes: tuple[str, ...] = ()
+
 
 MARK: Final = "<!-- model card of offline-cli -->"
 OF_RESULT: Final = ("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_mse", "policy_update", "stopped_by")
@@ -82,7 +96,7 @@ def _data(run: Location, told: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **known, **sources, **digest}
 
 
-def card(facts: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str, ports: Sequence[str], how: str) -> str:
+def card_of(facts: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str, ports: Sequence[str], how: str) -> str:
     """The card as Markdown. `ports`: a line for each input and output; `how`: what runs it, as Markdown."""
     observations, actions = map(describe, spaces)
     lines = [

@@ -90,9 +90,7 @@ def evaluate(
 Between = dict[str, list[str]]
 
 
-def _plan(
-    name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked: PlaySpec, threads: int
-) -> EvaluationPlan:
+def _plan(name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked: PlaySpec, threads: int) -> EvaluationPlan:
     """Of single copies, until it is known whether the policy may play in the environment's own vector class."""
     return EvaluationPlan(
         env=played_in.id,
