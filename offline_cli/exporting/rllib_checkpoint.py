@@ -26,7 +26,6 @@ from torch import nn
 
 import offline_cli
 from offline_cli.connectors.common.flattening import FlattenObservations
-from offline_cli.connectors.common.frame_stacking import FrameStacking
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.episodes.codec.arrays import pack
 from offline_cli.errors import BadConfig
@@ -50,10 +49,7 @@ LAYOUT: Final = {  # of RLlib 2.60, which 2.40 reads too
 }
 ACTIVATIONS: Final = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.SiLU: "silu", nn.GELU: "GELU", nn.Identity: "linear"}
 CONVOLUTIONS: Final = ([32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"])
-CONNECTORS: Final = {
-    FlattenObservations: "FlattenObservations()",
-    FrameStacking: "FrameStackingEnvToModule(num_frames={num_frames})",
-}
+CONNECTORS: Final = {FlattenObservations: "FlattenObservations()"}
 WIDEST: Final = 20.0  # RLlib's limit of log standard deviations, where there is none
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -138,7 +134,7 @@ def _bad_pieces(pieces: Sequence[tuple[str, ConnectorV2]]) -> list[str]:
     return [
         f"piece {name} ({type(piece).__name__}) would have to go with the module, and an RLModule has no pieces"
         for name, piece in pieces
-        if type(piece) not in CONNECTORS
+        if type(piece) not in CONNECTORS or getattr(piece, "keys_to_remove", None)
     ]
 
 
@@ -154,7 +150,7 @@ def _notes(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]]) -> tuple
 
 
 def _connector(piece: ConnectorV2) -> str:
-    return CONNECTORS[type(piece)].format(**{name: getattr(piece, name, None) for name in ("num_frames",)})
+    return CONNECTORS[type(piece)]
 
 
 # ---- layers ----
@@ -328,6 +324,7 @@ PPO goes on from it with the same model config:
 
 ```python
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 config = (

@@ -51,7 +51,7 @@ def evaluate(
 
     Of a run that is not finished the policy of its last checkpoint plays.
 
-    `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`, `sb3:FILE`, `python:module:attribute`,
+    `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`, `rllib:FOLDER`, `sb3:FILE`, `python:module:attribute`,
     `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
     same result; none of these episodes is played during training.
 
@@ -107,6 +107,7 @@ def _plan(name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked
         storage_options=options["storage_options"],
         pieces=asked,
         plugins=tuple(options["plugins"]),
+        trust_pickle=options["trust_pickle"],
         in_processes=options["num_env_runners"] > 0,
         step_timeout=options["step_timeout"],
         threads=threads,

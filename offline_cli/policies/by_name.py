@@ -1,5 +1,5 @@
-"""Policies by name: `random`, a run folder, `sb3:FILE`, `onnx:FILE`, `python:module:attribute`; their spaces must fit the
-environment's.
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `onnx:FILE`, `rllib:FOLDER`, `python:module:attribute`; their spaces must
+fit the environment's.
 
 `open_policy` is for `record` and its like, `load_policy` for programs.
 """
@@ -37,13 +37,14 @@ from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec, tell_unlike
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.policies.python_policy import FunctionPolicy, imported
+from offline_cli.policies.rllib_policy import RLlibCheckpoint, read_checkpoint
 from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["is_named", "load_policy", "open_policy", "policy_of_run"]
 
-RANDOM, SB3, PYTHON, ONNX = "random", "sb3:", "python:", "onnx:"
+RANDOM, SB3, PYTHON, ONNX, RLLIB = "random", "sb3:", "python:", "onnx:", "rllib:"
 KINDS = ("observations", "actions")
 CODE: Final = re.compile(r"[^:]*[^:/]:[^\W\d][\w.]*")  # module:attribute, file.py:attribute
 
@@ -58,12 +59,14 @@ def open_policy(
     storage_options: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
     example: Callable[[], Tree] | None = None,
+    trust_pickle: bool = False,
 ) -> Policy | PipedPolicy:
     """The policy of that name, ready to play in the environment.
 
     `explore`: sample actions, where the policy can; `random` always does. `pieces`: pipelines that the user gave; a module is
     played through pipelines without them too, where it was trained so or carries a state. `example`: gives a real
     observation, for a policy that raises for invented ones. `plugins`: packages whose code a run folder may name.
+    `trust_pickle`: run the code that is pickled in a checkpoint of RLlib's.
 
     Raises SpaceMismatch, naming both sides; BadConfig for what is not a policy, and for pipelines around what is not a module;
     MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
@@ -82,6 +85,8 @@ def open_policy(
         return _python(play, example)
     if name.startswith(ONNX):
         return play.onnx(read_model(name.removeprefix(ONNX), storage_options))
+    if name.startswith(RLLIB):
+        return play.rllib(read_checkpoint(name.removeprefix(RLLIB), trust_pickle=trust_pickle))
     try:
         loaded = run_policy.load_policy(name, storage_options, plugins=plugins)
     except NoData as err:
@@ -97,7 +102,7 @@ def open_policy(
 
 def is_named(name: str) -> bool:
     """Whether that names another policy than a run folder."""
-    return name == RANDOM or name.startswith((SB3, PYTHON, ONNX))
+    return name == RANDOM or name.startswith((SB3, PYTHON, ONNX, RLLIB))
 
 
 def policy_of_run(
@@ -118,12 +123,15 @@ class _Play:
     explore: bool
     device: str
 
-    def module(self, module: RLModule, fingerprint: str, trained: PipelineSpec | None) -> Policy | PipedPolicy:
-        """The quick way where nothing is in between, and nothing remembered."""
+    def _check_draws(self, module: RLModule) -> None:
         if self.explore and getattr(module, "action_head", None) is None:  # as some classes in RLlib's manner have it
             what = f"{type(module).__name__} draws from a distribution class of its own, and those draws follow no seed"
             fix = "--no-explore, or leave the distribution to the action head that fits the action space"
             raise BadConfig(what, where=f"--policy {self.name}", fix=fix)
+
+    def module(self, module: RLModule, fingerprint: str, trained: PipelineSpec | None) -> Policy | PipedPolicy:
+        """The quick way where nothing is in between, and nothing remembered."""
+        self._check_draws(module)
         if not self.pieces.is_default or trained is not None or module.is_stateful() or module.in_rllibs_manner:
             play = replace(self.pieces, trained=trained)
             where = f"--policy {self.name} in {self.environment.name}"
@@ -178,9 +186,20 @@ class _Play:
         check_ports(model, *spaces)
         if not remembers(model):
             return OnnxPolicy(model, *spaces)
-        beside, cpu = beside_onnx(model), torch.device("cpu")
-        module = OnnxModule(model, *spaces)
-        return PipedPolicy(module, beside, self.environment, explore=False, device=cpu, fingerprint=model.fingerprint)
+        return self._between(OnnxModule(model, *spaces), beside_onnx(model), model.fingerprint)
+
+    def rllib(self, checkpoint: RLlibCheckpoint) -> PipedPolicy:
+        """A checkpoint's policy. Raises SpaceMismatch, BadConfig."""
+        self.refuse_pieces("a checkpoint of RLlib's, with the pieces that it has,")
+        self._check_draws(checkpoint.module)
+        _check_fits((None, checkpoint.module.action_space), self.name, self.environment)
+        module, where = checkpoint.module, f"--policy {self.name} in {self.environment.name}"
+        checkpoint.pieces.check(self.environment, module.observation_space, module.action_space, where=where)
+        return self._between(module, checkpoint.pieces, checkpoint.fingerprint)
+
+    def _between(self, module: RLModule, beside: PlaySpec, fingerprint: str) -> PipedPolicy:
+        device = torch.device(self.device)
+        return PipedPolicy(module, beside, self.environment, explore=self.explore, device=device, fingerprint=fingerprint)
 
     def refuse_pieces(self, what: str) -> None:
         """Raise BadConfig where the user gave pipelines, which need a network between them."""
@@ -201,7 +220,7 @@ def _meant(name: str) -> str:
 
 
 def _forms() -> str:
-    return f"{RANDOM}, a run folder of train-bc, {SB3}FILE, {ONNX}FILE or {PYTHON}package.module:attribute"
+    return f"{RANDOM}, a run folder of train-bc, {SB3}FILE, {ONNX}FILE, {RLLIB}FOLDER or {PYTHON}package.module:attribute"
 
 
 def _python(play: _Play, example: Callable[[], Tree] | None) -> Policy | PipedPolicy:
@@ -286,9 +305,10 @@ def load_policy(
     module_to_env: Given = None,
     lookback: int | None = None,
     plugins: Sequence[str] = (),
+    trust_pickle: bool = False,
 ) -> PolicyInUse:
     """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
-    `python:module:attribute`.
+    `rllib:FOLDER` (`trust_pickle`: run the code that is pickled in it); `python:module:attribute`.
 
     `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, for
     pipelines of yours, and for runs of earlier versions that play between pieces and were trained without `env`. `seed`: of
@@ -315,6 +335,7 @@ def load_policy(
                 storage_options=storage_options,
                 plugins=plugins,
                 example=lambda: environment.singles(1)[0].reset(seed=0)[0],
+                trust_pickle=trust_pickle,
             )
             return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed)
     loaded = run_policy.load_policy(policy, storage_options, plugins=plugins)
