@@ -27,7 +27,7 @@ __all__ = ["difference", "onnx_bytes"]
 
 ROWS: Final = 64  # that the file is tried with before it is written
 TRACED: Final = 2  # rows while tracing: of one row torch takes the axis for a constant
-NOISY: Final = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+NOISY: Final = ("torch.__trace", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 def onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> bytes:
