@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -110,13 +111,17 @@ def model_of(content: bytes, *, where: str) -> OnnxModel:
     except Exception as err:  # protobuf, onnx and onnxruntime have many of their own
         reason = str(err).strip().partition("\n")[0][:300] or type(err).__name__
         raise BadData(f"not an ONNX model that can be run: {reason}", where=where, fix=FIX) from err
-    facts = {}
+    return OnnxModel(inputs, outputs, _facts(proto), hashlib.sha256(content).hexdigest(), where, session)
+
+
+def _facts(proto: Any) -> dict[str, Any]:
+    """Metadata that are JSON; other programs have them in forms of their own. Text that is not UTF-8 comes as bytes."""
+    found = {}
     for one in proto.metadata_props:
-        try:
-            facts[one.key] = from_json(one.value.encode())
-        except ValueError:  # of other programs, in forms of theirs
-            continue
-    return OnnxModel(inputs, outputs, facts, hashlib.sha256(content).hexdigest(), where, session)
+        if isinstance(one.key, str) and isinstance(one.value, str):
+            with suppress(ValueError):
+                found[one.key] = from_json(one.value.encode())
+    return found
 
 
 def _options(onnxruntime: Any) -> Any:

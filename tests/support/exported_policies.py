@@ -56,6 +56,8 @@ KINDS: dict[str, Kind] = {
     "one hot": Kind(spaces.MultiDiscrete([3, 4]), CHOICES, (ONE_HOT,)),
     "previous": Kind(VECTOR, PULLS, (FILTER, PREVIOUS, FLAT)),
     "continuous": Kind(VECTOR, PULLS, scale="normalized"),
+    "several": Kind(VECTOR, spaces.MultiDiscrete([3, 2]), network={"activation": "linear"}),
+    "cnn to choices": Kind(IMAGE, CHOICES, network={"activation": "tanh"}, hidden=(24, 16)),
 }
 
 
