@@ -101,9 +101,9 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
 def export(ctx: typer.Context, flags: ExportFlags, options: ExportOptions) -> None:
     """Write a trained policy as another program reads it: ONNX, or a checkpoint of RLlib's.
 
-    An ONNX file takes raw observations and gives actions of the environment: the pieces that the policy was trained through, what
-    they learned, its action scale and its memory are inside. What has no such form ends with exit code 4 and its name. A model card
-    is written beside each export.
+    An ONNX file takes raw observations and gives actions of the environment: the pieces that the policy was trained through,
+    what they learned, its action scale and its memory are inside. What has no such form ends with exit code 4 and its name. A
+    model card is written beside each export.
     """
     from offline_cli.exporting.export import export
 

@@ -1,7 +1,7 @@
 """The model card of an exported policy: what it is, from which data, how good, for which spaces, and how to run it.
 
-`facts_of` gathers what the run folder knows, as JSON values; the ONNX file holds the same among its metadata. `card_of` writes them as
-Markdown. What a run does not know (an unfinished one has no scores) is said to be not known.
+`facts_of` gathers what the run folder knows, as JSON values; the ONNX file holds the same among its metadata. `card_of` writes
+them as Markdown. What a run does not know (an unfinished one has no scores) is said to be not known.
 """
 
 from __future__ import annotations

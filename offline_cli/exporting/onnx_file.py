@@ -1,7 +1,7 @@
 """Writes a policy as an ONNX model: one graph, its weights inside, facts of the model card among its metadata.
 
 The graph comes from `torch.onnx.export`, which traces `WholePolicy` through torch.export, so that a network of any package can
-be exported. What it notes of this machine (paths of source files, stack traces) is removed: the same policy gives the same bytes.
+be exported. What it notes of this machine (paths of source files, stack traces) is removed: one policy gives the same bytes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
     F/class_and_ctor_args.pkl   the class by name, spaces and model config: a pickle, as RLlib reads nothing else there
     F/module_state.msgpack      arrays by RLlib's names
+    F/module.json               spaces and model config for `rllib:F`, which reads no pickle
     F/metadata.json             written last
 
 Layers are renamed, and stay as they are but for images: RLlib's convolutions neither scale bytes nor flatten in our order, so
@@ -34,6 +35,7 @@ from offline_cli.modules.distributions.gaussian import GaussianForm
 from offline_cli.modules.encoders import BYTE, ImageEncoder, is_image
 from offline_cli.modules.policy_modules import FeedForwardPolicy, LSTMPolicy
 from offline_cli.modules.rl_module import RLModule
+from offline_cli.policies.rllib_arrays import DESCRIPTION
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.spaces import Space, describe, space_from_json, space_to_json
 
@@ -49,7 +51,7 @@ LAYOUT: Final = {  # of RLlib 2.60, which 2.40 reads too
 }
 ACTIVATIONS: Final = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.SiLU: "silu", nn.GELU: "GELU", nn.Identity: "linear"}
 CONVOLUTIONS: Final = ([32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"])
-CONNECTORS: Final = {FlattenObservations: "FlattenObservations()"}
+CONNECTORS: Final[dict[type[ConnectorV2], str]] = {FlattenObservations: "FlattenObservations()"}
 WIDEST: Final = 20.0  # RLlib's limit of log standard deviations, where there is none
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -67,10 +69,13 @@ def rllib_export(
     notes = _notes(module, pieces)
     head = {"pi.log_std_clip_param_const": config["log_std_clip_param"], "vf.log_std_clip_param_const": WIDEST}
     state |= {name: np.array([value], np.float32) for name, value in head.items()}
+    described: dict[str, Any] = {"observation_space": space_to_json(module.observation_space), "model_config": config}
+    described |= {"action_space": space_to_json(module.action_space), "module_class": ".".join(MODULE)}
     written = f"offline-cli {offline_cli.__version__}"
     files = {
         str(LAYOUT["class_and_ctor_args_file"]): _class_and_arguments(module, config),
         f"{LAYOUT['state_file']}.msgpack": pack(dict(sorted(state.items()))),
+        DESCRIPTION: (json.dumps(described, sort_keys=True) + "\n").encode(),
         METADATA: (json.dumps({"written_by": written, **LAYOUT}) + "\n").encode(),
     }
     seen = f"{module.observation_space.dtype} {_rows(module.observation_space)}"
@@ -243,7 +248,10 @@ class _Named:
         self.module, self.name = module, name
 
 
-class _Pickler(pickle._Pickler):  # the one in Python can be told how to write an object
+_InPython: Any = pickle._Pickler  # type: ignore[attr-defined]  # it can be told how to write an object
+
+
+class _Pickler(_InPython):
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
         if not isinstance(obj, _Named):
             return super().save(obj, save_persistent_id)
@@ -338,5 +346,6 @@ algorithm.restore_from_path(
 )
 ```
 
-Its value function gives 0 until it is trained. `class_and_ctor_args.pkl` is a pickle that names classes of RLlib and gymnasium.
+`offline-cli evaluate rllib:FOLDER --env ENVIRONMENT` plays it, from `module.json` and `module_state.msgpack` alone. Its value
+function gives 0 until it is trained. `class_and_ctor_args.pkl` is a pickle that names classes of RLlib and gymnasium.
 """

@@ -4,8 +4,8 @@ Inputs are the raw observations of the environment, a leaf each, and what the po
 actions as the environment takes them, the inputs of their distribution, and what to remember next. Every input and output has
 an axis of B rows first. The arithmetic is that of the pieces, in the same precision: a filter computes in float64.
 
-Memory is explicit, because a graph has none: each `state_in/NAME` has a `state_out/NAME` of the same shape, and is zeros where an
-episode begins. So are the rewards that a piece looks at.
+Memory is explicit, because a graph has none: each `state_in/NAME` has a `state_out/NAME` of the same shape, and is zeros where
+an episode begins. So are the rewards that a piece looks at.
 """
 
 from __future__ import annotations
@@ -211,6 +211,8 @@ class _Hot(nn.Module):
     def __init__(self, space: Space) -> None:
         super().__init__()
         self._counts: list[int] = []
+        self.values: Tensor
+        self.owner: Tensor
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             counts, starts = (part.tolist() for part in choice_counts(space))
             self._counts = counts
@@ -359,7 +361,11 @@ class _Fitted(nn.Module):
 
     def __init__(self, space: Space) -> None:
         super().__init__()
-        self._dtype = DTYPES[str(space.dtype)]
+        self.low: Tensor
+        self.width: Tensor
+        self.least: Tensor
+        self.most: Tensor
+        self._dtype: torch.dtype = DTYPES[str(space.dtype)]
         self._is_box = isinstance(space, spaces.Box)
         self._rounds = _is_whole(space)
         if not isinstance(space, spaces.Box):

@@ -17,7 +17,7 @@ class ExportOptions(Overwriting, DryRun, Plugins, Storage, total=False):
         Annotated[
             ExportFormat,
             Option(
-                help="What to write: onnx, one file from raw observations to actions; rllib, a checkpoint of an RLModule of RLlib's.",
+                help="What to write: onnx, one file from raw observations to actions; rllib, a checkpoint of an RLModule.",
                 group=Group.OUTPUT,
             ),
         ]

@@ -81,8 +81,8 @@ class RecordOptions(
         Annotated[
             str,
             Option(
-                help="Policy to play: random, a run folder of train-bc, onnx:FILE, rllib:FOLDER (with {trust_pickle}), sb3:FILE "
-                "(loading one runs the pickled code in it), or python:package.module:attribute.",
+                help="Policy to play: random, a run folder of train-bc, onnx:FILE, rllib:FOLDER (with {trust_pickle}), "
+                "sb3:FILE (loading one runs the pickled code in it), or python:package.module:attribute.",
                 group=Group.PLAYING,
                 short="-p",
                 metavar="P",

@@ -1,5 +1,5 @@
-"""Policies by name: `random`, a run folder, `sb3:FILE`, `onnx:FILE`, `rllib:FOLDER`, `python:module:attribute`; their spaces must
-fit the environment's.
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `onnx:FILE`, `rllib:FOLDER`, `python:module:attribute`; their spaces
+must fit the environment's.
 
 `open_policy` is for `record` and its like, `load_policy` for programs.
 """

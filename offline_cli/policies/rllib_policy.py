@@ -1,11 +1,12 @@
 """Plays `rllib:FOLDER`: a checkpoint of an RLModule or an Algorithm of RLlib, 2.40 to 2.60, through its connector pipelines.
 
 RLlib's checkpoints are pickles, and loading one can run any code that its maker put in. So one is loaded only where the user
-says that he trusts it (`trust_pickle`), by RLlib itself, which is imported here and nowhere else.
+says that he trusts it (`trust_pickle`), by RLlib itself, which is imported here and nowhere else. A folder of arrays with a
+description in JSON (`rllib_arrays.py`), as `export` writes it, needs neither.
 
-The module is RLlib's own. Of the pipelines our pieces take the place of RLlib's by name, with the options and the state that the
-checkpoint has; a filter counts no further observations. A piece that we do not have is BadConfig. An RLModule alone plays between
-RLlib's default pieces.
+The module is RLlib's own. Of the pipelines our pieces take the place of RLlib's by name, with the options and the state that
+the checkpoint has; a filter counts no further observations. A piece that we do not have is BadConfig. An RLModule alone plays
+between RLlib's default pieces.
 
     FOLDER/module_state.pkl                                                    an RLModule
     FOLDER/learner_group/learner/rl_module/default_policy/module_state.pkl     an Algorithm, and
@@ -33,6 +34,7 @@ from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
 from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.rllib_arrays import is_of_arrays, module_of_arrays
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["RLlibCheckpoint", "RLlibModule", "read_checkpoint"]
@@ -93,7 +95,7 @@ class RLlibModule(RLModule):
 class RLlibCheckpoint:
     """A module, and what it plays between."""
 
-    module: RLlibModule
+    module: RLModule
     pieces: PlaySpec
     fingerprint: str
 
@@ -108,6 +110,9 @@ def read_checkpoint(name: str, *, trust_pickle: bool) -> RLlibCheckpoint:
     if not folder.is_dir():
         raise not_found(name, f"no folder {name} exists", where=where, fix="check the path")
     place = _module_folder(folder, where)
+    if place == folder and is_of_arrays(place):
+        arrays = module_of_arrays(place, where)
+        return RLlibCheckpoint(arrays, _played(_Side(), _Side(), where), _fingerprint(arrays))
     if not trust_pickle:
         what = "a checkpoint of RLlib's is a pickle, and loading one runs the code that is in it"
         raise BadConfig(what, where=where, fix="--trust-pickle, where you trust who made it")
@@ -118,14 +123,17 @@ def read_checkpoint(name: str, *, trust_pickle: bool) -> RLlibCheckpoint:
     beside = _Side.read(sides, BESIDE, where) if sides is not None else _Side()
     after = _Side.read(sides.parent / AFTER, AFTER, where) if sides is not None else _Side()
     module = RLlibModule(theirs)
-    spec = PlaySpec(
+    return RLlibCheckpoint(module, _played(beside, after, where), _fingerprint(module, beside, after))
+
+
+def _played(beside: _Side, after: _Side, where: str) -> PlaySpec:
+    return PlaySpec(
         PipelineSpec.from_document({"kind": "env_to_module", "pieces": list(beside.pieces)}, "env_to_module", where=where),
         PipelineSpec.from_document(
             {"kind": "module_to_env", **after.scaling, "pieces": list(after.pieces)}, "module_to_env", where=where
         ),
         learned={"env_to_module": beside.states, "module_to_env": after.states},
     )
-    return RLlibCheckpoint(module, spec, _fingerprint(module, beside, after))
 
 
 def _module_folder(folder: Path, where: str) -> Path:
@@ -144,7 +152,8 @@ def _module_folder(folder: Path, where: str) -> Path:
 
 
 def _has_state(folder: Path) -> bool:
-    return any((folder / f"{STATE}{ending}").is_file() for ending in (".pkl", ".msgpack")) and (folder / CLASS).is_file()
+    whole = any((folder / f"{STATE}{ending}").is_file() for ending in (".pkl", ".msgpack")) and (folder / CLASS).is_file()
+    return whole or is_of_arrays(folder)
 
 
 def _loaded(place: Path, where: str) -> Any:

@@ -39,7 +39,9 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory, told: Told) -> Path:
     pytest.importorskip("onnxruntime")
     folder = tmp_path_factory.mktemp("cartpole")
     pieces = folder / "pieces.toml"
-    pieces.write_text('kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 3\n')
+    pieces.write_text(
+        'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 3\n'
+    )
     told("record", "CartPole-v1", "--out", folder / "data", "--policy", "random", "--episodes", 20)
     learn = ("--env", "CartPole-v1", "--pipeline", pieces, "--updates", 30, "--hidden", "16,16", "--device", "cpu")
     told("train-bc", folder / "data", "--out", folder / "run", *learn)
@@ -58,7 +60,9 @@ def test_evaluate_measures_of_the_file_what_it_measures_of_the_run(cartpole: Pat
 
 
 def test_record_plays_the_file_with_the_scale_of_the_environment(cartpole: Path, told: Told) -> None:
-    recorded = told("record", "CartPole-v1", "--policy", f"onnx:{cartpole}/policy.onnx", "--out", cartpole / "d", "--episodes", 3)
+    recorded = told(
+        "record", "CartPole-v1", "--policy", f"onnx:{cartpole}/policy.onnx", "--out", cartpole / "d", "--episodes", 3
+    )
     assert (recorded["episodes"], recorded["action_scale"]) == (3, "env")
 
 
@@ -157,7 +161,10 @@ def test_the_same_run_gives_the_same_checkpoint_and_a_foreign_folder_stays(expor
         (Kind(KINDS["mlp"].observations, KINDS["nested"].actions), "actions are Dict"),
         (Kind(KINDS["nested"].observations, KINDS["mlp"].actions), "observations are Dict"),
         (Kind(KINDS["mlp"].observations, KINDS["mlp"].actions, network={**MEMORY, "memory": "gru"}), "GRUPolicy"),
-        (Kind(KINDS["mlp"].observations, KINDS["mlp"].actions, network={**MEMORY, "memory_layers": 2}), "the LSTM has 2 layers"),
+        (
+            Kind(KINDS["mlp"].observations, KINDS["mlp"].actions, network={**MEMORY, "memory_layers": 2}),
+            "the LSTM has 2 layers",
+        ),
         (KINDS["filtered and stacked"], "piece MeanStdFilter"),
     ],
 )

@@ -125,7 +125,10 @@ def renamed(model: Any) -> None:
 
 def test_another_name_or_shape_is_told_with_what_was_wanted() -> None:
     wide = spaces.Box(-1, 1, (4,), np.float32)
-    for content, seen, said in [(small(renamed), SEEN, "no input 'obs', but ['pixels']"), (small(), wide, "input 'obs' is float32")]:
+    for content, seen, said in [
+        (small(renamed), SEEN, "no input 'obs', but ['pixels']"),
+        (small(), wide, "input 'obs' is float32"),
+    ]:
         with pytest.raises(SpaceMismatch) as caught:
             check_ports(model_of(content, where="their.onnx"), seen, CHOICES)
         assert said in caught.value.what
@@ -154,11 +157,9 @@ def test_a_thousand_mutations_end_in_an_error_of_ours_or_run() -> None:
             if sum(array.size for array in given.values()) < MAX_NUMBERS:
                 model.run(given)
             outcomes.add("ran")
-        except BadData as err:
-            outcomes.add(type(err).__name__)
-        except Exception as err:  # noqa: BLE001  of a call: onnxruntime's own, which the play engine reports with its place
-            assert type(err).__module__.startswith("onnxruntime"), err
-    assert {"ran", "BadData"} <= outcomes
+        except Exception as err:  # noqa: BLE001  of a call onnxruntime's own, which the play engine reports with its place
+            outcomes.add(type(err).__name__ if isinstance(err, BadData) else type(err).__module__.partition(".")[0])
+    assert {"ran", "BadData"} <= outcomes <= {"ran", "BadData", "UnsafeData", "onnxruntime"}
 
 
 def test_a_missing_file_is_told_as_such(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ NESTED = spaces.Dict({"pad": spaces.Discrete(4, start=2), "arm": spaces.Tuple([V
 CHOICES = spaces.Discrete(3)
 PULLS = spaces.Box(np.array([-2.0, 0.5], np.float32), np.array([3.0, 1.5], np.float32))
 FREE = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-SEVERAL = spaces.Dict({"turn": spaces.MultiDiscrete([3, 2]), "gears": spaces.Box(0, 9, (2,), np.int16), "lamps": spaces.MultiBinary(2)})
+SEVERAL = spaces.Dict(
+    {"turn": spaces.MultiDiscrete([3, 2]), "gears": spaces.Box(0, 9, (2,), np.int16), "lamps": spaces.MultiBinary(2)}
+)
 FILTER = {"name": "mean_std_filter"}
 STACK = {"name": "frame_stacking", "num_frames": 4}
 FLAT = {"name": "flatten_observations"}
