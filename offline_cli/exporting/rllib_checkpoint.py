@@ -248,16 +248,14 @@ class _Named:
         self.module, self.name = module, name
 
 
-_InPython: Any = pickle._Pickler  # type: ignore[attr-defined]  # it can be told how to write an object
-
-
-class _Pickler(_InPython):
+class _Pickler(pickle._Pickler):  # the one in Python can be told how to write an object; types know half of it
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
+        whole: Any = super()
         if not isinstance(obj, _Named):
-            return super().save(obj, save_persistent_id)
-        super().save(obj.module)
-        super().save(obj.name)
-        return self.write(pickle.STACK_GLOBAL)
+            return whole.save(obj, save_persistent_id)
+        whole.save(obj.module)
+        whole.save(obj.name)
+        return vars(self)["write"](pickle.STACK_GLOBAL)
 
 
 PPO: Final = "ray.rllib.algorithms.ppo"

@@ -52,8 +52,8 @@ def evaluate(
     Of a run that is not finished the policy of its last checkpoint plays.
 
     `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`, `rllib:FOLDER`, `sb3:FILE`,
-    `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
-    same result; none of these episodes is played during training.
+    `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of
+    episodes give the same result; none of these episodes is played during training.
 
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
     for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
