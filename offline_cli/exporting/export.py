@@ -164,7 +164,7 @@ def _card_of(place: Location, to: str) -> Location:
 
 
 def _folder_of(file: Location) -> Location:
-    folder = file.parent
+    folder = file.parent()
     if folder is None:
         raise UsageError("it names no file", where=file.url, fix="--out with the name of a file in it")
     return folder

@@ -32,7 +32,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
 from offline_cli.policies.onnx_model import OnnxModel, read_model
-from offline_cli.policies.onnx_policy import OnnxModule, OnnxPolicy, beside_onnx, check_ports, remembers
+from offline_cli.policies.onnx_policy import onnx_policy
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec, tell_unlike_training
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.policy_in_use import PolicyInUse
@@ -148,6 +148,9 @@ class _Play:
                 self._check_outputs(module)
             return between
         _check_fits((module.observation_space, module.action_space), self.name, self.environment)
+        return self._on_blocks(module, fingerprint)
+
+    def _on_blocks(self, module: RLModule, fingerprint: str) -> ModulePolicy:
         policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
         self._check_outputs(module)
         policy.play_in(self.environment.action_space)
@@ -174,32 +177,23 @@ class _Play:
             raise BadConfig(what, where=where, fix="return one of the two from its forward methods")
 
     def onnx(self, model: OnnxModel) -> Policy | PipedPolicy:
-        """A file's policy. Raises SpaceMismatch, and BadConfig for options that it has no use for."""
-        where = f"--policy {self.name}"
+        """A file's policy. Raises SpaceMismatch, BadConfig."""
         self.refuse_pieces("an ONNX model")
-        if self.explore or self.device != "cpu":
-            what = "an ONNX model gives its likeliest actions" if self.explore else "an ONNX model runs on the CPU"
-            fix = "--no-explore, or the run folder it was exported from" if self.explore else "--device cpu"
-            raise BadConfig(what, where=where, fix=fix)
-        spaces = self.environment.observation_space, self.environment.action_space
         _check_fits((model.space("observation_space"), model.space("action_space")), self.name, self.environment)
-        check_ports(model, *spaces)
-        if not remembers(model):
-            return OnnxPolicy(model, *spaces)
-        return self._between(OnnxModule(model, *spaces), beside_onnx(model), model.fingerprint)
+        return onnx_policy(model, self.environment, explore=self.explore)
 
-    def rllib(self, checkpoint: RLlibCheckpoint) -> PipedPolicy:
+    def rllib(self, checkpoint: RLlibCheckpoint) -> Policy | PipedPolicy:
         """A checkpoint's policy. Raises SpaceMismatch, BadConfig."""
         self.refuse_pieces("a checkpoint of RLlib's, with the pieces that it has,")
         self._check_draws(checkpoint.module)
-        _check_fits((None, checkpoint.module.action_space), self.name, self.environment)
+        seen = checkpoint.module.observation_space if checkpoint.is_plain else None
+        _check_fits((seen, checkpoint.module.action_space), self.name, self.environment)
+        if checkpoint.is_plain:
+            return self._on_blocks(checkpoint.module, checkpoint.fingerprint)
         module, where = checkpoint.module, f"--policy {self.name} in {self.environment.name}"
         checkpoint.pieces.check(self.environment, module.observation_space, module.action_space, where=where)
-        return self._between(module, checkpoint.pieces, checkpoint.fingerprint)
-
-    def _between(self, module: RLModule, beside: PlaySpec, fingerprint: str) -> PipedPolicy:
-        device = torch.device(self.device)
-        return PipedPolicy(module, beside, self.environment, explore=self.explore, device=device, fingerprint=fingerprint)
+        device, known = torch.device(self.device), checkpoint.fingerprint
+        return PipedPolicy(module, checkpoint.pieces, self.environment, explore=self.explore, device=device, fingerprint=known)
 
     def refuse_pieces(self, what: str) -> None:
         """Raise BadConfig where the user gave pipelines, which need a network between them."""

@@ -4,8 +4,8 @@ Inputs are `obs`, or a leaf each (`obs.camera`), outputs `actions`, or a leaf ea
 them. What a file remembers is `state_in/NAME` and `state_out/NAME`, zeros where an episode begins, and `rewards`, the answer to
 the last action, 0 there. Actions are the likeliest ones: a file draws none. They are recorded with the scale `env`.
 
-* `OnnxPolicy`: a file without memory. * `OnnxModule`, `beside_onnx`: one with memory, as a module between the pieces that carry
-  states and rewards from step to step.
+* `OnnxPolicy`: a file without memory.
+* `OnnxModule`: one with memory, as a module between the pieces that carry states and rewards from step to step.
 """
 
 from __future__ import annotations
@@ -21,25 +21,34 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.flattening import PrevActionsPrevRewards
 from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import space_tree
-from offline_cli.errors import BadData, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.onnx_model import FIX, OnnxModel
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Acted
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
-__all__ = ["OnnxModule", "OnnxPolicy", "beside_onnx", "check_ports", "remembers"]
+__all__ = ["OnnxModule", "OnnxPolicy", "check_ports", "onnx_policy"]
 
 OBS, ACTIONS, REWARDS, INPUTS = Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.ACTION_DIST_INPUTS
 STATE_IN, STATE_OUT = f"{Columns.STATE_IN}/", f"{Columns.STATE_OUT}/"
 PIECE: Final = "prev_actions_prev_rewards"
 
 
-def remembers(model: OnnxModel) -> bool:
-    """Whether an action depends on earlier observations or on rewards."""
-    return REWARDS in model.inputs or any(name.startswith(STATE_IN) for name in model.inputs)
+def onnx_policy(model: OnnxModel, environment: Environment, *, explore: bool) -> OnnxPolicy | PipedPolicy:
+    """The policy of a file in an environment, on the CPU. Raises SpaceMismatch, and BadConfig where it is to explore."""
+    if explore:
+        fix = "--no-explore, or the run folder it was exported from"
+        raise BadConfig("an ONNX model gives its likeliest actions", where=model.where, fix=fix)
+    spaces = environment.observation_space, environment.action_space
+    check_ports(model, *spaces)
+    if REWARDS not in model.inputs and not any(name.startswith(STATE_IN) for name in model.inputs):
+        return OnnxPolicy(model, *spaces)
+    module, cpu = OnnxModule(model, *spaces), torch.device("cpu")
+    return PipedPolicy(module, _beside(model), environment, explore=False, device=cpu, fingerprint=model.fingerprint)
 
 
 def check_ports(model: OnnxModel, observations: Space, actions: Space) -> None:
@@ -158,7 +167,7 @@ class OnnxModule(RLModule):
         return found
 
 
-def beside_onnx(model: OnnxModel) -> PlaySpec:
+def _beside(model: OnnxModel) -> PlaySpec:
     """The pieces that an OnnxModule plays between: actions go as they are, and the last reward comes with the observation."""
     where = f"pieces beside {model.where}"
     pieces = [{"name": PIECE, "n_prev_actions": 0, "n_prev_rewards": 1}] if REWARDS in model.inputs else []

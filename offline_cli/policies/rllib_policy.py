@@ -98,6 +98,7 @@ class RLlibCheckpoint:
     module: RLModule
     pieces: PlaySpec
     fingerprint: str
+    is_plain: bool  # nothing but RLlib's default pieces, which stretch actions to the bounds, and nothing remembered
 
 
 def read_checkpoint(name: str, *, trust_pickle: bool) -> RLlibCheckpoint:
@@ -112,7 +113,7 @@ def read_checkpoint(name: str, *, trust_pickle: bool) -> RLlibCheckpoint:
     place = _module_folder(folder, where)
     if place == folder and is_of_arrays(place):
         arrays = module_of_arrays(place, where)
-        return RLlibCheckpoint(arrays, _played(_Side(), _Side(), where), _fingerprint(arrays))
+        return _checkpoint(arrays, _Side(), _Side(), where)
     if not trust_pickle:
         what = "a checkpoint of RLlib's is a pickle, and loading one runs the code that is in it"
         raise BadConfig(what, where=where, fix="--trust-pickle, where you trust who made it")
@@ -122,18 +123,21 @@ def read_checkpoint(name: str, *, trust_pickle: bool) -> RLlibCheckpoint:
     sides = next((found for one in RUNNERS if (found := folder / one / BESIDE).is_dir()), None)
     beside = _Side.read(sides, BESIDE, where) if sides is not None else _Side()
     after = _Side.read(sides.parent / AFTER, AFTER, where) if sides is not None else _Side()
-    module = RLlibModule(theirs)
-    return RLlibCheckpoint(module, _played(beside, after, where), _fingerprint(module, beside, after))
+    return _checkpoint(RLlibModule(theirs), beside, after, where)
 
 
-def _played(beside: _Side, after: _Side, where: str) -> PlaySpec:
-    return PlaySpec(
+def _checkpoint(module: RLModule, beside: _Side, after: _Side, where: str) -> RLlibCheckpoint:
+    spec = PlaySpec(
         PipelineSpec.from_document({"kind": "env_to_module", "pieces": list(beside.pieces)}, "env_to_module", where=where),
         PipelineSpec.from_document(
             {"kind": "module_to_env", **after.scaling, "pieces": list(after.pieces)}, "module_to_env", where=where
         ),
         learned={"env_to_module": beside.states, "module_to_env": after.states},
     )
+    has_head = getattr(module, "action_head", None) is not None
+    stretches = after.scaling.get("normalize_actions", True)
+    is_plain = stretches and has_head and not (beside.pieces or after.pieces or module.is_stateful())
+    return RLlibCheckpoint(module, spec, _fingerprint(module, beside, after), is_plain)
 
 
 def _module_folder(folder: Path, where: str) -> Path:
