@@ -192,6 +192,7 @@ COMMANDS = (
         examples=(
             "offline-cli export run --to onnx --out policy.onnx",
             "offline-cli export run --to rllib --out checkpoint",
+            "offline-cli export s3://bucket/run --to onnx --out s3://bucket/policy.onnx --overwrite",
         ),
         keys=("out", "format", "inputs", "outputs"),
         address_space=TORCH,
