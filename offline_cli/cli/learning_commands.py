@@ -188,7 +188,7 @@ COMMANDS = (
         run=export,
         flags=ExportFlags,
         options=ExportOptions,
-        first=("to", "out", "overwrite"),
+        first=("to", "out", "overwrite", "dry_run", "plugins"),
         examples=(
             "offline-cli export run --to onnx --out policy.onnx",
             "offline-cli export run --to rllib --out checkpoint",

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from offline_cli import export, load_policy
 from offline_cli.episodes.codec.arrays import unpack
 from offline_cli.errors import BadConfig, MissingPackage, OutputExists
+from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.onnx_model import read_model
 
@@ -173,3 +174,9 @@ def test_what_rllibs_default_module_has_no_shape_for_is_told(kind: Kind, said: s
     KINDS[name] = kind
     assert said in refused(exports.run(name), tmp_path / "checkpoint")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_goes_to_other_storage_as_well(exports: Exports) -> None:
+    found = export(exports.run("mlp"), "memory://exports/checkpoint", to="rllib")
+    names = {child.name for child in open_location(found.out).children()}
+    assert names == {"README.md", "class_and_ctor_args.pkl", "metadata.json", "module.json", "module_state.msgpack"}
