@@ -17,6 +17,7 @@ from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.playing.plan import environment_seed
+from offline_cli.policies.rllib_policy import read_checkpoint
 from offline_cli.recording.record import record
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
@@ -167,8 +168,10 @@ def test_a_ppo_checkpoint_records_here_what_it_records_there(
             np.testing.assert_allclose(here.get_observations(), raw, rtol=0, atol=1e-4)
 
 
-def test_a_checkpoint_is_loaded_where_its_maker_is_trusted(exports: Exports, tmp_path: Path) -> None:
-    export(exports.run("mlp"), tmp_path / "checkpoint", to="rllib")
+def test_a_checkpoint_of_rllibs_is_loaded_where_its_maker_is_trusted(exports: Exports, tmp_path: Path) -> None:
+    export(exports.run("mlp"), tmp_path / "ours", to="rllib")
+    loaded(tmp_path / "ours").save_to_path(str(tmp_path / "theirs"))  # pickles, by RLlib itself
     with pytest.raises(BadConfig) as caught:
-        load_policy(f"rllib:{tmp_path / 'checkpoint'}", env="CartPole-v1")
+        read_checkpoint(str(tmp_path / "theirs"), trust_pickle=False)
     assert "--trust-pickle" in caught.value.fix
+    assert read_checkpoint(str(tmp_path / "theirs"), trust_pickle=True).is_plain
