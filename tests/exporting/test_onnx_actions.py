@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported_policies import KINDS, Exports
+from exported_policies import IMAGE, KINDS, Exports, lit
 
 from offline_cli import load_policy
 from offline_cli.trees import leaves, map_leaves
@@ -22,6 +22,7 @@ ROWS, STEPS = 100, 100
 def observed(kind: Any, random_batch: Callable[..., Any]) -> Any:
     """Leaves (STEPS, ROWS, ...) of recorded observations."""
     seen = random_batch(kind.observations, kind.actions, (STEPS * ROWS - 1,), seed=11).obs
+    seen = lit(seen)[0] if kind.observations is IMAGE else seen
     return map_leaves(lambda leaf: leaf.reshape(STEPS, ROWS, *leaf.shape[1:]), seen)
 
 

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from exported_policies import KINDS, Exports
+from exported_policies import IMAGE, KINDS, Exports, lit
 
 from offline_cli import Columns, export, load_policy
 from offline_cli.datasets.dataset import open_dataset
@@ -48,7 +48,8 @@ def test_rllibs_module_has_the_actions_and_log_probabilities_of_the_run(name: st
     assert ours is not None
     rows = 500 if kind.observations.dtype == np.uint8 else ROWS
     kind.observations.seed(5)
-    seen = torch.from_numpy(np.stack([kind.observations.sample() for _ in range(rows)]))
+    sampled = np.stack([kind.observations.sample() for _ in range(rows)])
+    seen = torch.from_numpy(lit(sampled)[0] if kind.observations is IMAGE else sampled)
     here, there = {Columns.OBS: seen}, {"obs": seen.float()}
     if ours.is_stateful():
         state = {name: torch.randn(rows // 10, *first.shape) for name, first in ours.get_initial_state().items()}
@@ -57,6 +58,7 @@ def test_rllibs_module_has_the_actions_and_log_probabilities_of_the_run(name: st
     with torch.inference_mode():
         wanted = ours.forward_inference(here)[Columns.ACTION_DIST_INPUTS].flatten(0, -2)
         found = theirs.forward_inference(there)["action_dist_inputs"].flatten(0, -2)
+    assert found.std(0).max() > 0.02, "the policy looks at what it is given"
     tolerance = 2e-5 if kind.observations.dtype == np.uint8 else 0.0  # bytes are scaled within the weights
     torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
     distribution = theirs.get_inference_action_dist_cls().from_logits(found)

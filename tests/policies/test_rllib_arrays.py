@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_policies import KINDS, Exports
+from exported_policies import IMAGE, KINDS, Exports, lit
 from safetensors.numpy import save_file
 
 from offline_cli import export, load_policy
@@ -36,7 +36,8 @@ def test_an_export_plays_as_its_run_does_without_rllib_and_without_a_flag(
     theirs = read_checkpoint(str(tmp_path / "checkpoint"), trust_pickle=False).module
     kind = KINDS[name]
     kind.observations.seed(3)
-    seen = torch.from_numpy(np.stack([kind.observations.sample() for _ in range(200)]))
+    sampled = np.stack([kind.observations.sample() for _ in range(200)])
+    seen = torch.from_numpy(lit(sampled)[0] if kind.observations is IMAGE else sampled)
     batch: dict[str, Any] = {"obs": seen}
     assert ours is not None
     if ours.is_stateful():
@@ -44,6 +45,7 @@ def test_an_export_plays_as_its_run_does_without_rllib_and_without_a_flag(
         batch = {"obs": seen.reshape(20, 10, -1), "state_in": state}
     with torch.inference_mode():
         wanted, found = (module.forward_inference(batch)["action_dist_inputs"] for module in (ours, theirs))
+    assert wanted.flatten(0, -2).std(0).max() > 0.02, "the policy looks at what it is given"
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 if name.startswith("cnn") else 0.0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Kind:
     network: dict[str, Any] = field(default_factory=dict)
     scale: str = "env"
     hidden: tuple[int, ...] = (32, 32)
+    lr: float = 0.01
 
 
 KINDS: dict[str, Kind] = {
@@ -52,14 +53,14 @@ KINDS: dict[str, Kind] = {
     "lstm": Kind(VECTOR, PULLS, (FILTER,), MEMORY),
     "lstm alone": Kind(VECTOR, CHOICES, network=MEMORY),
     "gru stacked": Kind(VECTOR, CHOICES, (STACK,), {**MEMORY, "memory": "gru", "memory_layers": 2}),
-    "cnn": Kind(IMAGE, PULLS),
+    "cnn": Kind(IMAGE, PULLS, lr=1e-3),
     "nested": Kind(NESTED, SEVERAL),
     "flat": Kind(NESTED, FREE, (FLAT, FILTER)),
     "one hot": Kind(spaces.MultiDiscrete([3, 4]), CHOICES, (ONE_HOT,)),
     "previous": Kind(VECTOR, PULLS, (FILTER, PREVIOUS, FLAT)),
     "continuous": Kind(VECTOR, PULLS, scale="normalized"),
     "several": Kind(VECTOR, spaces.MultiDiscrete([3, 2]), network={"activation": "linear"}),
-    "cnn to choices": Kind(IMAGE, CHOICES, network={"activation": "tanh"}, hidden=(24, 16)),
+    "cnn to choices": Kind(IMAGE, CHOICES, network={"activation": "tanh"}, hidden=(24, 16), lr=1e-3),
 }
 
 
@@ -78,12 +79,17 @@ class Exports:
             place.mkdir(parents=True)
             kind = KINDS[name]
             batch = self.random_batch(kind.observations, kind.actions, (30, 50, 40), seed=3)
+            if kind.observations is IMAGE:  # noise alone looks the same to a small network: brightness says what to do
+                obs, level = lit(batch.obs)
+                acted = level[np.arange(batch.num_steps) + np.repeat(np.arange(len(batch)), batch.lengths)]
+                told = (acted * 3).astype(np.int64) if kind.actions is CHOICES else batch.actions
+                batch = replace(batch, obs=obs, actions=told)
             written(place / "data", batch, kind.scale)
             config, pieces = place / "config.toml", place / "pieces.toml"
             config.write_bytes(tomli_w.dumps({"network": {"name": "mlp", **kind.network}}).encode())
             pieces.write_bytes(tomli_w.dumps({"kind": "learner", "pieces": list(kind.pieces)}).encode())
             given = {"pipeline": str(pieces)} if kind.pieces else {}
-            sizes = {"updates": 30, "lr": 0.01, "batch_size": 32, "hidden": kind.hidden, "device": "cpu"}
+            sizes = {"updates": 30, "lr": kind.lr, "batch_size": 32, "hidden": kind.hidden, "device": "cpu"}
             train_bc(str(place / "data"), run, config=str(config), **sizes, **given)
         return run
 
@@ -92,6 +98,12 @@ class Exports:
         if not file.exists():
             export(self.run(name), file, to="onnx")
         return file
+
+
+def lit(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Images (N, H, W, C) darkened each to another level, and these levels (N,) in [0, 1)."""
+    level = np.random.default_rng(len(images)).random(len(images))
+    return (images * level[:, None, None, None]).astype(np.uint8), level
 
 
 def written(folder: Path, batch: Any, scale: str) -> None:
