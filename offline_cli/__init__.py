@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
+    from offline_cli.exporting.export import export as export
     from offline_cli.files.locations import open_location as open_location
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
@@ -58,6 +59,7 @@ _HOMES = {
     "convert": "offline_cli.converting.convert",
     "diff": "offline_cli.converting.operations.differences",
     "evaluate": "offline_cli.playing.evaluate",
+    "export": "offline_cli.exporting.export",
     "filter": "offline_cli.converting.operations.selecting",
     "inspect": "offline_cli.checking.inspect",
     "load_policy": "offline_cli.policies.by_name",
@@ -92,6 +94,7 @@ __all__ = [
     "convert",
     "diff",
     "evaluate",
+    "export",
     "filter",
     "inspect",
     "load_policy",

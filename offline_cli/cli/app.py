@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "train": LEARNING,
     "train-bc": LEARNING,
     "evaluate": LEARNING,
+    "export": LEARNING,
     "inspect": DATA,
     "validate": DATA,
     "repair": DATA,

@@ -1,4 +1,4 @@
-"""`offline-cli record`, `evaluate`, `train` and `train-bc`: each parses, calls the library once, shows the result."""
+"""`offline-cli record`, `evaluate`, `train`, `train-bc` and `export`: each parses, calls the library once, shows the result."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
 from offline_cli.errors import OfflineCliError
+from offline_cli.options.exporting import ExportFlags, ExportOptions
 from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
 from offline_cli.options.training import TrainBCFlags, TrainBCOptions, TrainOptions
 
@@ -97,6 +98,18 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
     render.show(result, as_json=flags["as_json"], summary=_measured)
 
 
+def export(ctx: typer.Context, flags: ExportFlags, options: ExportOptions) -> None:
+    """Write a trained policy as another program reads it: ONNX, or a checkpoint of RLlib's.
+
+    An ONNX file takes raw observations and gives actions of the environment: the pieces that the policy was trained through,
+    what they learned, its action scale and its memory are inside. What has no such form ends with exit code 4 and its name. A
+    model card is written beside each export.
+    """
+    from offline_cli.exporting.export import export
+
+    render.show(export(flags["run"], flags["out"], **options), as_json=flags["as_json"])
+
+
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rows of the table; what was not measured is left out."""
     return {name: value for name, value in told.items() if value is not None and value not in ([], {})}
@@ -168,6 +181,20 @@ COMMANDS = (
             "offline-cli train-bc s3://bucket/dataset --out s3://bucket/run",
         ),
         keys=("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean"),
+        address_space=TORCH,
+    ),
+    Command(
+        name="export",
+        run=export,
+        flags=ExportFlags,
+        options=ExportOptions,
+        first=("to", "out", "overwrite", "dry_run", "plugins"),
+        examples=(
+            "offline-cli export run --to onnx --out policy.onnx",
+            "offline-cli export run --to rllib --out checkpoint",
+            "offline-cli export s3://bucket/run --to onnx --out s3://bucket/policy.onnx --overwrite",
+        ),
+        keys=("out", "format", "inputs", "outputs"),
         address_space=TORCH,
     ),
 )

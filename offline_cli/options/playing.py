@@ -53,21 +53,36 @@ class Slots(TypedDict, total=False):
     ]
 
 
+class Trusting(TypedDict, total=False):
+    """Files that are code."""
+
+    trust_pickle: Annotated[
+        bool,
+        Option(
+            help="Load a checkpoint of RLlib's (rllib:FOLDER), which is a pickle: the code that is in it runs.",
+            group=Group.PLAYING,
+            default=False,
+        ),
+    ]
+
+
 @reworded(
     step_timeout="End with exit code 3, whole episodes kept, where a step or reset of the environment takes longer.",
     dry_run="Check options, environment and policy, write nothing.",
     env_kwargs={"without": ""},
     wrappers={"without": ""},
 )
-class RecordOptions(EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class RecordOptions(
+    EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Trusting, Storage, total=False
+):
     """Keywords of `record`."""
 
     policy: Required[
         Annotated[
             str,
             Option(
-                help="Policy to play: random, a run folder of train-bc, sb3:FILE (loading one runs the pickled code in it), "
-                "or python:package.module:attribute.",
+                help="Policy to play: random, a run folder of train-bc, onnx:FILE, rllib:FOLDER (with {trust_pickle}), "
+                "sb3:FILE (loading one runs the pickled code in it), or python:package.module:attribute.",
                 group=Group.PLAYING,
                 short="-p",
                 metavar="P",
@@ -138,7 +153,7 @@ class RecorderOptions(Shards, Resuming, Overwriting, Storage, total=False):
     ]
 
 
-class EvaluateOptions(Environment, Acting, Slots, Plugins, Storage, total=False):
+class EvaluateOptions(Environment, Acting, Slots, Plugins, Trusting, Storage, total=False):
     """Keywords of `evaluate`."""
 
     episodes: Annotated[
@@ -154,5 +169,13 @@ class EvaluateFlags(Showing, total=False):
     """What the command line of `evaluate` takes besides."""
 
     run: Required[
-        Annotated[str, Option(help="Run folder that train-bc made.", group=Group.DATA, is_argument=True, metavar="RUN")]
+        Annotated[
+            str,
+            Option(
+                help="Run folder that train-bc made, or another policy, as in record.",
+                group=Group.DATA,
+                is_argument=True,
+                metavar="RUN",
+            ),
+        ]
     ]

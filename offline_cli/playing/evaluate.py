@@ -1,11 +1,11 @@
-"""Plays the policy of a run and measures its return."""
+"""Plays a policy and measures its return: that of a run folder, or another by name."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -21,8 +21,10 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
-from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, way_to_step
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.playing.returns import EvaluateResult, Played, played_by, played_by_runners, played_here, way_to_step
+from offline_cli.playing.runner_factory import policy_of
+from offline_cli.policies.by_name import is_named
+from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 
@@ -49,68 +51,103 @@ def evaluate(
 
     Of a run that is not finished the policy of its last checkpoint plays.
 
-    `run` may be a URL; `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
-    same result; none of these episodes is played during training.
+    `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`, `rllib:FOLDER`, `sb3:FILE`,
+    `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of
+    episodes give the same result; none of these episodes is played during training.
 
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
     for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
     BadData where the environment or a piece raises, or a step takes longer than `step_timeout`; MissingPackage where it lacks
     something; MissingDevice; UsageError for options outside their limits; TargetNotMet for a mean below `min_return`.
     """
-    episodes, seed, explore, min_return = options["episodes"], options["seed"], options["explore"], options["min_return"]
-    num_envs, num_env_runners, step_timeout = options["num_envs"], options["num_env_runners"], options["step_timeout"]
-    target, name = choose_device(options["device"]), run.url if isinstance(run, Location) else os.fspath(run)
+    name = run.url if isinstance(run, Location) else os.fspath(run)
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
-    if num_env_runners:
+    if options["num_env_runners"]:
         asked.check_travels()
-    loaded = load_policy(run, options["storage_options"], plugins=options["plugins"])
-    module = loaded.module
-
-    def report(done: int) -> None:
-        on_progress(Progress("evaluating", done, episodes, "episodes"))
-
-    played_in, threads = _environment(options, loaded.description, name), choose_threads(module, ROUND)
+    loaded = None if is_named(name) else load_policy(run, options["storage_options"], plugins=options["plugins"])
+    played_in = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
+    threads = 1 if loaded is None else choose_threads(loaded.module, ROUND)
+    step_timeout = None if options["num_env_runners"] else options["step_timeout"]
     with (
-        Overseer(played_in.id, step_timeout=None if num_env_runners else step_timeout) as overseer,
+        Overseer(played_in.id, step_timeout=step_timeout) as overseer,
         overseer.guarding(),
         open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
         use_threads(threads),
     ):
-        pieces, between = _pieces(loaded, asked), dict[str, list[str]]()
-        if pieces is None:
-            _check_fits(module, environment, name)
+        plan = _plan(name, options, played_in, asked, threads)
+        if loaded is None:
+            played, between = _played_named(plan, environment, options, on_progress)
         else:
-            pieces.check(environment, module.observation_space, module.action_space, where=name)
-            between = pieces.as_dict()
-            for note in between["unlike_training"]:
-                _log.warning("note: %s", note)
-        plan = EvaluationPlan(
-            env=played_in.id,
-            env_kwargs=played_in.kwargs,
-            wrappers=played_in.wrappers,
-            policy=name,
-            explore=explore,
-            seed=seed,
-            vectorize=way_to_step(environment, pieces),
-            num_envs=num_envs,
-            runners=max(1, num_env_runners),
-            device=target.type,
-            episodes=episodes,
-            pieces=asked,
-            in_processes=num_env_runners > 0,
-            step_timeout=step_timeout,
-            threads=threads,
-            files=loaded.files,
-        )
-        if num_env_runners:
-            played = played_by_runners(plan, on_episodes=report)
-        else:
-            played = played_here(plan, module.to(target), environment, pieces, on_episodes=report)
-    result = replace(_result(played, played_in, explore, seed, loaded.checkpoint), pieces=between)
+            played, between = _played_run(plan, loaded, environment, options, on_progress)
+    checkpoint = None if loaded is None else loaded.checkpoint
+    result = replace(_result(played, played_in, options["explore"], options["seed"], checkpoint), pieces=between)
     if played.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in played.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
-    return _checked(result, min_return, where=f"{run} in {environment.name}")
+    return _checked(result, options["min_return"], where=f"{run} in {environment.name}")
+
+
+Between = dict[str, list[str]]
+
+
+def _plan(name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked: PlaySpec, threads: int) -> EvaluationPlan:
+    """Of single copies, until it is known whether the policy may play in the environment's own vector class."""
+    return EvaluationPlan(
+        env=played_in.id,
+        env_kwargs=played_in.kwargs,
+        wrappers=played_in.wrappers,
+        policy=name,
+        explore=options["explore"],
+        seed=options["seed"],
+        vectorize="sync",
+        num_envs=options["num_envs"],
+        runners=max(1, options["num_env_runners"]),
+        device=choose_device(options["device"]).type,
+        episodes=options["episodes"],
+        storage_options=options["storage_options"],
+        pieces=asked,
+        plugins=tuple(options["plugins"]),
+        trust_pickle=options["trust_pickle"],
+        in_processes=options["num_env_runners"] > 0,
+        step_timeout=options["step_timeout"],
+        threads=threads,
+    )
+
+
+def _reports(options: EvaluateOptions, on_progress: OnProgress) -> Callable[[int], None]:
+    return lambda done: on_progress(Progress("evaluating", done, options["episodes"], "episodes"))
+
+
+def _played_run(
+    plan: EvaluationPlan, loaded: LoadedPolicy, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
+) -> tuple[Played, Between]:
+    """The policy of a run folder, and the pieces that it plays between."""
+    pieces, between, module = _pieces(loaded, plan.pieces), Between(), loaded.module
+    if pieces is None:
+        _check_fits(module, environment, plan.policy)
+    else:
+        pieces.check(environment, module.observation_space, module.action_space, where=plan.policy)
+        between = pieces.as_dict()
+        for note in between["unlike_training"]:
+            _log.warning("note: %s", note)
+    plan = replace(plan, vectorize=way_to_step(environment, pieces), files=loaded.files)
+    report = _reports(options, on_progress)
+    if plan.in_processes:
+        return played_by_runners(plan, on_episodes=report), between
+    return played_here(plan, module.to(plan.device), environment, pieces, on_episodes=report), between
+
+
+def _played_named(
+    plan: EvaluationPlan, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
+) -> tuple[Played, Between]:
+    """A policy of another kind, opened as `record` opens it."""
+    policy = policy_of(plan, environment)
+    between = isinstance(policy, PipedPolicy)
+    plan = replace(plan, vectorize=way_to_step(environment, plan.pieces if between else None))
+    report = _reports(options, on_progress)
+    if plan.in_processes:
+        return played_by_runners(plan, on_episodes=report), Between()
+    return played_by(plan, policy, environment, on_episodes=report), Between()
 
 
 def _checked(result: EvaluateResult, min_return: float | None, *, where: str) -> EvaluateResult:

@@ -91,6 +91,7 @@ class Plan:
     pieces: PlaySpec = field(default_factory=PlaySpec)  # pipelines that the user gave
     in_processes: bool = False  # whether runners are processes of their own
     plugins: tuple[str, ...] = ()  # packages whose code the policy's run folder may name
+    trust_pickle: bool = False  # run what is pickled in the policy's checkpoint
     step_timeout: float | None = None  # seconds that a step or reset may take; no part of what the episodes are
     threads: int | None = 1  # of torch, per runner; None: as many as there are
     files: RunFiles | None = None  # the policy, where its run folder has been read already

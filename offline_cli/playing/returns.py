@@ -27,7 +27,7 @@ from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "way_to_step"]
+__all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by", "played_by_runners", "played_here", "way_to_step"]
 
 Each = Callable[[int], None]
 
@@ -205,15 +205,27 @@ def played_here(
     on_episodes: Each = lambda done: None,
 ) -> Played:
     """The plan's episodes, in this process: see `play`."""
+    with evaluating(module):
+        policy = _policy(module, environment, pieces, explore=plan.explore)
+        return played_by(plan, policy, environment, on_step=on_step, on_episodes=on_episodes)
+
+
+def played_by(
+    plan: EvaluationPlan,
+    policy: Policy | PipedPolicy,
+    environment: Environment,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+    on_episodes: Each = lambda done: None,
+) -> Played:
+    """The plan's episodes of a policy that is open, in this process: see `play`."""
 
     def stopped() -> bool:
         on_step()
         return False
 
-    with evaluating(module):
-        policy = _policy(module, environment, pieces, explore=plan.explore)
-        with open_runner(plan, 0, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
-            return _checked(plan, runner.batches(), on_episodes)
+    with open_runner(plan, 0, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
+        return _checked(plan, runner.batches(), on_episodes)
 
 
 def played_by_runners(plan: EvaluationPlan, *, on_episodes: Each = lambda done: None) -> Played:

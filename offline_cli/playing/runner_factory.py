@@ -46,6 +46,7 @@ def policy_of(plan: Plan, environment: Environment) -> Policy | PipedPolicy:
         **kind,
         storage_options=plan.storage_options,
         plugins=plan.plugins,
+        trust_pickle=plan.trust_pickle,
         example=lambda: environment.singles(1)[0].reset(seed=plan.example_seed)[0],
     )
 

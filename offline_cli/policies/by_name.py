@@ -1,4 +1,5 @@
-"""Policies by name: `random`, a run folder, `sb3:FILE`, `python:module:attribute`; their spaces must fit the environment's.
+"""Policies by name: `random`, a run folder, `sb3:FILE`, `onnx:FILE`, `rllib:FOLDER`, `python:module:attribute`; their spaces
+must fit the environment's.
 
 `open_policy` is for `record` and its like, `load_policy` for programs.
 """
@@ -30,17 +31,20 @@ from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
+from offline_cli.policies.onnx_model import OnnxModel, read_model
+from offline_cli.policies.onnx_policy import onnx_policy
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec, tell_unlike_training
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.policies.python_policy import FunctionPolicy, imported
+from offline_cli.policies.rllib_policy import RLlibCheckpoint, read_checkpoint
 from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["load_policy", "open_policy", "policy_of_run"]
+__all__ = ["is_named", "load_policy", "open_policy", "policy_of_run"]
 
-RANDOM, SB3, PYTHON = "random", "sb3:", "python:"
+RANDOM, SB3, PYTHON, ONNX, RLLIB = "random", "sb3:", "python:", "onnx:", "rllib:"
 KINDS = ("observations", "actions")
 CODE: Final = re.compile(r"[^:]*[^:/]:[^\W\d][\w.]*")  # module:attribute, file.py:attribute
 
@@ -55,12 +59,14 @@ def open_policy(
     storage_options: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
     example: Callable[[], Tree] | None = None,
+    trust_pickle: bool = False,
 ) -> Policy | PipedPolicy:
     """The policy of that name, ready to play in the environment.
 
     `explore`: sample actions, where the policy can; `random` always does. `pieces`: pipelines that the user gave; a module is
     played through pipelines without them too, where it was trained so or carries a state. `example`: gives a real
     observation, for a policy that raises for invented ones. `plugins`: packages whose code a run folder may name.
+    `trust_pickle`: run the code that is pickled in a checkpoint of RLlib's.
 
     Raises SpaceMismatch, naming both sides; BadConfig for what is not a policy, and for pipelines around what is not a module;
     MissingPackage; what `load_policy` raises for a run folder, what `PipedPolicy` raises, and BadData for a policy that raises
@@ -77,8 +83,10 @@ def open_policy(
         return ModelPolicy(model, environment.action_space, explore=explore, fingerprint=fingerprint)
     if name.startswith(PYTHON):
         return _python(play, example)
-    if "://" not in name and name.split(":")[0] in ("rllib", "onnx"):
-        raise BadConfig("this kind of policy cannot be recorded yet", where=f"--policy {name}", fix=_forms())
+    if name.startswith(ONNX):
+        return play.onnx(read_model(name.removeprefix(ONNX), storage_options))
+    if name.startswith(RLLIB):
+        return play.rllib(read_checkpoint(name.removeprefix(RLLIB), trust_pickle=trust_pickle))
     try:
         loaded = run_policy.load_policy(name, storage_options, plugins=plugins)
     except NoData as err:
@@ -90,6 +98,11 @@ def open_policy(
         what, fix = f"no folder {name} exists, and no policy has that name", _meant(name) or _forms()
         raise not_found(name, what, where="--policy", fix=fix) from err
     return play.module(loaded.module, fingerprint_of(loaded), loaded.trained)
+
+
+def is_named(name: str) -> bool:
+    """Whether that names another policy than a run folder."""
+    return name == RANDOM or name.startswith((SB3, PYTHON, ONNX, RLLIB))
 
 
 def policy_of_run(
@@ -110,12 +123,15 @@ class _Play:
     explore: bool
     device: str
 
-    def module(self, module: RLModule, fingerprint: str, trained: PipelineSpec | None) -> Policy | PipedPolicy:
-        """The quick way where nothing is in between, and nothing remembered."""
+    def _check_draws(self, module: RLModule) -> None:
         if self.explore and getattr(module, "action_head", None) is None:  # as some classes in RLlib's manner have it
             what = f"{type(module).__name__} draws from a distribution class of its own, and those draws follow no seed"
             fix = "--no-explore, or leave the distribution to the action head that fits the action space"
             raise BadConfig(what, where=f"--policy {self.name}", fix=fix)
+
+    def module(self, module: RLModule, fingerprint: str, trained: PipelineSpec | None) -> Policy | PipedPolicy:
+        """The quick way where nothing is in between, and nothing remembered."""
+        self._check_draws(module)
         if not self.pieces.is_default or trained is not None or module.is_stateful() or module.in_rllibs_manner:
             play = replace(self.pieces, trained=trained)
             where = f"--policy {self.name} in {self.environment.name}"
@@ -132,6 +148,9 @@ class _Play:
                 self._check_outputs(module)
             return between
         _check_fits((module.observation_space, module.action_space), self.name, self.environment)
+        return self._on_blocks(module, fingerprint)
+
+    def _on_blocks(self, module: RLModule, fingerprint: str) -> ModulePolicy:
         policy = ModulePolicy(module, explore=self.explore, device=torch.device(self.device), fingerprint=fingerprint)
         self._check_outputs(module)
         policy.play_in(self.environment.action_space)
@@ -157,6 +176,25 @@ class _Play:
             what = f"{kind} puts out {sorted(map(str, outputs))}, neither {wanted[0]!r} nor {wanted[1]!r}"
             raise BadConfig(what, where=where, fix="return one of the two from its forward methods")
 
+    def onnx(self, model: OnnxModel) -> Policy | PipedPolicy:
+        """A file's policy. Raises SpaceMismatch, BadConfig."""
+        self.refuse_pieces("an ONNX model")
+        _check_fits((model.space("observation_space"), model.space("action_space")), self.name, self.environment)
+        return onnx_policy(model, self.environment, explore=self.explore)
+
+    def rllib(self, checkpoint: RLlibCheckpoint) -> Policy | PipedPolicy:
+        """A checkpoint's policy. Raises SpaceMismatch, BadConfig."""
+        self.refuse_pieces("a checkpoint of RLlib's, with the pieces that it has,")
+        self._check_draws(checkpoint.module)
+        seen = checkpoint.module.observation_space if checkpoint.is_plain else None
+        _check_fits((seen, checkpoint.module.action_space), self.name, self.environment)
+        if checkpoint.is_plain:
+            return self._on_blocks(checkpoint.module, checkpoint.fingerprint)
+        module, where = checkpoint.module, f"--policy {self.name} in {self.environment.name}"
+        checkpoint.pieces.check(self.environment, module.observation_space, module.action_space, where=where)
+        device, known = torch.device(self.device), checkpoint.fingerprint
+        return PipedPolicy(module, checkpoint.pieces, self.environment, explore=self.explore, device=device, fingerprint=known)
+
     def refuse_pieces(self, what: str) -> None:
         """Raise BadConfig where the user gave pipelines, which need a network between them."""
         if not self.pieces.is_default:
@@ -170,11 +208,13 @@ def _meant(name: str) -> str:
         return f"did you mean {SB3}{name}?"
     if "://" not in name and CODE.fullmatch(name):
         return f"did you mean {PYTHON}{name}?"
+    if name.endswith(".onnx"):
+        return f"did you mean {ONNX}{name}?"
     return f"did you mean {PYTHON}{name}:its_name?" if name.endswith(".py") else ""
 
 
 def _forms() -> str:
-    return f"{RANDOM}, a run folder of train-bc, {SB3}FILE or {PYTHON}package.module:attribute"
+    return f"{RANDOM}, a run folder of train-bc, {SB3}FILE, {ONNX}FILE, {RLLIB}FOLDER or {PYTHON}package.module:attribute"
 
 
 def _python(play: _Play, example: Callable[[], Tree] | None) -> Policy | PipedPolicy:
@@ -259,8 +299,10 @@ def load_policy(
     module_to_env: Given = None,
     lookback: int | None = None,
     plugins: Sequence[str] = (),
+    trust_pickle: bool = False,
 ) -> PolicyInUse:
-    """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `python:module:attribute`.
+    """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
+    `rllib:FOLDER` (`trust_pickle`: run the code that is pickled in it); `python:module:attribute`.
 
     `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, for
     pipelines of yours, and for runs of earlier versions that play between pieces and were trained without `env`. `seed`: of
@@ -276,8 +318,8 @@ def load_policy(
     name = policy.url if isinstance(policy, Location) else os.fspath(policy)
     pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
     target = choose_device(device).type
-    if name == RANDOM or name.startswith((SB3, PYTHON)):
-        with _environment(env, lambda: _spaces_of_model(name, target)) as environment:
+    if is_named(name):
+        with _environment(env, lambda: _spaces_of_model(name, target, storage_options)) as environment:
             made = open_policy(
                 name,
                 environment,
@@ -287,6 +329,7 @@ def load_policy(
                 storage_options=storage_options,
                 plugins=plugins,
                 example=lambda: environment.singles(1)[0].reset(seed=0)[0],
+                trust_pickle=trust_pickle,
             )
             return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed)
     loaded = run_policy.load_policy(policy, storage_options, plugins=plugins)
@@ -331,7 +374,12 @@ def _found(spaces: tuple[Space, Space] | None, name: str) -> tuple[Space, Space]
     return spaces
 
 
-def _spaces_of_model(name: str, device: str) -> tuple[Space, Space]:
+def _spaces_of_model(name: str, device: str, storage_options: Mapping[str, Any] | None) -> tuple[Space, Space]:
+    if name.startswith(ONNX):
+        told = read_model(name.removeprefix(ONNX), storage_options)
+        observations, actions = told.space("observation_space"), told.space("action_space")
+        if observations is not None and actions is not None:
+            return observations, actions
     if name.startswith(SB3):
         model, _ = load_model(name.removeprefix(SB3), device=device)
         return model.observation_space, model.action_space

@@ -30,7 +30,7 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, policy_of
-from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
+from offline_cli.policies.by_name import ONNX, is_named
 from offline_cli.policies.piped_policy import tell_unlike_training
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.learned_state import going_on
@@ -141,13 +141,15 @@ def _of_policy(
     target = out.url if isinstance(out, Location) else os.fspath(out)
     places = _places_of(policy)
     of_out = options_for(target, options, beside=places)
-    of_policy = options_for(policy, options, beside=[target]) if places else {}
+    of_policy = options_for(places[0], options, beside=[target]) if places else {}
     return {name: value for name, value in options.items() if name in of_policy or name not in of_out}
 
 
 def _places_of(policy: str) -> list[str]:
-    """The run folder that a policy comes from; none for the other kinds."""
-    return [] if policy == RANDOM or policy.startswith((SB3, PYTHON)) else [policy]
+    """The run folder, or ONNX file, that a policy comes from; none for the other kinds."""
+    if policy.startswith(ONNX):
+        return [policy.removeprefix(ONNX)]
+    return [] if is_named(policy) else [policy]
 
 
 class _Recording:

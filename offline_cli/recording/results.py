@@ -137,6 +137,7 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         pieces=pieces,
         in_processes=num_env_runners > 0,
         plugins=tuple(options["plugins"]),
+        trust_pickle=options["trust_pickle"],
         step_timeout=options["step_timeout"],
     )
 

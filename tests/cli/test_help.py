@@ -32,6 +32,7 @@ COMMANDS = (
     "train",
     "train-bc",
     "evaluate",
+    "export",
     "inspect",
     "validate",
     "repair",

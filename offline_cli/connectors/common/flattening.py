@@ -77,7 +77,7 @@ class FlattenObservations(ObservationTransform):
         keys_to_remove: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._removed = list(keys_to_remove or ())
+        self.keys_to_remove = list(keys_to_remove or ())
         self._agent_ids = agent_ids
         super().__init__(
             input_observation_space,
@@ -111,18 +111,18 @@ class FlattenObservations(ObservationTransform):
         return flat_rows(rows, kept)
 
     def _kept_space(self, space: Space) -> Any:
-        if not self._removed:
+        if not self.keys_to_remove:
             return space
         if not isinstance(space, spaces.Dict):
             if self._multi_agent:
                 return space
             raise self.misfit(
-                f"observations of {space}", f"a Dict to remove {self._removed} from", fix="leave keys_to_remove out"
+                f"observations of {space}", f"a Dict to remove {self.keys_to_remove} from", fix="leave keys_to_remove out"
             )
-        missing = [key for key in self._removed if key not in space.spaces]
+        missing = [key for key in self.keys_to_remove if key not in space.spaces]
         if missing and not self._multi_agent:
             raise self.misfit(f"observations with the keys {list(space.spaces)}", f"the keys {missing} to remove")
-        return spaces.Dict({key: part for key, part in space.spaces.items() if key not in self._removed})
+        return spaces.Dict({key: part for key, part in space.spaces.items() if key not in self.keys_to_remove})
 
 
 class PrevActionsPrevRewards(ObservationTransform):

@@ -221,6 +221,11 @@ class MeanStdFilter(ObservationTransform):
 
     # ---- state ----
 
+    def moments(self) -> ByLeaf:
+        """Of every leaf that was counted, by name: what observations are changed by."""
+        every = [*self._shared, *self._own]
+        return {name: _sum([part[name] for part in (self._shared, self._own) if name in part]) for name in dict.fromkeys(every)}
+
     def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
         """Moments by leaf (`obs`, `obs.camera`, with several agents `agent.camera`), `shared` and `own`; empty before any."""
         if not (self._shared or self._own):

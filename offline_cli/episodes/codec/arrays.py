@@ -22,6 +22,12 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode, UnsafeData
 
+# msgpack-numpy, when RLlib asks it to (`patch`), replaces what `msgpack` itself calls so by its own, which unpickle.
+try:
+    from msgpack._cmsgpack import Packer, Unpacker, unpackb
+except ImportError:
+    from msgpack.fallback import Packer, Unpacker, unpackb
+
 __all__ = [
     "array_from_node",
     "bin_header",
@@ -57,7 +63,7 @@ Pairs = list[tuple[Any, Any]]
 
 def pack(value: Any) -> bytes:
     """`value` as msgpack, numpy arrays and scalars as msgpack-numpy's nodes. Raises TypeError for any other object."""
-    packed: bytes = msgpack.packb(value, default=_node)
+    packed: bytes = Packer(default=_node).pack(value)
     return packed
 
 
@@ -82,12 +88,12 @@ def unpack(data: bytes, *, where: str) -> Any:
     Raises UnsafeData for object arrays however disguised, extension types, nesting and sizes out of proportion; BadEpisode
     for cut or trailing bytes, duplicate keys, invalid text, and arrays whose shape and bytes disagree.
     """
-    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where, len(data)), **_limits(data)), data, where)
+    return _guarded(lambda: unpackb(data, **_hooks(where, len(data)), **_limits(data)), data, where)
 
 
 def unpack_raw(data: bytes, *, where: str) -> Any:
     """As `unpack`, with array nodes left as plain maps: for code that inspects the layout of a value."""
-    return _guarded(lambda: msgpack.unpackb(data, **_hooks(where, len(data), raw=True), **_limits(data)), data, where)
+    return _guarded(lambda: unpackb(data, **_hooks(where, len(data), raw=True), **_limits(data)), data, where)
 
 
 def unpack_first(data: bytes, start: int, *, where: str, raw: bool = False) -> tuple[Any, int]:
@@ -96,7 +102,7 @@ def unpack_first(data: bytes, start: int, *, where: str, raw: bool = False) -> t
     def read() -> tuple[Any, int]:
         size = max(len(data), FIRST_BUFFER)
         buffers = {"read_size": FIRST_BUFFER, "max_buffer_size": size}
-        unpacker = msgpack.Unpacker(**_hooks(where, len(data), raw=raw), **buffers, **_limits(data))
+        unpacker = Unpacker(**_hooks(where, len(data), raw=raw), **buffers, **_limits(data))
         unpacker.feed(memoryview(data)[start:])
         return unpacker.unpack(), start + unpacker.tell()
 
