@@ -12,6 +12,7 @@ from offline_cli.options.shared import (
     EnvironmentParts,
     Out,
     Overwriting,
+    OwnNetwork,
     Plugins,
     Resuming,
     RowFormat,
@@ -59,7 +60,9 @@ class Slots(TypedDict, total=False):
     env_kwargs={"without": ""},
     wrappers={"without": ""},
 )
-class RecordOptions(EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class RecordOptions(
+    EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, OwnNetwork, Storage, total=False
+):
     """Keywords of `record`."""
 
     policy: Required[
@@ -115,7 +118,7 @@ class RecordFlags(Out, Showing, total=False):
     ]
 
 
-class EvaluateOptions(Environment, Acting, Slots, Plugins, Storage, total=False):
+class EvaluateOptions(Environment, Acting, Slots, Plugins, OwnNetwork, Storage, total=False):
     """Keywords of `evaluate`."""
 
     episodes: Annotated[

@@ -47,7 +47,8 @@ def evaluate(
     The result is the same for any `num_envs` and `num_env_runners`, but for pieces that learn while they play. An environment's
     own vector class, which plays where there are no pieces, has as many copies as its rounds have.
 
-    Of a run that is not finished the policy of its last checkpoint plays.
+    Of a run that is not finished the policy of its last checkpoint plays. `network`: the code of the run's network, where it
+    was trained with `network`.
 
     `run` may be a URL; `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
     same result; none of these episodes is played during training.
@@ -63,7 +64,7 @@ def evaluate(
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if num_env_runners:
         asked.check_travels()
-    loaded = load_policy(run, options["storage_options"], plugins=options["plugins"])
+    loaded = load_policy(run, options["storage_options"], plugins=options["plugins"], network=options["network"])
     module = loaded.module
 
     def report(done: int) -> None:

@@ -121,6 +121,9 @@ class Task:
     made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
     _critics: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        self.network.action_space = self.action_space
+
     def policy(self, gaussian: GaussianForm = CLONING) -> RLModule:
         """A policy over the spaces; `gaussian`: of Box actions. Raises UnsupportedSpace, and BadConfig for an unknown
         scale, and where `log_std` limits nothing.
