@@ -157,7 +157,6 @@ def _learned(
     command: Sequence[str],
 ) -> TrainResult:
     """See `train`. `options`: those of `train_bc` and keys of the file. `algorithm`: what was asked for of its table."""
-    network = network_named(options["network"])
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys) and name != "network"}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
@@ -170,7 +169,7 @@ def _learned(
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])
-    named: dict[str, Any] = {"algorithm": algorithm, "network": network, "plugins": options["plugins"]}
+    named = {"algorithm": algorithm, "network": network_named(options["network"]), "plugins": options["plugins"]}
     resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, named=named)
     setup = _setup(resolved)
     target = choose_device(resolved.device)
