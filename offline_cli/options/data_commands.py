@@ -20,6 +20,8 @@ from offline_cli.options.shared import (
     Limit,
     Out,
     Overwriting,
+    OwnNetwork,
+    Plugins,
     Resuming,
     RowFormat,
     Shards,
@@ -70,9 +72,20 @@ WORKERS: Final = Option(
     env=f"Environment whose spaces apply, as in train-bc: {ENV_FORMS}.",
     dry_run="Read and make every batch, and write none.",
 )
-class ApplyOptions(Tables, Environment, ActionScale, Limit, Overwriting, DryRun, Storage, total=False):
+class ApplyOptions(Tables, Environment, ActionScale, Limit, Overwriting, DryRun, Plugins, OwnNetwork, Storage, total=False):
     """Keywords of `apply`."""
 
+    policy: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            help="Run folder whose network the pieces get, for sequences, states and values, and whose pieces keep what they "
+            "had learned.",
+            group=Group.LEARNING,
+            without="no network",
+            form=Form.FILE,
+            metavar="RUN",
+        ),
+    ]
     pipeline: Required[
         Annotated[
             str | os.PathLike[str],

@@ -12,6 +12,7 @@ from offline_cli.options.shared import (
     EnvironmentParts,
     Out,
     Overwriting,
+    OwnNetwork,
     Plugins,
     Resuming,
     RowFormat,
@@ -73,7 +74,7 @@ class Trusting(TypedDict, total=False):
     wrappers={"without": ""},
 )
 class RecordOptions(
-    EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Trusting, Storage, total=False
+    EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, OwnNetwork, Trusting, Storage, total=False
 ):
     """Keywords of `record`."""
 
@@ -153,7 +154,7 @@ class RecorderOptions(Shards, Resuming, Overwriting, Storage, total=False):
     ]
 
 
-class EvaluateOptions(Environment, Acting, Slots, Plugins, Trusting, Storage, total=False):
+class EvaluateOptions(Environment, Acting, Slots, Plugins, OwnNetwork, Trusting, Storage, total=False):
     """Keywords of `evaluate`."""
 
     episodes: Annotated[

@@ -320,6 +320,16 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
             metavar="FILE",
         ),
     ]
+    network: Annotated[
+        str | None,
+        Option(
+            help="Network of the policy: a name, or your own code, python:package.module:build or FILE.py:build "
+            "(docs/extending.md), to be named again where the run is resumed or played. Its options: [network] of {config}.",
+            group=Group.LEARNING,
+            without="mlp, or that of {config}",
+            metavar="NAME",
+        ),
+    ]
     pipeline: Annotated[
         "Given",
         Option(

@@ -49,7 +49,8 @@ def evaluate(
     The result is the same for any `num_envs` and `num_env_runners`, but for pieces that learn while they play. An environment's
     own vector class, which plays where there are no pieces, has as many copies as its rounds have.
 
-    Of a run that is not finished the policy of its last checkpoint plays.
+    Of a run that is not finished the policy of its last checkpoint plays. `network`: the code of the run's network, where it
+    was trained with `network`.
 
     `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`, `rllib:FOLDER`, `sb3:FILE`,
     `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of
@@ -64,7 +65,11 @@ def evaluate(
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if options["num_env_runners"]:
         asked.check_travels()
-    loaded = None if is_named(name) else load_policy(run, options["storage_options"], plugins=options["plugins"])
+    loaded = (
+        None
+        if is_named(name)
+        else load_policy(run, options["storage_options"], plugins=options["plugins"], network=options["network"])
+    )
     played_in = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
     threads = 1 if loaded is None else choose_threads(loaded.module, ROUND)
     step_timeout = None if options["num_env_runners"] else options["step_timeout"]

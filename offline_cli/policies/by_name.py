@@ -7,7 +7,6 @@ must fit the environment's.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, Spac
 from offline_cli.files.local_files import not_found
 from offline_cli.files.locations import Location
 from offline_cli.modules.devices import choose_device
+from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
@@ -238,17 +238,9 @@ def _made(kind: type[Any], environment: Environment) -> Any:
     """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
     if not issubclass(kind, RLModule):
         return kind()
-    parameters = inspect.signature(kind).parameters.values()
-    given: dict[str, Any] = {
-        "observation_space": environment.observation_space,
-        "action_space": environment.action_space,
-        "model_config": {},
-    }
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # weights that are not loaded are the same in each process
-        return kind(**given)
+        return module_in_rllibs_manner(kind, environment.observation_space, environment.action_space, {})
 
 
 def _hash_of_weights(module: RLModule) -> str:
@@ -300,6 +292,7 @@ def load_policy(
     lookback: int | None = None,
     plugins: Sequence[str] = (),
     trust_pickle: bool = False,
+    network: str | None = None,
 ) -> PolicyInUse:
     """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
     `rllib:FOLDER` (`trust_pickle`: run the code that is pickled in it); `python:module:attribute`.
@@ -307,7 +300,8 @@ def load_policy(
     `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, for
     pipelines of yours, and for runs of earlier versions that play between pieces and were trained without `env`. `seed`: of
     drawn actions: those of episode i, counted from 0, are those that `evaluate` draws in its episode i where it plays single
-    copies. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages that the run folder may name.
+    copies. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages that the run folder may name;
+    `network`: the code of its network, where it was trained with `network`.
 
     Of a run that is not finished, the last checkpoint's policy, and a note says so.
 
@@ -332,7 +326,7 @@ def load_policy(
                 trust_pickle=trust_pickle,
             )
             return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed)
-    loaded = run_policy.load_policy(policy, storage_options, plugins=plugins)
+    loaded = run_policy.load_policy(policy, storage_options, plugins=plugins, network=network)
     known = loaded.description["environment"] if env is None else env
     spaces = None if env is not None else _spaces_of_run(loaded, pieces, name)
     if spaces is None and known is not None and env is None and ":" in known:  # code, which a run folder does not get to choose

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
@@ -33,10 +34,10 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.encoders import BY_255, BY_BOUNDS
-from offline_cli.modules.network import MLP, OURS, Network, network_kind
+from offline_cli.modules.network import MLP, OURS, Network, PythonNetwork, network_kind
 from offline_cli.modules.policy_modules import fewest_numbers, fewest_remembering
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.plugins import NETWORKS, OPTION, check_plugins, is_registered
+from offline_cli.plugins import NETWORKS, OPTION, PYTHON, check_plugins, is_registered, plugin_behind, with_network
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
@@ -117,7 +118,7 @@ class RunFiles:
     learned: bytes | None = field(repr=False)  # connectors.msgpack; None: there is none
     where: str
     checkpoint: int | None  # the update of the checkpoint that the weights are of; None: the run is finished
-    plugins: tuple[str, ...] = ()  # packages whose code these files may name
+    plugins: tuple[str, ...] = ()  # packages whose code these files may name, and the code of their network
 
     def loaded(self) -> LoadedPolicy:
         """The policy. Raises BadData for broken files, BadConfig and MissingPackage as `load_policy` does."""
@@ -132,17 +133,20 @@ def load_policy(
     storage_options: Mapping[str, Any] | None = None,
     *,
     plugins: Sequence[str] = (),
+    network: str | None = None,
 ) -> LoadedPolicy:
     """The policy of a run, local or remote; of one that is not finished the last checkpoint's, and a note says so.
 
-    `plugins`: packages whose networks and pieces may be imported because the run folder names them. Raises MissingPackage for a
-    package that is not installed, or cannot be imported; BadConfig where the run has a network of a package that is not named.
+    `plugins`: packages whose networks and pieces may be imported because the run folder names them; `network`: the code of its
+    network, `python:package.module:build`, where it has such a one. Raises MissingPackage for a package that is not installed,
+    or cannot be imported; BadConfig where the run has a network of a package, or code, that is not named, and for weights that
+    are not those of `network`.
 
     Raises StorageNotFound, NoData for a folder that is not a run, Uncommitted without a checkpoint yet, BadData for broken
     files.
     """
     check_plugins(plugins)
-    files = replace(read_run(run, storage_options), plugins=tuple(plugins))
+    files = replace(read_run(run, storage_options), plugins=with_network(plugins, network))
     loaded = files.loaded()
     if files.checkpoint is not None:
         _log.warning(
@@ -191,7 +195,7 @@ def policy_of(
     kind = _kind_of_network(description, where, plugins)
     try:
         module = _built(description, len(weights), kind, where)
-        module.load_state_dict(policy_weights(tensors, module) if of_checkpoint else tensors)
+        _load(module, policy_weights(tensors, module) if of_checkpoint else tensors, kind)
         trained = _trained(description, learned, where, plugins)
     except (
         AttributeError,
@@ -204,12 +208,27 @@ def policy_of(
         UnsupportedSpace,
         SafetensorError,
     ) as err:
+        if issubclass(kind, PythonNetwork) and (isinstance(err, BadConfig) or plugin_behind(err) is not None):
+            raise  # the mistake is in the code that the user named
         raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
     broken = [name for name, parameter in module.named_parameters() if not bool(torch.isfinite(parameter).all())]
     if broken:  # buffers may: a mask of -inf, for instance
         what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
         raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
     return LoadedPolicy(module, description, trained, is_sealed=has_seal and have_seal)
+
+
+def _load(module: RLModule, tensors: Mapping[str, Tensor], kind: type[Network]) -> None:
+    """Raise BadConfig for weights that are not those of the code that the user named, RuntimeError for others."""
+    if issubclass(kind, PythonNetwork):
+        own = module.state_dict()
+        forms = [{name: tuple(tensor.shape) for name, tensor in held.items()} for held in (own, tensors)]
+        if forms[0] != forms[1]:
+            name = next(name for name in {**forms[0], **forms[1]} if forms[0].get(name) != forms[1].get(name))
+            here, there = (found.get(name, "none") for found in forms)
+            what = f"{kind.name} makes a network whose {name} is {here}, and the run's is {there}"
+            raise BadConfig(what, where=f"--network {kind.name}", fix="name the code that the run was trained with")
+    module.load_state_dict(tensors)
 
 
 def _read(name: str, read: Callable[[], tuple[T, bool]], where: str) -> tuple[T, bool]:
@@ -235,18 +254,26 @@ def _trained(
 
 def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> type[Network]:
     """Raises BadConfig, MissingPackage for code that is not named, or not there."""
+    code = next((one for one in plugins if one.startswith(PYTHON)), None)
     if not _names_network(description):
+        if code is not None:
+            fix = "leave --network out: the run says itself which network it has"
+            raise BadConfig(f"the run has the network {MLP}, not {code}", where=where, fix=fix)
         return network_kind(MLP)
     told = description.get("network")
     name = told.get("name") if isinstance(told, Mapping) else None
     if not isinstance(name, str) or name in OURS:  # ours are described as in versions 1 and 2, whose sizes are checked
         what = f"the policy cannot be read: {POLICY} names no network of another package"
         raise BadData(what, where=where, fix="train again")
-    if not is_registered(NETWORKS, name):
+    if not name.startswith(PYTHON) and not is_registered(NETWORKS, name):
         package = description.get("package")
         what = f"the network {name!r} of the run is not installed; the run says that the package {package!r} registers it"
         raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
-    return network_kind(name, named=plugins)
+    try:
+        return network_kind(name, named=plugins)
+    except BadConfig as err:
+        err.where = where if name.startswith(PYTHON) else err.where
+        raise
 
 
 def _names_network(description: Mapping[str, Any]) -> bool:
@@ -306,7 +333,7 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
         options = {"hidden": hidden, "activation": description["activation"], **more}
         if len(options) != len(more) + 2:
             raise ValueError(f"{OPTIONS!r} says what other keys say")
-    wrong = mistakes_by(options, {**kind.schema, "type": "object", "additionalProperties": False})
+    wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
     if wrong:
         raise ValueError(f"options of its network: {'; '.join(wrong)}")
     if fewest_remembering(options) * SMALLEST > size:

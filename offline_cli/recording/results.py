@@ -30,6 +30,7 @@ from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.own_vector_slots import resets_by
 from offline_cli.playing.plan import OWN_CLASS, Plan
+from offline_cli.plugins import with_network
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy
 from offline_cli.progress import Progress
@@ -136,7 +137,7 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         steps=options["steps"],
         pieces=pieces,
         in_processes=num_env_runners > 0,
-        plugins=tuple(options["plugins"]),
+        plugins=with_network(options["plugins"], options["network"]),
         trust_pickle=options["trust_pickle"],
         step_timeout=options["step_timeout"],
     )

@@ -72,7 +72,9 @@ def key_mistakes(
     name and a dot; an option of a table may be NaN or infinite where its schema does not limit it.
     """
     keys = schema.get("properties", {})
-    found = [_unknown(name, keys, before) for name in config if name not in keys]
+    found = [
+        _unknown(name, keys, before) for name in config if name not in keys and schema.get("additionalProperties") is not True
+    ]
     for name, value in config.items():
         if name not in keys:
             continue

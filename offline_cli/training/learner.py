@@ -30,7 +30,7 @@ from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
 from offline_cli.modules.network import MLP, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.plugins import plugin_behind
+from offline_cli.plugins import PYTHON, plugin_behind
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part, tensors_of
 from offline_cli.policies.run_policy import OPTIONS, LoadedPolicy, load_policy, scaling_of
 from offline_cli.spaces import Space, describe, same_space
@@ -172,7 +172,8 @@ class Start:
         if place.url == out:
             fix = "another --out; or --resume, to train that run for longer"
             raise UsageError("a run cannot begin with what it replaces", where=f"--init-from {place.url}", fix=fix)
-        loaded = load_policy(place, storage_options, plugins=plugins)
+        name = config.network["name"]  # what the user named for this run, that run may have
+        loaded = load_policy(place, storage_options, plugins=plugins, network=name if name.startswith(PYTHON) else None)
         others: dict[str, Tensor] = {}
         try:
             said = tomllib.loads(place.join(CONFIG).read_bytes().decode()).get("algorithm", {"name": BC})

@@ -31,7 +31,7 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
 from offline_cli.playing.slots import draw
-from offline_cli.plugins import check_plugins
+from offline_cli.plugins import check_plugins, network_named
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
@@ -157,11 +157,11 @@ def _learned(
     command: Sequence[str],
 ) -> TrainResult:
     """See `train`. `options`: those of `train_bc` and keys of the file. `algorithm`: what was asked for of its table."""
-    asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
+    asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys) and name != "network"}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
-    others = {name: value for name, value in options.items() if name not in asked_of_config}
+    others = {name: value for name, value in options.items() if name not in (*asked_of_config, "network")}
     asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
     weights = Weights.of(weight, asked)
@@ -169,7 +169,8 @@ def _learned(
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])
-    resolved = _resolve(asked_of_config, options["config"], folder, algorithm, resume=resume, plugins=options["plugins"])
+    named = {"algorithm": algorithm, "network": network_named(options["network"]), "plugins": options["plugins"]}
+    resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, named=named)
     setup = _setup(resolved)
     target = choose_device(resolved.device)
     checkpoint = folder.load_checkpoint() if resume else None
@@ -316,15 +317,17 @@ def _resolve(
     options: Mapping[str, Any],
     file: str | os.PathLike[str] | None,
     folder: RunFolder,
-    algorithm: Mapping[str, Any],
     *,
     resume: bool,
-    plugins: Sequence[str],
+    named: Mapping[str, Any],
 ) -> BCConfig:
-    """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes."""
+    """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes.
+
+    `named`: the algorithm and the network that were asked for, and the packages that may be imported.
+    """
     if not (resume and folder.is_run):
-        return resolve_config(options, file=file, algorithm=algorithm)
-    wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins, algorithm=algorithm)
+        return resolve_config(options, file=file, **named)
+    wanted = resolve_config(options, file=file, stored=folder.config(), **named)
     said = {**({} if file is None else read_config(file)), **{name: one for name, one in options.items() if one is not None}}
     check_named_again(wanted, said, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)

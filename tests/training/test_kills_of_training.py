@@ -59,6 +59,7 @@ OTHERS = {
     "marwil": ("CartPole-v1", "refresh_every = 20"),  # value targets are computed anew: what they follow from is put back
     "iql": ("CartPole-v1", ""),
     "td3-bc": ("Pendulum-v1", "critic_bc = 0.1"),
+    "marwil of sequences": ("CartPole-v1", 'refresh_every = 20\n[network]\nmemory = "lstm"\nmemory_size = 8\nburn_in = 2'),
 }
 """Algorithms with the environment of their data and options, all with every part that a checkpoint may hold."""
 
@@ -67,8 +68,9 @@ OTHERS = {
 def other_algorithm(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """The command without `--out`: an algorithm that learns from rewards."""
     env, options = OTHERS[request.param]
+    name = request.param.partition(" ")[0]
     record(env, tmp_path / "D", policy="random", episodes=4 if env == "Pendulum-v1" else 20, num_env_runners=0)
-    table = f'[algorithm]\nname = "{request.param}"\n{options}\n'
+    table = f'[algorithm]\nname = "{name}"\n{options}\n'
     (tmp_path / "config.toml").write_text(f'{CONFIG}ema = 0.9\ndropout = 0.1\nlr_schedule = "cosine"\n{table}')
     return ["train", str(tmp_path / "D"), *("--config", str(tmp_path / "config.toml")), "--device", "cpu", "--json", "--quiet"]
 
