@@ -155,7 +155,7 @@ class ImageEncoder(_LeafEncoder):
         self.scale = 1 / BYTE if is_byte and _is_by_255(space, uint8_scaling) else 1.0
         self.bounded = _Bounded(space) if is_byte and self.scale == 1.0 else None
         self.layout = axes.layout
-        made = encoder_kind(encoder)(axes.channels, axes.height, axes.width)  # type: ignore[call-arg]  # as ImageNetwork says
+        made = encoder_kind(encoder)(axes.channels, axes.height, axes.width)
         self.size = made.size
         if isinstance(made, Nature):
             self.convolutions = made.convolutions  # under the name that weights of all runs have

@@ -151,7 +151,8 @@ class ImageForm:
             return None
         shape = space.shape
         if self.layout in AXES:
-            found = _read(shape, self.layout) if len(shape) == AXES[self.layout] and space.dtype.kind in "uif" else None
+            is_number = np.dtype(space.dtype).kind in "uif"
+            found = _read(shape, self.layout) if len(shape) == AXES[self.layout] and is_number else None
         else:
             found = self._by_shape(space)
         least = encoder_kind(self.encoder).least_side
@@ -171,8 +172,8 @@ BY_THREE_AXES: Final = ImageForm(THREE_AXES)
 
 
 def _read(shape: tuple[int, ...], layout: str, *, is_clear: bool = True) -> Axes:
-    sides = {HW: (1, *shape), HWC: (shape[-1], *shape[:-1]), CHW: shape}[layout]
-    return Axes(layout, *sides, is_clear)
+    channels, height, width = {HW: (1, *shape), HWC: (shape[-1], *shape[:-1]), CHW: shape}[layout]
+    return Axes(layout, channels, height, width, is_clear)
 
 
 def reads_alike(space: Space, one: ImageForm, other: ImageForm) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.applying.frame_stacks import stack_by_rows
 from offline_cli.applying.learner_batches import (
     check_known_scale,
     choices_of,
@@ -74,6 +75,7 @@ class TrainingSource:
     action_scale: str
     spaces: tuple[Space, Space]  # of observations and actions before the pipeline
     announced: tuple[Space, Space]  # and after it
+    held: tuple[Space, Space]  # of what a store in memory holds of each step: frames, where stacks are gathered of these
     pipeline: ConnectorPipelineV2 | None  # None: the default one, before a module without memory
     given: PipelineSpec
     beside: PipelineSpec
@@ -294,12 +296,15 @@ def _opened(
         if selection.weights is not None:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
+    stacking = None if to_columns is None or learner.policy.is_stateful() else stack_by_rows(to_columns)
+    frames = None if stacking is None else stacking.input_observation_space
     return TrainingSource(
         where=where,
         locations=stream.locations,
         action_scale=stream.action_scale,
         spaces=(observations, actions),
         announced=(seen, done),
+        held=(frames or seen, done),
         pipeline=to_columns,
         given=given,
         beside=beside,

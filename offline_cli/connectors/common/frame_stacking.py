@@ -23,7 +23,9 @@ from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FrameStacking", "taken", "windows"]
+__all__ = ["AGES", "FRAMES", "FrameStacking", "taken", "windows"]
+
+FRAMES, AGES = "obs_frames", "obs_ages"
 
 
 class FrameStacking(ConnectorV2):
@@ -31,6 +33,9 @@ class FrameStacking(ConnectorV2):
 
     Before the first observation there are zeros; the lookback buffer is looked at. Leaves of Dict and Tuple are stacked each on
     their own. `multi_agent`: the spaces are Dicts by agent.
+
+    `by_rows`, set by a learner that gathers stacks itself (`applying/frame_stacks.py`): of an `EpisodeBatch`, `obs` (T,) are
+    the rows in FRAMES of the newest frame of each step, and AGES (T,) how many before it are its episode's, at most N - 1.
     """
 
     whole_arrays = True
@@ -52,7 +57,13 @@ class FrameStacking(ConnectorV2):
         self.num_frames = num_frames
         self._multi_agent = multi_agent
         self._as_learner_connector = as_learner_connector
+        self.by_rows = False
         super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    @property
+    def may_give_rows(self) -> bool:
+        """Whether it is a learner's, of one agent."""
+        return self._as_learner_connector and not self._multi_agent
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are not a Box."""
@@ -73,8 +84,11 @@ class FrameStacking(ConnectorV2):
         """`obs` with N rows (a learner pipeline), or one per episode. Raises BadPiece where the batch has `obs` already."""
         self._check(batch)
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
-            firsts = np.repeat(episodes.obs_starts[:-1], episodes.lengths)
-            batch[Columns.OBS] = self._stacked(episodes.obs, episodes.step_rows(), firsts)
+            firsts, rows = np.repeat(episodes.obs_starts[:-1], episodes.lengths), episodes.step_rows()
+            if self.by_rows:
+                ages = np.minimum(rows - firsts, self.num_frames - 1).astype(np.uint8)
+                return batch | {Columns.OBS: rows, FRAMES: episodes.obs, AGES: ages}
+            batch[Columns.OBS] = self._stacked(episodes.obs, rows, firsts)
             return batch
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             if self._as_learner_connector:
