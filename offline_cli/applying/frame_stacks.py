@@ -111,15 +111,18 @@ class FrameStacks:
     def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
         """Put the stacks number `chosen` (B,) into `targets`, a tensor (B, ..., size * C), or (B, numbers), for each leaf."""
         rows, ages = self.rows.index_select(0, chosen), self.ages.index_select(0, chosen)
-        backs = torch.arange(self.size - 1, -1, -1, device=rows.device)
-        there = ages[:, None] >= backs
-        wanted = torch.where(there, rows[:, None] - backs, rows[:, None]).flatten()
-        gone = ~there
-        for frames, target in zip(leaves(self.frames), targets, strict=True):
-            places, width = _sizes(tuple(frames.shape[1:]))
-            found = frames.index_select(0, wanted).view(len(rows), self.size, places, width)
-            found.masked_fill_(gone[:, :, None, None], 0)
-            target.view(len(rows), places, self.size, width).copy_(found.transpose(1, 2))
+        for place in range(self.size):
+            back = self.size - 1 - place
+            gone = ages < back
+            wanted = rows - ages.clamp(max=back)
+            for frames, target in zip(leaves(self.frames), targets, strict=True):
+                found = frames.index_select(0, wanted)
+                if found.device.type != "cpu":  # where choosing rows would wait for the device
+                    found.masked_fill_(gone.view(-1, *[1] * (found.ndim - 1)), 0)
+                elif bool(gone.any()):
+                    found[gone] = 0
+                places, width = _sizes(tuple(frames.shape[1:]))
+                target.view(len(rows), places, self.size, width)[:, :, place].copy_(found.view(len(rows), places, width))
 
     def gathered(self, which: slice) -> Tree:
         """The stacks of a range, leaves (B, ..., size * C), on the device of the frames."""
