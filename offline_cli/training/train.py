@@ -214,6 +214,8 @@ def _learned(
                 session.check_losses()  # before anything is written: an algorithm's mistake leaves no run folder
             if options["dry_run"]:
                 return replace(_result(session, state.update), stopped_by="dry-run")
+            if checkpoint is None:
+                session.try_threads()
             result = _train(session, stop, tensors, described, shlex.join(command) or this_command())
     return _unless_missed(result, resolved)
 
