@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -194,10 +194,16 @@ class MemoryStoreBuilder:
 
     def _read(self) -> EpisodeBatch:
         episodes = self._source.episodes()
-        batches = list(episodes if self._limit is None else self._limit.checked(episodes, where=self._source.where))
+        batches, held = list[EpisodeBatch](), 0
+        for batch in episodes if self._limit is None else self._limit.checked(episodes, where=self._source.where):
+            batches.append(batch)
+            held += batch.nbytes
+            if held > READING // 3:  # what reading has let go would stay with the process beside it
+                held = 0
+                give_back()
         if not batches:
             raise self._source.no_steps()
-        return EpisodeBatch.concat(batches)
+        return _joined(batches)
 
     def add(self, columns: Mapping[str, Tree], *, held_out: bool, sources: Tensor | None = None) -> None:
         """See StoreBuilder."""
@@ -206,6 +212,7 @@ class MemoryStoreBuilder:
 
     def finish(self) -> tuple[Store, Store | None]:
         """See StoreBuilder."""
+        give_back()
         train, weights = self._stores[False], self._source.selection.weights
         if weights is not None and self._sources is not None and train.steps:
             rows = [(self._sources == number).nonzero()[:, 0] for number in range(len(weights.names))]
@@ -220,6 +227,33 @@ class MemoryStoreBuilder:
 
     def close(self) -> None:
         """Nothing is outside of memory."""
+
+
+def _joined(batches: list[EpisodeBatch]) -> EpisodeBatch:
+    """As `EpisodeBatch.concat`; `batches` becomes empty on the way: observations are in memory once, and not twice."""
+    if len(batches) == 1:
+        return batches.pop()
+    give_back()
+    first = batches[0]
+    if any(first.structure_difference(other) for other in batches[1:]):
+        return EpisodeBatch.concat(batches)  # which raises
+    rest = EpisodeBatch.concat([replace(batch, obs=()) for batch in batches])
+    rows = int(rest.obs_starts[-1])
+    obs = map_leaves(lambda leaf: np.empty((rows, *leaf.shape[1:]), leaf.dtype), first.obs)
+    del first
+    batches.reverse()
+    done = held = 0
+    while batches:
+        batch = batches.pop()
+        part = slice(done, done + int(batch.obs_starts[-1]))
+        for target, leaf in zip(leaves(obs), leaves(batch.obs), strict=True):
+            target[part] = leaf
+        done, held = part.stop, held + batch.nbytes
+        del batch, leaf
+        if held > READING // 3:  # as in `_read`
+            held = 0
+            give_back()
+    return replace(rest, obs=obs)
 
 
 class MemoryStore:

@@ -9,8 +9,6 @@ Decisions:
   output, and do not say which: they get those that all sources share, and where one asks for another, the error names the
   source without it. Without such a pipeline only those are used that the algorithm learns from, and `loss_mask`, which marks
   rows that are not learned from.
-
-What else the learner pipeline gets: `applying/learner_batches.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.applying.frame_stacks import stack_by_rows
@@ -56,7 +55,7 @@ from offline_cli.training.algorithms.algorithm import Algorithm, uses_rewards
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup, pieces_of
 from offline_cli.training.mixing import Selection
-from offline_cli.trees import Tree, flatten
+from offline_cli.trees import Tree, flatten, leaves
 
 __all__ = ["TrainingSource", "open_training_source", "place_of_first"]
 
@@ -152,7 +151,9 @@ class TrainingSource:
         observations, actions = self.spaces
         if uses_rewards(self.learner.algorithm):
             _check_finite_rewards(episodes, self.where)
-        _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
+        are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
+        if not (are_images and all(leaf.dtype == np.uint8 for leaf in leaves(episodes.obs))):  # in which nothing can be wrong
+            _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
         _check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
         return in_learner_units(episodes, actions, self.action_scale)
 
