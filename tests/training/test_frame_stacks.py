@@ -268,3 +268,15 @@ def test_a_piece_that_may_look_at_stacks_gets_them(written: Callable[..., Path],
         written(recording([4, 5])), tmp_path / "run", algorithm="marwil", updates=2, pipeline=lambda o, a: stacking()
     )
     assert result.loss is not None, "whose values are of stacks"
+
+
+def test_images_without_channels_become_channels_where_that_was_asked_for(
+    written: Callable[..., Path], piecewise: Callable[[bool], None]
+) -> None:
+    batch = recording([4, 2, 6], spaces.Box(0, 255, (3, 2), np.uint8))
+    pieces = [FrameStacking(num_frames=3, add_channel_axis=True, as_learner_connector=True)]
+    one, other = both(piecewise, written(batch), lambda: pieces)
+    assert_equal(one, other)
+    assert one.observation_space.shape == (3, 2, 3)
+    newest = stacks_of(one).gathered(slice(None))[..., -1]
+    np.testing.assert_array_equal(newest, batch.acted_obs())
