@@ -35,6 +35,7 @@ QUESTIONS = (
     "play_pieces",
     "update_bc",
     "update_algorithms",
+    "update_frames",
     "scores",
     "command_start",
     "cold_start",
