@@ -214,8 +214,6 @@ def _learned(
                 session.check_losses()  # before anything is written: an algorithm's mistake leaves no run folder
             if options["dry_run"]:
                 return replace(_result(session, state.update), stopped_by="dry-run")
-            if checkpoint is None:
-                session.try_threads()
             result = _train(session, stop, tensors, described, shlex.join(command) or this_command())
     return _unless_missed(result, resolved)
 
@@ -271,6 +269,7 @@ def _train(
         return known
     with folder.at_work(command), _own_chance(state):
         if tensors is None:
+            session.try_threads()
             torch.manual_seed(draw(session.config.seed, CHANCE))
             folder.begin(session.config, described, learned_bytes(session.data))
         else:
