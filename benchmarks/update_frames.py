@@ -1,6 +1,6 @@
 """What does one update from stacks of frames cost on the CPU? Rival: a bare PyTorch loop that holds the stacks whole.
 
-Both draw their batches: ours gathers four frames a step from single ones, the bare loop takes stacks of which each frame is held
+Both draw their batches: ours gathers four frames a step from single ones, the bare loop takes stacks that hold each frame
 four times, channels first as PyTorch's networks want them.
 """
 
