@@ -83,7 +83,7 @@ def taken():
 
 small, data, out, config, more = *sys.argv[1:5], json.loads(sys.argv[5])
 options = dict(config=config, updates=3, pipeline=lambda o, a: [FrameStacking(num_frames=4, as_learner_connector=True)], **more)
-train_bc(small, out + "/small", **options)  # all libraries are there
+train_bc(small, out + "/run-small", **options)  # all libraries are there
 before, _ = taken()
 open("/proc/self/clear_refs", "w").write("5")
 advance, seen = Session.advance, []
@@ -91,7 +91,7 @@ def look(session):
     seen.append(taken()[0])
     return advance(session)
 Session.advance = look
-train_bc(data, out + "/large", **options)
+train_bc(data, out + "/run-large", **options)
 print(json.dumps([before, seen[0], taken()[1]]))
 """
 
