@@ -83,7 +83,8 @@ def taken():
 
 small, data, out, config, more = *sys.argv[1:5], json.loads(sys.argv[5])
 options = dict(config=config, updates=3, pipeline=lambda o, a: [FrameStacking(num_frames=4, as_learner_connector=True)], **more)
-train_bc(small, out + "/run-small", **options)  # all libraries are there
+if not more:
+    train_bc(small, out + "/run-small", **options)  # all libraries are there
 before, _ = taken()
 open("/proc/self/clear_refs", "w").write("5")
 advance, seen = Session.advance, []
