@@ -32,7 +32,7 @@ from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
 __all__ = ["FrameStacks", "expanded", "stack_by_rows"]
 
-MOST: Final = 256  # frames of a stack: an age is one byte
+MOST: Final = 255  # frames of a stack: an age, and the next one, is one byte
 LEAVE_OBSERVATIONS: Final = (  # for a module without memory
     AddObservationsFromEpisodesToBatch,
     AddColumnsFromEpisodesToBatch,

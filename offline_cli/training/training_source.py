@@ -297,7 +297,8 @@ def _opened(
         if selection.weights is not None:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
-    stacking = None if to_columns is None or learner.policy.is_stateful() else stack_by_rows(to_columns)
+    whole = to_columns is None or learner.policy.is_stateful() or Columns.OBS not in setup.algorithm.columns
+    stacking = None if whole or to_columns is None else stack_by_rows(to_columns)
     frames = None if stacking is None else stacking.input_observation_space
     return TrainingSource(
         where=where,
