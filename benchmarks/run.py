@@ -36,6 +36,7 @@ QUESTIONS = (
     "update_bc",
     "update_algorithms",
     "update_sequences",
+    "update_frames",
     "scores",
     "command_start",
     "cold_start",

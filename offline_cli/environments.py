@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
 PYTHON = "python:"
+ATARI, ATARI_IDS = "ale_py", "ALE/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,16 @@ class Environment:
         make: Callable[[], Any],
         make_vector: Callable[[int], Any] | None,
         spec: EnvironmentSpec | None = None,
+        *,
+        other_world: str | None = None,
     ) -> None:
+        """`other_world`: the vector class, where that shows other observations than the environment, and may play by name."""
         self.name, self.spec = name, EnvironmentSpec(name) if spec is None else spec
         self._make, self._make_vector = make, make_vector
         self._singles: list[Env] = [self._made()]
         self._vectors: dict[int, Any] = {}
+        self._other_world = other_world
+        self.spaces_of: str | None = None  # the vector class whose spaces these are; None: the environment's
         self._fits: bool | None = None  # whether the vector class does
         self.observation_space: Space = self._singles[0].observation_space
         self.action_space: Space = self._singles[0].action_space
@@ -98,6 +104,12 @@ class Environment:
                 _log.warning("note: playing single copies of %s, not its vector class: %s", self.name, err.what)
                 self._fits = False
         return self._fits
+
+    def be_vector_class(self) -> None:
+        """Have the spaces of the vector class where it is one that shows another world: from now on it alone can be played."""
+        if self._other_world is not None and self.vector_misfits():
+            vector, self.spaces_of = self.vector(1), self._other_world
+            self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
 
     def vector_misfits(self) -> list[str]:
         """How the spaces of the vector class differ from the environment's; empty: not at all."""
@@ -191,7 +203,8 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     vector = None if wrapped else lambda count: gym.make_vec(id_, count, vectorization_mode="vector_entry_point", **given)
     # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
     make = _fitted_out(name, lambda **own: gym.make(id_, disable_env_checker=True, **own), given, around)
-    return Environment(name, make, vector, told)
+    other = str(spec.vector_entry_point) if str(spec.vector_entry_point).startswith(f"{ATARI}.") and not wrapped else None
+    return Environment(name, make, vector, told, other_world=other)
 
 
 def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:
@@ -227,6 +240,8 @@ def _spec(name: str) -> Any:
     """gymnasium's record of an id; or the class or function of a module in which no such id is registered."""
     module, colon, id_ = name.rpartition(":")
     imported = _imported(module, name) if colon else None
+    if id_.startswith(ATARI_IDS):
+        _register_atari(name)
     try:
         return gym.spec(id_)
     except gym.error.Error as err:
@@ -235,6 +250,15 @@ def _spec(name: str) -> Any:
         known = [*gym.registry, *(vars(imported) if imported else ())]
         near = [f"{module}{colon}{match}" for match in _near(id_, known)]
         raise _unknown(name, str(err), [*near, *_as_code(name)]) from err
+
+
+def _register_atari(name: str) -> None:
+    """Import what registers the ids of Atari's games. Raises MissingPackage."""
+    try:
+        importlib.import_module(ATARI)
+    except ImportError as err:
+        fix = "pip install 'offline-cli[atari]'"
+        raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
 
 
 def _as_code(name: str) -> list[str]:

@@ -27,6 +27,7 @@ __all__ = [
     "ALGORITHMS",
     "COMMANDS",
     "CONNECTORS",
+    "ENCODERS",
     "NETWORKS",
     "OPTION",
     "PROVIDERS",
@@ -53,6 +54,7 @@ Record = TypeVar("Record")
 
 ALGORITHMS: Final = "offline_cli.algorithms"
 NETWORKS: Final = "offline_cli.networks"
+ENCODERS: Final = "offline_cli.encoders"
 CONNECTORS: Final = "offline_cli.connectors"
 PROVIDERS: Final = "offline_cli.providers"
 READERS: Final = "offline_cli.readers"
@@ -61,6 +63,7 @@ COMMANDS: Final = "offline_cli.commands"
 KINDS: Final = {
     ALGORITHMS: "algorithm",
     NETWORKS: "network",
+    ENCODERS: "encoder",
     CONNECTORS: "piece",
     READERS: "reader",
     SINKS: "sink",

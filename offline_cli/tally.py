@@ -80,6 +80,7 @@ class Lost(StrEnum):
 
 KINDS: Final = frozenset(
     (
+        "alpha-left-out",
         "bad-row-of-unknown-episode",
         "broken-chain",
         "broken-shard-left-out",
@@ -105,6 +106,7 @@ KINDS: Final = frozenset(
         "infinite-in-rewards",
         "info-array-to-list",
         "info-not-a-dict",
+        "lossy-jpeg",
         "lost-episode-bad-row",
         "lost-episode-conflict",
         "lost-episode-gap",

@@ -26,9 +26,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from offline_cli.applying.frame_stacks import FrameStacks
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.common.batch_columns import as_tensors
+from offline_cli.connectors.common.frame_stacking import AGES, FRAMES, FrameStacking
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.piece_options import what_it_wants
@@ -238,7 +240,10 @@ def learner_columns(
     if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
         what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
         raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
-    columns = {name: _column(batch, name, spaces.get(name), axes=axes) for name in asked}
+    by_rows = FRAMES in batch
+    stacked = (Columns.OBS, Columns.NEXT_OBS) if by_rows else ()
+    columns = {name: _column(batch, name, None if name in stacked else spaces.get(name), axes=axes) for name in asked}
+    columns |= {AGES: as_tensors(AGES, batch[AGES])} if by_rows else {}
     _check_rows(columns)
     if axes == 2:
         columns = _sequences(columns, batch)
@@ -247,11 +252,31 @@ def learner_columns(
         columns = _unmasked(columns, mask)
         if recorded is not None and len(mask) > int(mask.sum()) == episodes.num_steps:  # a piece marked steps that it added
             columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, recorded).bool())
+    if by_rows:
+        assert pipeline is not None, "a piece gave these rows"
+        columns = _with_stacks(columns, as_tensors(FRAMES, batch[FRAMES]), pipeline, announced[0], where)
     for name, tree in columns.items():
+        if isinstance(tree, FrameStacks):
+            continue
         _check_finite(tree, name, where)
         if name in spaces:
             _check_choices(tree, spaces[name], name, where)
     return columns
+
+
+def _with_stacks(
+    columns: dict[str, Tree], frames: Tree, pipeline: ConnectorPipelineV2, announced: Space, where: str
+) -> dict[str, Tree]:
+    """The columns with stacks of `frames` in place of their rows. Raises as `learner_columns` does."""
+    size = next(piece.num_frames for piece in pipeline.pieces() if isinstance(piece, FrameStacking))
+    found = {Columns.OBS: FrameStacks(tree_from_lists(frames, announced), columns[Columns.OBS], columns.pop(AGES), size)}
+    if Columns.NEXT_OBS in columns:
+        found[Columns.NEXT_OBS] = found[Columns.OBS].next_ones(columns[Columns.NEXT_OBS])
+    for name, stacks in found.items():
+        for leaf in leaves(stacks.frames):
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                _check_finite(leaf[stacks.needed()], name, where)
+    return columns | found
 
 
 def _made(
@@ -295,7 +320,8 @@ def _column(batch: Mapping[str, Any], name: str, space: Space | None, *, axes: i
     """
     if name not in batch:
         fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
-        raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)
+        given = sorted(str(column) for column in batch if column not in (AGES, FRAMES))
+        raise BadConfig(f"the pipeline gives no {name!r}, but {given}", where=PLACE, fix=fix)
     if space is None:
         return as_tensors(name, batch[name])
     tree = as_tensors(name, tree_from_lists(batch[name], space))

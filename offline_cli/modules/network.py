@@ -20,11 +20,12 @@ from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import network_space
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
 from offline_cli.modules.encoders import BY_BOUNDS, ObservationEncoder, after_layer, mlp
+from offline_cli.modules.images import NATURE, THREE_AXES, ImageForm
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
 from offline_cli.modules.python_network import check_policy, made_by, own_policy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import schema_of
-from offline_cli.options.networks import MemoryKeys, MlpKeys
+from offline_cli.options.networks import ImageKeys, MemoryKeys, MlpKeys
 from offline_cli.options.option import declared_in
 from offline_cli.plugins import NETWORKS, PYTHON, named_code, network_of_run, plugins, registered_class, the_class
 from offline_cli.spaces import Space
@@ -185,12 +186,18 @@ class Mlp(Network):
     """
 
     schema: ClassVar[Mapping[str, Any]] = {
-        "properties": schema_of(MlpKeys) | schema_of(MemoryKeys),
+        "properties": schema_of(MlpKeys) | schema_of(ImageKeys) | schema_of(MemoryKeys),
         "dependentRequired": {name: ["memory"] for name in declared_in(MemoryKeys) if name != "memory"},
     }
 
     def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
-        return _Hidden(observation_space, self.options["hidden"], self._between(), uint8_scaling)
+        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=self.images)
+        return _Hidden(encoder, self.options["hidden"], self._between())
+
+    @property
+    def images(self) -> ImageForm:
+        """What its options say of images; without a layout three axes are one, as in run folders that say none."""
+        return ImageForm(self.options.get("images", THREE_AXES), self.options.get("encoder", NATURE))
 
     def _between(self) -> dict[str, Any]:
         """How `mlp` makes what is between its layers."""
@@ -209,12 +216,8 @@ class Mlp(Network):
         uint8_scaling: str = BY_BOUNDS,
         gaussian: GaussianForm = CLONING,
     ) -> RLModule:
-        form: dict[str, Any] = {
-            "action_scale": action_scale,
-            "uint8_scaling": uint8_scaling,
-            "gaussian": gaussian,
-            "seed": None,
-        }
+        form: dict[str, Any] = {"action_scale": action_scale, "uint8_scaling": uint8_scaling, "gaussian": gaussian}
+        form |= {"seed": None, "images": self.images}
         form |= {"hidden": self.options["hidden"], **self._between()}
         if "memory" not in self.options:
             return build_module(observation_space, action_space, **form)
@@ -224,15 +227,15 @@ class Mlp(Network):
     def critic(
         self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1, uint8_scaling: str = BY_BOUNDS
     ) -> Critic:
-        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
+        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=self.images)
         hidden, between = self.options["hidden"], self._between()
         return Critic(encoder, action_space, lambda width: mlp([width, *hidden, outputs], **between))
 
 
 class _Hidden(nn.Module):
-    def __init__(self, space: Space, hidden: Sequence[int], between: Mapping[str, Any], uint8_scaling: str) -> None:
+    def __init__(self, encoder: ObservationEncoder, hidden: Sequence[int], between: Mapping[str, Any]) -> None:
         super().__init__()
-        self.encoder = ObservationEncoder(space, uint8_scaling=uint8_scaling)
+        self.encoder = encoder
         self.network = mlp([self.encoder.size, *hidden], **between)
         self.size = hidden[-1] if hidden else self.encoder.size
         if hidden:

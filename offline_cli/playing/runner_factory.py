@@ -31,8 +31,15 @@ Taken = TypeVar("Taken")
 
 
 def open_planned(plan: Plan) -> Environment:
-    """The plan's environment. Raises as `open_environment` does."""
-    return open_environment(plan.env, plan.env_kwargs, plan.wrappers)
+    """The plan's environment, or its vector class where that was asked for by name. Raises as `open_environment` does."""
+    environment = open_environment(plan.env, plan.env_kwargs, plan.wrappers)
+    if plan.records and plan.own_class:
+        try:
+            environment.be_vector_class()
+        except Exception:
+            environment.close()
+            raise
+    return environment
 
 
 def policy_of(plan: Plan, environment: Environment) -> Policy | PipedPolicy:

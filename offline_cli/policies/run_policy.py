@@ -7,7 +7,8 @@ has the pipeline file's content, null where Python objects were given, and the h
 network of another package, which is imported where the user names that package, and a pipeline or none. Version 4 has
 `gaussian`: how Box actions follow from what the network puts out, where that is not as in behaviour cloning; with a network of
 another package or without, with a pipeline or without. Version 5 has `mlp`: options of our network besides its widths, layer
-norm and a memory; with `gaussian` or without, with a pipeline or without. Dropout is none of a policy that plays.
+norm, a memory, and how it takes images (without, uint8 of three axes are some); with `gaussian` or without, with a pipeline or
+without. Dropout is none of a policy that plays.
 
 Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
 to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
@@ -34,10 +35,21 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.encoders import BY_255, BY_BOUNDS
-from offline_cli.modules.network import MLP, OURS, Network, PythonNetwork, network_kind
+from offline_cli.modules.images import OURS as OUR_ENCODERS
+from offline_cli.modules.images import encoder_kind
+from offline_cli.modules.network import MLP, OURS, Mlp, Network, PythonNetwork, network_kind
 from offline_cli.modules.policy_modules import fewest_numbers, fewest_remembering
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.plugins import NETWORKS, OPTION, PYTHON, check_plugins, is_registered, plugin_behind, with_network
+from offline_cli.plugins import (
+    ENCODERS,
+    NETWORKS,
+    OPTION,
+    PYTHON,
+    check_plugins,
+    is_registered,
+    plugin_behind,
+    with_network,
+)
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
@@ -56,6 +68,7 @@ from offline_cli.spaces import space_from_json
 
 __all__ = [
     "ALONE",
+    "ENCODER_PACKAGE",
     "ENVIRONMENTS",
     "FORMAT",
     "GIVEN_SPACE",
@@ -82,6 +95,7 @@ FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
 ALONE, WITH_PIECES, OF_NETWORK, OF_FORM, OF_OPTIONS = 1, 2, 3, 4, 5  # versions
 OPTIONS = "mlp"
+ENCODER_PACKAGE = "encoder_package"
 GAUSSIAN = "gaussian"
 UINT8_SCALING = "uint8_scaling"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
@@ -193,6 +207,7 @@ def policy_of(
     description, has_seal = _read(POLICY, lambda: json_object(text, POLICY_KEYS), where)
     tensors, have_seal = _read(of_weights, lambda: tensors_of(weights), where)
     kind = _kind_of_network(description, where, plugins)
+    _check_encoder(description, where, plugins)
     try:
         module = _built(description, len(weights), kind, where)
         _load(module, policy_weights(tensors, module) if of_checkpoint else tensors, kind)
@@ -276,6 +291,19 @@ def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collec
         raise
 
 
+def _check_encoder(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> None:
+    """Import the encoder of a package. Raises as `_kind_of_network` does."""
+    told = description.get(OPTIONS, {})
+    name = told.get("encoder") if isinstance(told, Mapping) else None
+    if not isinstance(name, str) or name in OUR_ENCODERS:
+        return
+    if not is_registered(ENCODERS, name):
+        package = description.get(ENCODER_PACKAGE)
+        what = f"the encoder {name!r} of the run is not installed; the run says that the package {package!r} registers it"
+        raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
+    encoder_kind(name, named=plugins)
+
+
 def _names_network(description: Mapping[str, Any]) -> bool:
     """Whether the network is another package's."""
     version = description.get("version")
@@ -327,9 +355,10 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
         options = {name: value for name, value in description["network"].items() if name != "name"}
     else:
         hidden = [int(width) for width in description["hidden"]]
-        if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
-            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
         more = description[OPTIONS] if description["version"] == OF_OPTIONS else {}
+        sizes = observation_space, action_space, hidden, Mlp(more).images
+        if min(hidden, default=1) < 1 or fewest_numbers(*sizes) * SMALLEST > size:
+            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
         options = {"hidden": hidden, "activation": description["activation"], **more}
         if len(options) != len(more) + 2:
             raise ValueError(f"{OPTIONS!r} says what other keys say")

@@ -33,9 +33,13 @@ from offline_cli.waiting import Overdue
 __all__ = ["Player", "finished_manifest", "provenance"]
 
 
-def provenance(plan: Plan, fingerprint: str, command: Sequence[str]) -> dict[str, Any]:
-    """For `DatasetWriter`: policy, seeds, and everything that determines the episodes."""
+def provenance(plan: Plan, fingerprint: str, command: Sequence[str], spaces_of: str | None = None) -> dict[str, Any]:
+    """For `DatasetWriter`: policy, seeds, and everything that determines the episodes. `spaces_of`: the vector class whose
+    spaces the dataset has, where they are not the environment's.
+    """
     known: dict[str, Any] = {"policy": blanked(plan.policy), "seeds": [plan.seed], RECORDING: _described(plan, fingerprint)}
+    if spaces_of is not None:
+        known[RECORDING]["spaces_of"] = spaces_of
     if command:
         known["commands"] = [shlex.join(command)]
     return known

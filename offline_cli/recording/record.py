@@ -118,7 +118,7 @@ def record(
             action_space=environment.action_space,
             action_scale=opened.action_scale,
             environment=manifests.Environment(plan.env, dict(plan.env_kwargs), plan.wrappers),
-            provenance=provenance(plan, opened.fingerprint, command),
+            provenance=provenance(plan, opened.fingerprint, command, environment.spaces_of),
             compression=options["compression"],
             max_rows_per_file=options["max_rows_per_file"],
             max_bytes_per_file=options["max_bytes_per_file"],

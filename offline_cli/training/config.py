@@ -21,6 +21,7 @@ from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.local_files import not_found
 from offline_cli.formats.opening import AskedEnvironment, refused
+from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import MLP
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
@@ -125,7 +126,7 @@ class BCConfig:
         own: dict[str, Any] = {}
         if self.network["name"] == MLP:
             own = {"hidden": self.hidden, "activation": self.activation}
-            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm)}
+            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm), "images": AUTO}
         return own | {name: value for name, value in self.network.items() if name != "name"}
 
 

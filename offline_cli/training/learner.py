@@ -28,7 +28,8 @@ from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Sources, open_location
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
-from offline_cli.modules.network import MLP, Network, network_kind
+from offline_cli.modules.images import reads_alike
+from offline_cli.modules.network import MLP, Mlp, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.plugins import PYTHON, plugin_behind
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part, tensors_of
@@ -39,7 +40,7 @@ from offline_cli.training.config import BCConfig
 
 __all__ = ["Learner", "Setup", "Start", "check_losses", "cloning_learner", "differentiating", "misnamed", "pieces_of"]
 
-OF_SEQUENCES: Final = ("max_seq_len", "burn_in")  # options of a network that its weights do not depend on
+ASIDE: Final = ("max_seq_len", "burn_in", "images")  # options that its weights do not depend on; the last by what it reads
 SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
 WANTED = "it must be a scalar tensor with a gradient"
 
@@ -127,7 +128,10 @@ class Setup:
     def resumed(self, policy: Mapping[str, Any], learned: Mapping[str, Any] | None, config: BCConfig, *, where: str) -> Self:
         """As the run at `where` was, by the description of its `policy` and what its pieces had `learned`. Raises BadData."""
         kept = None if config.init_from is None else learned
-        return replace(self, uint8_scaling=scaling_of(policy, where=where), learned=kept)
+        network = self.network
+        if isinstance(network, Mlp) and "images" not in policy.get(OPTIONS, {}):
+            network = Mlp({name: value for name, value in network.options.items() if name != "images"})
+        return replace(self, network=network, uint8_scaling=scaling_of(policy, where=where), learned=kept)
 
     def told(self, learner: Learner) -> dict[str, Any]:
         """Where the modules are from, as JSON values; empty: they are fresh."""
@@ -189,7 +193,7 @@ class Start:
             wanted |= {"hidden": [*config.hidden], "activation": config.activation}
             wanted |= {"layer_norm": True} if config.layer_norm else {}
         theirs = told.get("network") or {"name": MLP, **_picked(told, wanted), **told.get(OPTIONS, {})}
-        both = [{name: value for name, value in one.items() if name not in OF_SEQUENCES} for one in (theirs, wanted)]
+        both = [{name: value for name, value in one.items() if name not in ASIDE} for one in (theirs, wanted)]
         return cls(place.url, loaded, others, (both[0], both[1]))
 
     def check(self, task: Task, learner: Learner, pieces: str) -> None:
@@ -202,6 +206,10 @@ class Start:
             "form of Box actions": (_form(theirs.action_head), _form(mine)),
             "learner pipeline": (pieces_of(self.loaded.trained) or "none", pieces or "none"),
         }
+        if isinstance(task.network, Mlp) and isinstance(told.get(OPTIONS, {}), Mapping):
+            forms = Mlp(told.get(OPTIONS, {})).images, task.network.images
+            if not reads_alike(task.observation_space, *forms):
+                pairs["images"] = forms[0].layout, forms[1].layout
         if has_uint8(task.observation_space):
             pairs["scaling of uint8"] = scaling_of(told, where=self.url), task.uint8_scaling
         spaces = {

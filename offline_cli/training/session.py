@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged, TrainingDiverged
+from offline_cli.modules.devices import quickest, threads_to_try
 from offline_cli.policies.run_files import (
     BEST,
     REFRESHED,
@@ -34,7 +36,7 @@ from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.stop_signals import StopSignals
 from offline_cli.training.training_data import TrainingData, data_difference
-from offline_cli.training.updates import Launch, Update, captured, rate_factor
+from offline_cli.training.updates import Launch, Update, captured, rate_factor, unchanged
 
 __all__ = ["Session", "check_same_run"]
 
@@ -127,6 +129,20 @@ class Session:
         """
         self.loader.fill(self.state.update)
         self._update.check()
+
+    def try_threads(self) -> None:
+        """Find how many threads a new run takes, where neither its configuration nor a rule says it, and keep that with both.
+
+        By a few updates, after which modules, optimizers and random generators are as before.
+        """
+        counts = threads_to_try(self.learner.whole, self._update.device)
+        if self.config.threads is not None or not counts:
+            return
+        self.loader.fill(self.state.update)
+        with unchanged(self._update.tensors()), torch.random.fork_rng([]):
+            self.state.threads = quickest(counts, self._update.every_group)
+        self.config = replace(self.config, threads=self.state.threads)
+        torch.set_num_threads(self.state.threads)
 
     def prepare(self) -> None:
         """Capture the update where there is a GPU, and report where training begins; once, after `restore`."""

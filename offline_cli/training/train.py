@@ -26,7 +26,7 @@ from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
-from offline_cli.modules.encoders import flattened_images
+from offline_cli.modules.images import BY_THREE_AXES, flattened_images, image_notes
 from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
@@ -220,7 +220,9 @@ def _learned(
 
 
 def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
-    images, needed = flattened_images(data.observation_space, "observations"), uses_rewards(data.learner.algorithm)
+    form = getattr(getattr(data.learner.policy, "encoder", None), "images", BY_THREE_AXES)
+    seen, needed = (data.observation_space, "observations", form), uses_rewards(data.learner.algorithm)
+    images = flattened_images(*seen) + image_notes(*seen)
     clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns) and not needed
     of_rewards = data.rewards.notes(config.algorithm["name"] if clones else None)
     fresh, run = ", ".join(state.init_from.get("fresh", [])), state.init_from.get("run")
@@ -268,6 +270,7 @@ def _train(
         return known
     with folder.at_work(command), _own_chance(state):
         if tensors is None:
+            session.try_threads()
             torch.manual_seed(draw(session.config.seed, CHANCE))
             folder.begin(session.config, described, learned_bytes(session.data))
         else:

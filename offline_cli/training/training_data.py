@@ -236,7 +236,7 @@ def load_data(
         if shares is None:
             limit = None
             if config.memory_limit is not None:
-                limit = InMemory(config.memory_limit, device, source.announced, source.fetched)
+                limit = InMemory(config.memory_limit, device, source.held, source.fetched)
             builder = MemoryStoreBuilder(source, limit, seed=config.seed)
         else:
             builder = DiskStoreBuilder(source, shares, seed=config.seed, holds_out=split is not None, temp_dir=temp_dir)

@@ -9,8 +9,6 @@ Decisions:
   output, and do not say which: they get those that all sources share, and where one asks for another, the error names the
   source without it. Without such a pipeline only those are used that the algorithm learns from, and `loss_mask`, which marks
   rows that are not learned from.
-
-What else the learner pipeline gets: `applying/learner_batches.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +21,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.applying.frame_stacks import stack_by_rows
 from offline_cli.applying.learner_batches import (
     check_known_scale,
     choices_of,
@@ -55,7 +55,7 @@ from offline_cli.training.algorithms.algorithm import Algorithm, uses_rewards
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup, pieces_of
 from offline_cli.training.mixing import Selection
-from offline_cli.trees import Tree, flatten
+from offline_cli.trees import Tree, flatten, leaves
 
 __all__ = ["TrainingSource", "open_training_source", "place_of_first"]
 
@@ -74,6 +74,7 @@ class TrainingSource:
     action_scale: str
     spaces: tuple[Space, Space]  # of observations and actions before the pipeline
     announced: tuple[Space, Space]  # and after it
+    held: tuple[Space, Space]  # of what a store in memory holds of each step: frames, where stacks are gathered of these
     pipeline: ConnectorPipelineV2 | None  # None: the default one, before a module without memory
     given: PipelineSpec
     beside: PipelineSpec
@@ -150,7 +151,9 @@ class TrainingSource:
         observations, actions = self.spaces
         if uses_rewards(self.learner.algorithm):
             _check_finite_rewards(episodes, self.where)
-        _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
+        are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
+        if not (are_images and all(leaf.dtype == np.uint8 for leaf in leaves(episodes.obs))):  # in which nothing can be wrong
+            _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
         _check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
         return in_learner_units(episodes, actions, self.action_scale)
 
@@ -294,12 +297,16 @@ def _opened(
         if selection.weights is not None:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
+    whole = to_columns is None or learner.policy.is_stateful() or Columns.OBS not in setup.algorithm.columns
+    stacking = None if whole or to_columns is None else stack_by_rows(to_columns)
+    frames = None if stacking is None else stacking.input_observation_space
     return TrainingSource(
         where=where,
         locations=stream.locations,
         action_scale=stream.action_scale,
         spaces=(observations, actions),
         announced=(seen, done),
+        held=(frames or seen, done),
         pipeline=to_columns,
         given=given,
         beside=beside,

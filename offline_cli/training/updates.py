@@ -270,6 +270,11 @@ class Update:
                 for step in part:
                     step()
 
+    def every_group(self) -> None:
+        """A step of each group, due or not."""
+        for step in self.steps:
+            step()
+
     def tensors(self) -> list[Tensor]:
         """All that an update changes."""
         found = [[step.adam.weights, *step.sums.values(), *step.adam.tensors().values()] for step in self.steps]
@@ -342,8 +347,7 @@ def captured(update: Update) -> Launch:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                for step in update.steps:
-                    step()
+                update.every_group()
         torch.cuda.current_stream().wait_stream(side)
         graphs = [(every, _graph(part)) for every, part in update.stages]
     torch.cuda.set_rng_state(chance)
