@@ -124,6 +124,7 @@ class SourceInfo:
     longest: int | None = None  # steps of the longest episode; None: not known
     commands: tuple[str, ...] = ()  # that made it, first to last
     columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
+    declared: tuple[Mapping[str, Any], ...] = ()  # what else its files say of the whole, JSON values with their `format`
     mappings: tuple[Mapping[str, Any], ...] = ()  # as documents: its own, of a dataset those that its sources were read by
     manifest: Manifest | None = None  # of a dataset of ours
 
