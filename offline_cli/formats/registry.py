@@ -15,6 +15,7 @@ from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Usage
 from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
+from offline_cli.formats.minari.reader import open_minari
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
@@ -33,7 +34,6 @@ RECIPES: Final = {
     "npz": "numpy-files",
     "npy": "numpy-files",
     "hdf5": "hdf5-files",
-    "minari": "minari-datasets",
     "tfrecord": "rlds-datasets",
     "rlds": "rlds-datasets",
 }
@@ -83,6 +83,12 @@ OURS: Final = {
             KINDS["sample-batch"],
             _open_sample_batch,
             lambda listing: SURE if listing.kind == "sample-batch" else NO,
+        ),
+        Reader(
+            "minari",
+            KINDS["minari"],
+            open_minari,
+            lambda listing: SURE if listing.kind == "minari" else NO,
         ),
         Reader(
             "table",

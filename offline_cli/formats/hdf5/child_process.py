@@ -20,7 +20,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = ["serve"]
 RATIO: Final = 1000  # times the stored bytes that a dataset may unfold to, beyond:
 SMALL: Final = 64 << 20  # bytes
 DEEPEST: Final = 32  # groups within groups
+LOADED: Final = 8 << 20  # bytes of values in one answer to `load`, before the last object
 MOST: Final = 100_000  # objects below one that is described
 ATTRIBUTE: Final = 16 << 20  # bytes of one
 FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32000})  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset; h5py's lzf
@@ -78,7 +79,9 @@ def _answer(parent: socket.socket, call: Callable[[], tuple[dict[str, Any], list
         answer, arrays = {"refused": [kind, f"HDF5 cannot read it ({words})", "", WRITE]}, []
     send(parent, json.dumps(answer).encode())
     for array in arrays:
-        parent.sendall(memoryview(array).cast("B") if array.nbytes else b"")
+        data = memoryview(array)
+        if data.nbytes:
+            parent.sendall(data.cast("B"))
 
 
 # ---- the file ----
@@ -134,7 +137,7 @@ def _limit_files() -> None:
 
 
 class _Answers:
-    """The requests: `members`, `describe`, `rows`, `texts`, `frames`; paths of objects have `/` between names."""
+    """The requests: `members`, `describe`, `load`, `rows`, `texts`, `frames`; paths of objects have `/` between names."""
 
     def __init__(self, file: Any) -> None:
         self._root = file.id if isinstance(file.id, h5g.GroupID) else h5g.open(file.id, b"/")
@@ -153,7 +156,28 @@ class _Answers:
     def _describe(self, paths: list[str], whole: bool) -> tuple[dict[str, Any], list[Any]]:
         """Of each object: its attributes, and all datasets below it; without `whole`, only its direct members."""
         self._open = {}
-        return {"nodes": [self._node(path, whole) for path in paths]}, []
+        return {"nodes": [self._node(path, whole, set()) for path in paths]}, []
+
+    def _load(self, paths: list[str], passed_over: list[str]) -> tuple[dict[str, Any], list[Any]]:
+        """The same of the first of the objects, with the values of their datasets of numbers, but for large ones.
+
+        Attributes that are `passed_over` are not read. An answer has about LOADED bytes: the rest is to be asked for again.
+        """
+        self._open = {}
+        nodes, arrays, held = list[dict[str, Any]](), list[Any](), 0
+        for path in paths:
+            node = self._node(path, True, set(passed_over))
+            for name, form in node["datasets"].items():
+                size = 0 if form[0] in (TEXT, FRAMES) else np.dtype(form[0]).itemsize * math.prod(form[1])
+                form.append(form[0] not in (TEXT, FRAMES) and size <= LOADED)
+                if form[2]:
+                    place = f"{path}/{name}" if name else path
+                    arrays.append(_all_of(self._open[place], form[0], form[1]))
+                    held += size
+            nodes.append(node)
+            if held > LOADED:
+                break
+        return {"nodes": nodes}, [b"".join(array.tobytes() for array in arrays)] if arrays else []
 
     def _rows(self, asked: list[tuple[str, int, int]]) -> tuple[dict[str, Any], list[Any]]:
         """Arrays of rows [first, stop) of datasets; of one without rows, all of it."""
@@ -211,7 +235,7 @@ class _Answers:
             found = _member(found, name.encode(), so_far)
         return found
 
-    def _node(self, path: str, whole: bool) -> dict[str, Any]:
+    def _node(self, path: str, whole: bool, passed_over: set[str]) -> dict[str, Any]:
         found = self._object(path)
         datasets: dict[str, Any] = {}
         groups: list[str] = []
@@ -223,7 +247,7 @@ class _Answers:
                     datasets[name] = self._form_of(member, place)
                 else:
                     groups.append(name)
-        attributes, left_out = _attributes(found, path)
+        attributes, left_out = _attributes(found, path, passed_over)
         return {"attributes": attributes, "left_out": left_out, "datasets": datasets, "groups": groups}
 
     def _form_of(self, dataset: Any, path: str) -> list[Any]:
@@ -251,15 +275,21 @@ def _member(group: Any, name: bytes, place: str) -> Any:
         kind = "an external link" if link.type == h5l.TYPE_EXTERNAL else "a soft link"
         raise _Refused("unsafe", f"{kind}, which may lead elsewhere", place, "write a copy of what it leads to in its place")
     found = h5o.open(group, name)
-    if h5o.get_info(found).rc > 1:
-        raise _Refused("unsafe", "an object with several names (hard links)", place, "write a copy under each name")
     if not isinstance(found, (h5g.GroupID, h5d.DatasetID)):
         raise _Refused("bad", "neither a group nor a dataset", place, WRITE)
+    if isinstance(found, h5g.GroupID) and h5o.get_info(found).rc > 1:
+        raise _Refused("unsafe", "a group with several names (hard links)", place, "write a copy under each name")
     return found
 
 
 def _form(dataset: Any, path: str) -> list[Any]:
     """dtype (or TEXT, FRAMES) and shape. Raises _Refused."""
+    space = dataset.get_space()
+    if space.get_simple_extent_type() == h5s.NULL:
+        raise _Refused("bad", "a dataset without a value", path, WRITE)
+    shape = list(space.get_simple_extent_dims())
+    kind = dataset.get_type()
+    name, size = _type_name(kind, path), kind.get_size()
     stored = dataset.get_create_plist()
     if stored.get_layout() == h5d.VIRTUAL:
         raise _Refused("unsafe", "a virtual dataset, whose values are in other files", path, WRITE)
@@ -269,11 +299,6 @@ def _form(dataset: Any, path: str) -> list[Any]:
         code = stored.get_filter(number)[0]
         if code not in FILTERS:
             raise _Refused("unsafe", f"filter {code} is not one of HDF5's own, and is not loaded", path, WRITE)
-    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
-        raise _Refused("bad", "a dataset without a value", path, WRITE)
-    shape = list(dataset.shape)
-    kind = dataset.get_type()
-    name, size = _type_name(kind, path), kind.get_size()
     nbytes = math.prod(shape) * size
     if nbytes > max(SMALL, RATIO * dataset.get_storage_size()):
         what = f"{nbytes / 1e6:,.0f} MB of values in {dataset.get_storage_size():,} stored bytes"
@@ -284,6 +309,10 @@ def _form(dataset: Any, path: str) -> list[Any]:
 
 
 def _type_name(kind: Any, path: str) -> str:
+    known = _standard_types().get((kind.get_class(), kind.get_size()), ())
+    for standard, name in known:
+        if kind == standard:
+            return name
     if isinstance(kind, h5t.TypeStringID):
         return TEXT
     if isinstance(kind, h5t.TypeVlenID) and kind.get_super() == h5t.NATIVE_UINT8:
@@ -296,15 +325,36 @@ def _type_name(kind: Any, path: str) -> str:
     raise _Refused("unsafe", f"values of the type {words}: only numbers, booleans and texts are read", path, WRITE)
 
 
+@cache
+def _standard_types() -> dict[tuple[int, int], list[tuple[Any, str]]]:
+    """Types that files of this machine's byte order have, by class and size: names of their dtypes."""
+    names = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8")
+    found: dict[tuple[int, int], list[tuple[Any, str]]] = {}
+    for name in names:
+        kind = _memory_type(name)
+        found.setdefault((kind.get_class(), kind.get_size()), []).append((kind, name))
+    return found
+
+
+@cache
+def _memory_type(name: str) -> Any:
+    return h5t.py_create(np.dtype(name))
+
+
+def _all_of(dataset: Any, kind: str, shape: list[int]) -> Any:
+    values = np.empty(shape, kind)
+    if values.size:
+        dataset.read(h5s.ALL, h5s.ALL, values, mtype=_memory_type(kind))
+    return values
+
+
 def _rows_of(dataset: Any, path: str, first: int, stop: int) -> Any:
     shape = tuple(dataset.shape)
     kind = _type_name(dataset.get_type(), path)
     if kind in (TEXT, FRAMES):
         raise _Refused("bad", "texts where numbers are wanted", path, WRITE)
     if not shape:
-        single = np.empty((), kind)
-        dataset.read(h5s.ALL, h5s.ALL, single)
-        return single
+        return _all_of(dataset, kind, [])
     if not 0 <= first <= stop <= shape[0]:
         raise _Refused("bad", f"rows {first} to {stop} of {shape[0]}", path, WRITE)
     rows = np.empty((stop - first, *shape[1:]), kind)
@@ -315,13 +365,17 @@ def _rows_of(dataset: Any, path: str, first: int, stop: int) -> Any:
     return rows
 
 
-def _attributes(found: Any, path: str) -> tuple[dict[str, Any], list[str]]:
+def _attributes(found: Any, path: str, passed_over: set[str]) -> tuple[dict[str, Any], list[str]]:
     """Values by name, and the names of those that are neither numbers nor texts."""
     values: dict[str, Any] = {}
     left_out: list[str] = []
-    for index in range(h5a.get_num_attrs(found)):
-        attribute = h5a.open(found, index=index)
-        name = _text(attribute.name)
+    names: list[bytes] = []
+    h5a.iterate(found, names.append)
+    for raw in names:
+        name = _text(raw)
+        if name in passed_over:
+            continue
+        attribute = h5a.open(found, raw)
         kind = attribute.get_type()
         size = math.prod(attribute.shape or ()) * kind.get_size()
         if size > ATTRIBUTE:

@@ -13,10 +13,10 @@ import math
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
@@ -34,6 +34,7 @@ __all__ = ["FRAMES", "ROOM", "TEXT", "Form", "Hdf5File", "Node", "need_h5py"]
 
 ROOM: Final = 512 << 20  # bytes of memory that the child may take, beside itself
 BLOCK: Final = 256 << 20  # bytes of arrays in one answer
+AT_ONCE: Final = 64  # objects in one answer
 GRACE: Final = 10.0  # seconds more than the child has itself
 COPIED: Final = 4 << 20  # bytes at a time
 CHILD: Final = "offline_cli.formats.hdf5.child_process"
@@ -51,6 +52,7 @@ class Node:
     left_out: tuple[str, ...]  # attributes that are neither numbers nor texts
     datasets: Mapping[str, Form]
     groups: tuple[str, ...]
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of datasets, as far as they were loaded
 
 
 def need_h5py(where: str, extra: str = "hdf5") -> None:
@@ -114,6 +116,20 @@ class Hdf5File:
             raise self._nonsense()
         return [self._node(node) for node in nodes]
 
+    def load(self, paths: Sequence[str], *, passed_over: Collection[str] = ()) -> Iterator[Node]:
+        """Each object with all that is below it, and the values of its datasets of numbers, but for large ones.
+
+        `passed_over`: names of attributes that are not wanted.
+        """
+        first = 0
+        while first < len(paths):
+            asked = list(paths[first : first + AT_ONCE])
+            nodes = self._ask("load", asked, sorted(passed_over)).get("nodes")
+            if not isinstance(nodes, list) or not 0 < len(nodes) <= len(asked):
+                raise self._nonsense()
+            yield from self._loaded(nodes)
+            first += len(nodes)
+
     @cached_property
     def top(self) -> Node:
         """The root, with its direct members."""
@@ -154,26 +170,41 @@ class Hdf5File:
         except ValueError as error:
             raise self._nonsense() from error
 
+    def _loaded(self, nodes: list[Any]) -> list[Node]:
+        """The nodes of an answer, with the values that follow it."""
+        try:
+            found = [self._node(node) for node in nodes]
+            loaded = [[name for name, form in node["datasets"].items() if form[2]] for node in nodes]
+        except (TypeError, KeyError, IndexError, AttributeError) as error:
+            raise self._nonsense() from error
+        wanted = [node.datasets[name] for node, names in zip(found, loaded, strict=True) for name in names]
+        sizes = [np.dtype(kind).itemsize * math.prod(shape) for kind, shape in wanted]
+        if sum(sizes) > BLOCK:
+            raise self._nonsense()
+        data, ends = self._filled(np.empty(sum(sizes), np.uint8)), np.cumsum(sizes).tolist()
+        parts = (data[end - size : end] for size, end in zip(sizes, ends, strict=True))
+        arrays = (_typed(part, kind, shape) for part, (kind, shape) in zip(parts, wanted, strict=True))
+        return [
+            replace(node, values=dict(zip(names, islice(arrays, len(names)), strict=True)))
+            for node, names in zip(found, loaded, strict=True)
+        ]
+
+    def _filled(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        assert self._child is not None
+        if data.nbytes:
+            try:
+                filled(self._child.socket, data)
+            except (OSError, EOFError) as error:
+                raise self._gone() from error
+        return data
+
     def _arrays(self, answer: Mapping[str, Any], wanted: Sequence[Form]) -> list[NDArray[Any]]:
         """The arrays after an answer, which have to be those that were asked for."""
-        assert self._child is not None
         said = answer.get("arrays")
         if said != [[kind, list(shape)] for kind, shape in wanted]:
             raise BadData(f"arrays {str(said)[:200]} where {str(wanted)[:200]} were wanted", where=self.url, fix=FIX)
-        found = []
-        for kind, shape in wanted:
-            array: NDArray[Any] = np.empty(shape, kind)
-            if array.nbytes:
-                try:
-                    filled(
-                        self._child.socket, array.reshape(-1).view(np.uint8) if array.ndim else array.reshape(1).view(np.uint8)
-                    )
-                except (OSError, EOFError) as error:
-                    raise self._gone() from error
-            if array.dtype == np.bool_ and array.nbytes and array.reshape(-1).view(np.uint8).max() > 1:
-                array = array.reshape(-1).view(np.uint8).astype(np.bool_).reshape(shape)
-            found.append(array)
-        return found
+        sizes = [np.dtype(kind).itemsize * math.prod(shape) for kind, shape in wanted]
+        return [_typed(self._filled(np.empty(size, np.uint8)), *form) for size, form in zip(sizes, wanted, strict=True)]
 
     def _checked(self, answer: Any) -> dict[str, Any]:
         """The answer. Raises what it says."""
@@ -209,7 +240,7 @@ class Hdf5File:
 
     def _node(self, node: Any) -> Node:
         try:
-            datasets = {str(name): self._form(*form) for name, form in node["datasets"].items()}
+            datasets = {str(name): self._form(*form[:2]) for name, form in node["datasets"].items()}
             left_out, groups = self._texts_in(node["left_out"]), self._texts_in(node["groups"])
             return Node(dict(node["attributes"]), tuple(left_out), datasets, tuple(groups))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -222,6 +253,12 @@ class Hdf5File:
         if any(side < 0 for side in sides):
             raise ValueError(shape)
         return str(kind), sides
+
+
+def _typed(data: NDArray[np.uint8], kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Bytes as an array; those of booleans are 0 or 1, whatever the file has."""
+    values: NDArray[Any] = data.astype(np.bool_) if kind == "|b1" else data.view(kind)
+    return values.reshape(shape)
 
 
 def _array_form(form: Form, first: int, stop: int) -> Form:
