@@ -30,6 +30,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats import registry
+from offline_cli.formats.d4rl.sink import D4RL
 from offline_cli.formats.input_reader import Maker
 from offline_cli.formats.minari.sink import MINARI
 from offline_cli.formats.reader import Reader
@@ -58,6 +59,7 @@ __all__ = [
 
 MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
 PACKAGE: Final = "offline-cli"
+
 
 def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
     """Opens a dataset of ours."""
@@ -104,6 +106,7 @@ OURS: Final = {
             OPTIONS,
         ),
         MINARI,
+        D4RL,
     )
 }
 

@@ -13,6 +13,8 @@ from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.formats.d4rl.reader import open_d4rl
+from offline_cli.formats.hdf5.layouts import D4RL, is_of
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
 from offline_cli.formats.minari.reader import open_minari
@@ -89,6 +91,12 @@ OURS: Final = {
             KINDS["minari"],
             open_minari,
             lambda listing: SURE if listing.kind == "minari" else NO,
+        ),
+        Reader(
+            "d4rl",
+            KINDS["d4rl"],
+            open_d4rl,
+            lambda listing: SURE if is_of(listing, D4RL) else NO,
         ),
         Reader(
             "table",

@@ -17,25 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, StorageError
+from offline_cli.errors import BadData, OutputExists, StorageError
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
 from offline_cli.formats.hdf5.files import need_h5py
-from offline_cli.formats.sink import SinkContext, Written
+from offline_cli.formats.sink import SinkContext, Written, refuse_existing
 from offline_cli.tally import Reject, Tally
 
-__all__ = ["EpisodeSink", "Hdf5Output", "attribute_of", "count_left_out", "said_by_source"]
+__all__ = ["EpisodeSink", "Hdf5Output", "attribute_of", "check_file", "count_left_out", "said_by_source"]
 
 COPIED: Final = 4 << 20  # bytes at a time
+LARGEST: Final = 60_000  # bytes of an attribute's array: HDF5 keeps attributes of 64 KiB
+MAGIC: Final = b"\x89HDF"
 
 
 class Hdf5Output:
     """One file at `target`, which gets its name when it is whole; a context manager. Raises StorageError, MissingPackage."""
 
-    def __init__(self, target: Location, *, folder: Location, extra: str = "hdf5") -> None:
-        """`folder`: where a local file may be until it is whole; `extra`: the one that h5py comes with."""
+    def __init__(self, target: Location, *, extra: str = "hdf5") -> None:
+        """`extra`: the one that h5py comes with."""
         need_h5py(target.url, extra)
-        self._target, self._folder = target, folder
+        self._target, self._folder = target, target.parent() or target
         self._temporary: Any = None
         self.root: Any = None  # h5py.File
         self.bytes = 0  # once it is committed
@@ -55,7 +57,7 @@ class Hdf5Output:
         self._temporary.close()
 
     def commit(self) -> None:
-        """Store the file under its name."""
+        """Store the file under its name, in a folder that is made if it has to be."""
         try:
             self.root.close()
         except (OSError, RuntimeError, ValueError) as error:
@@ -63,6 +65,7 @@ class Hdf5Output:
             raise StorageError(f"writing HDF5 failed: {error}", where=tempfile.gettempdir(), fix=fix) from error
         self.root = None
         self._temporary.seek(0)
+        self._folder.make_folder()
         staged = StagedFile(self._target, folder=self._folder)
         try:
             shutil.copyfileobj(self._temporary, staged, COPIED)
@@ -100,6 +103,15 @@ class EpisodeSink:
         return Written(self.episodes, self.steps, files, nbytes)
 
 
+def check_file(target: Location, *, overwrite: bool, resume: bool) -> None:
+    """Raise OutputExists where something is at `target`, unless it is an HDF5 file that is to be replaced."""
+    if overwrite and target.exists():
+        if target.is_dir() or target.start(4)[0] != MAGIC:
+            raise OutputExists("this is no HDF5 file", where=target.url, fix="give another --out, or remove it yourself")
+        return
+    refuse_existing(target, overwrite=False, resume=False)
+
+
 def said_by_source(context: SinkContext, name: str) -> Mapping[str, Any]:
     """What a source of the same format said of the whole (`SourceInfo.declared`); empty without one."""
     declared = context.provenance.get("declared", ())
@@ -128,6 +140,8 @@ def attribute_of(value: Any) -> Any:
         try:
             array: NDArray[Any] = np.asarray(value)
         except ValueError:
+            return None
+        if array.nbytes > LARGEST:
             return None
         return array if array.dtype.kind in "biuf" else list(value) if all(isinstance(one, str) for one in value) else None
     return None

@@ -32,6 +32,7 @@ __all__ = ["MINARI", "MinariSink"]
 VERSION: Final = "0.5.4"  # of Minari, whose layout this is
 DATA: Final = "data"
 HEAD: Final = 1 << 16
+HEAD: Final = 1 << 16
 KEPT: Final = ("eps_id", "agent_id", "module_id")
 
 
@@ -47,7 +48,7 @@ class MinariSink(EpisodeSink):
             check_supported(space, where=f"--to {FORMAT}")
 
     def __enter__(self) -> Self:
-        self._file = self._open.enter_context(Hdf5Output(self._folder.join(MAIN), folder=self._folder, extra=FORMAT))
+        self._file = self._open.enter_context(Hdf5Output(self._folder.join(MAIN), extra=FORMAT))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -205,10 +206,10 @@ def document_of(context: SinkContext, target: Location, stored: str, episodes: i
 def check(target: Location, *, overwrite: bool, resume: bool) -> None:
     """Raise OutputExists where something is at `target`, unless it is a Minari dataset that is to be replaced."""
     if overwrite and target.exists():
-        allowed = {METADATA, MAIN}
-        theirs = [
-            file for file in target.files() if not (file.url.startswith(f"{target.join(DATA).url}/") and file.name in allowed)
-        ]
+        folder, files = target.join(DATA), target.files()
+        known = {folder.join(name).path for name in (METADATA, MAIN)}
+        theirs = [file for file in files if file.path not in known]
+        theirs += [file for file in files if file.name == METADATA and b'"data_format"' not in file.start(HEAD)[0]]
         if theirs:
             fix = "give another --out, or remove it yourself"
             raise OutputExists("something else than a Minari dataset in HDF5 is here", where=theirs[0].url, fix=fix)
