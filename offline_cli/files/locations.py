@@ -235,6 +235,7 @@ class Location(Place):
                 self.fs.rmdir(self.path)
 
     def parent(self) -> Location | None:
+        """The folder that this is in; None: there is none."""
         above = self.path.rstrip("/").rpartition("/")[0]
         return replace(self, path=above, url=self._url_of(above), known=None) if above else None
 

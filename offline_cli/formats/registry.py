@@ -13,14 +13,16 @@ from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.formats.d3rlpy.reader import open_d3rlpy
 from offline_cli.formats.d4rl.reader import open_d4rl
-from offline_cli.formats.hdf5.layouts import D4RL, is_of
+from offline_cli.formats.hdf5.layouts import D3RLPY, D4RL, ROBOMIMIC, is_of
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
 from offline_cli.formats.minari.reader import open_minari
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.robomimic.reader import open_robomimic
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
@@ -35,7 +37,6 @@ TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arr
 RECIPES: Final = {
     "npz": "numpy-files",
     "npy": "numpy-files",
-    "hdf5": "hdf5-files",
     "tfrecord": "rlds-datasets",
     "rlds": "rlds-datasets",
 }
@@ -97,6 +98,18 @@ OURS: Final = {
             KINDS["d4rl"],
             open_d4rl,
             lambda listing: SURE if is_of(listing, D4RL) else NO,
+        ),
+        Reader(
+            "robomimic",
+            KINDS["robomimic"],
+            open_robomimic,
+            lambda listing: SURE if is_of(listing, ROBOMIMIC) else NO,
+        ),
+        Reader(
+            "d3rlpy",
+            KINDS["d3rlpy"],
+            open_d3rlpy,
+            lambda listing: SURE if is_of(listing, D3RLPY) else NO,
         ),
         Reader(
             "table",

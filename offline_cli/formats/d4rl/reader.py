@@ -234,7 +234,7 @@ class _Reading:
         self.t = 0 if ended[-1] else int(t[-1]) + 1
 
     def _leads_on(self, following: Tree, stop: int) -> bool:
-        """Whether the row before `stop` leads to the observation of that row; at the end of the file, where it is not known, yes."""
+        """Whether the row before `stop` leads to that row's observation; at the end of the file, where nobody knows, yes."""
         if stop >= self.layout.rows:
             return True
         names = [name for name in self.layout.datasets if name.partition("/")[0] == "observations"]

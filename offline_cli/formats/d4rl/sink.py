@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
 from offline_cli.formats.d4rl.reader import FORMAT, INFOS, LOGP, NEXT, TIMEOUTS
 from offline_cli.formats.hdf5.own_words import OWN, own_text
-from offline_cli.formats.hdf5.writing import EpisodeSink, Hdf5Output, check_file, count_left_out, said_by_source
+from offline_cli.formats.hdf5.writing import EpisodeSink, Hdf5Output, check_file, checked_key, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.trees import Tree
 
@@ -86,10 +85,7 @@ class D4rlSink(EpisodeSink):
     def _append(self, name: str, tree: Tree) -> None:
         if isinstance(tree, (dict, tuple)):
             for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-                if "/" in str(key) or str(key) in ("", "."):
-                    what = f"a key that is no name of an HDF5 group: {key!r}"
-                    raise BadData(what, where=name, fix="rename the key in the recordings, or choose another --to")
-                self._append(f"{name}/{key}", part)
+                self._append(f"{name}/{checked_key(str(key), name)}", part)
             return
         root = self._file.root
         if name not in root:
@@ -117,7 +113,7 @@ FORMS: Final = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "
 
 D4RL: Final = SinkKind(
     FORMAT,
-    "a file of D4RL's layout: keeps steps, last observations (next_observations) and extra outputs; not ids, infos, custom data",
+    "an HDF5 file of D4RL's layout: keeps steps, last observations and extra outputs; not ids, infos and custom data",
     D4rlSink,
     check_file,
     {"overwrite"},

@@ -79,9 +79,9 @@ def _answer(parent: socket.socket, call: Callable[[], tuple[dict[str, Any], list
         answer, arrays = {"refused": [kind, f"HDF5 cannot read it ({words})", "", WRITE]}, []
     send(parent, json.dumps(answer).encode())
     for array in arrays:
-        data = memoryview(array)
-        if data.nbytes:
-            parent.sendall(data.cast("B"))
+        view = memoryview(array)
+        if view.nbytes:
+            parent.sendall(view.cast("B"))
 
 
 # ---- the file ----
@@ -189,9 +189,8 @@ class _Answers:
         dataset = self._dataset(path)
         if math.prod(dataset.shape) > MOST:
             raise _Refused("bad", f"{math.prod(dataset.shape):,} texts", path, WRITE)
-        kind = np.dtype(object) if dataset.get_type().is_variable_str() else dataset.dtype
-        values = np.empty(dataset.shape, kind)
-        dataset.read(h5s.ALL, h5s.ALL, values, mtype=dataset.get_type())
+        values = np.empty(dataset.shape, dataset.dtype)
+        dataset.read(h5s.ALL, h5s.ALL, values, mtype=h5t.py_create(dataset.dtype))
         return {"texts": [_text(value) for value in values.reshape(-1).tolist()]}, []
 
     def _frames(self, path: str, first: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
@@ -385,9 +384,8 @@ def _attributes(found: Any, path: str, passed_over: set[str]) -> tuple[dict[str,
         if attribute.get_space().get_simple_extent_type() == h5s.NULL or not (is_text or is_number):
             left_out.append(name)
             continue
-        is_varying = is_text and kind.is_variable_str()
-        array = np.empty(attribute.shape, np.dtype(object) if is_varying else attribute.dtype)
-        attribute.read(array, mtype=kind if is_varying else None)
+        array = np.empty(attribute.shape, attribute.dtype)
+        attribute.read(array, mtype=h5t.py_create(attribute.dtype))
         plain = array.tolist()
         values[name] = _texts_in(plain) if is_text else plain
     return values, left_out

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.hdf5.files import Form, Hdf5File, Node
 from offline_cli.formats.source import Fragments, Origins
+from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["Recorded", "batches", "check_rows", "numbered", "row_parts", "values_of"]
+__all__ = ["Recorded", "batches", "check_rows", "numbered", "row_parts", "tree_of_names", "values_of"]
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
@@ -126,6 +128,31 @@ def values_of(file: Hdf5File, path: str, node: Node) -> Reads:
         return file.rows([(f"{path}/{name}", first, stop)], [node.datasets[name]])[0]
 
     return read
+
+
+def tree_of_names(leaves: Mapping[str, NDArray[Any]], space: Space | None, only: str) -> Tree:
+    """Arrays by path, `/` between keys, as a tree; in the structure of the space, where it is known.
+
+    `only`: the key of observations without keys, in such a space.
+    """
+    if space is not None and not isinstance(space, (spaces.Dict, spaces.Tuple)) and list(leaves) == [only]:
+        return leaves[only]
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *above, name = path.split("/")
+        inner = tree
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[name] = leaf
+    return _in_structure(tree, space)
+
+
+def _in_structure(tree: Tree, space: Space | None) -> Tree:
+    if isinstance(space, spaces.Tuple) and isinstance(tree, dict) and list(map(str, range(len(space.spaces)))) == sorted(tree):
+        return tuple(_in_structure(tree[str(i)], part) for i, part in enumerate(space.spaces))
+    if isinstance(space, spaces.Dict) and isinstance(tree, dict) and tree.keys() == space.spaces.keys():
+        return {key: _in_structure(tree[key], part) for key, part in space.spaces.items()}
+    return tree
 
 
 def check_rows(forms: Mapping[str, Form], rows: int, where: str) -> None:

@@ -22,14 +22,14 @@ SCALES: Final = ("env", "normalized", "unknown")
 FIX: Final = "remove the attribute, and say what you know: --env, --action-scale"
 
 
-def own_text(context: SinkContext) -> str:
-    """The attribute's value."""
+def own_text(context: SinkContext, action_scale: str | None = None) -> str:
+    """The attribute's value; `action_scale`: of the actions as they are written, where that is another one."""
     environment = context.environment
     document: dict[str, Any] = {
         "observation_space": space_to_json(context.observation_space),
         "action_space": space_to_json(context.action_space),
         "spaces_inferred": context.spaces_inferred,
-        "action_scale": context.action_scale,
+        "action_scale": action_scale or context.action_scale,
     }
     if environment is not None:
         wrappers = list(environment.wrappers)
@@ -38,7 +38,7 @@ def own_text(context: SinkContext) -> str:
 
 
 def own_words(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """Arguments of a `SourceInfo` from the attribute; empty without it. Raises BadData for one that this program did not write."""
+    """Arguments of a `SourceInfo` from the attribute; empty without it. Raises BadData for one of another form."""
     text = attributes.get(OWN)
     if not isinstance(text, str):
         return {}

@@ -24,7 +24,7 @@ from offline_cli.formats.hdf5.files import need_h5py
 from offline_cli.formats.sink import SinkContext, Written, refuse_existing
 from offline_cli.tally import Reject, Tally
 
-__all__ = ["EpisodeSink", "Hdf5Output", "attribute_of", "check_file", "count_left_out", "said_by_source"]
+__all__ = ["EpisodeSink", "Hdf5Output", "attribute_of", "check_file", "checked_key", "count_left_out", "said_by_source"]
 
 COPIED: Final = 4 << 20  # bytes at a time
 LARGEST: Final = 60_000  # bytes of an attribute's array: HDF5 keeps attributes of 64 KiB
@@ -130,6 +130,14 @@ def count_left_out(batch: EpisodeBatch, tally: Tally, *, infos: bool = True, dat
         tally.assume("custom-data-not-kept", sum(bool(one) for one in batch.custom_data))
     for name in batch.extra if extra else ():
         tally.drop_column(name, "the format has no place for extra model outputs")
+
+
+def checked_key(key: str, where: str) -> str:
+    """A key of a Dict that can name a group. Raises BadData."""
+    if "/" in key or key in ("", "."):
+        fix = "rename the key in the recordings, or choose another --to"
+        raise BadData(f"a key that is no name of an HDF5 group: {key!r}", where=where, fix=fix)
+    return key
 
 
 def attribute_of(value: Any) -> Any:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, OutputExists
+from offline_cli.errors import OutputExists
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
-from offline_cli.formats.hdf5.writing import EpisodeSink, Hdf5Output, attribute_of, count_left_out, said_by_source
+from offline_cli.formats.hdf5.writing import EpisodeSink, Hdf5Output, attribute_of, checked_key, count_left_out, said_by_source
 from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, dataset_id, environment_text, space_text
 from offline_cli.formats.minari.reader import EXTRA, MAIN
 from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_existing
@@ -31,7 +31,6 @@ __all__ = ["MINARI", "MinariSink"]
 
 VERSION: Final = "0.5.4"  # of Minari, whose layout this is
 DATA: Final = "data"
-HEAD: Final = 1 << 16
 HEAD: Final = 1 << 16
 KEPT: Final = ("eps_id", "agent_id", "module_id")
 
@@ -122,10 +121,7 @@ class MinariSink(EpisodeSink):
 def _put(group: Any, name: str, tree: Tree, rows: slice) -> None:
     if isinstance(tree, dict):
         for key, part in tree.items():
-            if "/" in key or key in ("", "."):
-                fix = "rename the key in the recordings, or choose another --to"
-                raise BadData(f"a key that is no name of an HDF5 group: {key!r}", where=group.name, fix=fix)
-            _put(group, f"{name}/{key}", part, rows)
+            _put(group, f"{name}/{checked_key(key, group.name)}", part, rows)
     elif isinstance(tree, tuple):
         for index, part in enumerate(tree):
             _put(group, f"{name}/_index_{index}", part, rows)
