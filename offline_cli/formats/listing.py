@@ -41,7 +41,7 @@ KINDS: Final = {
     "json-array": "JSON that is not an object a line",
     "csv": "CSV files",
     "zip": "zip archives without SampleBatch JSON",
-    "hdf5": "HDF5 files",
+    "hdf5": "HDF5 files of an unknown layout",
     "d4rl": "HDF5 files of D4RL's layout",
     "robomimic": "HDF5 files of robomimic's layout",
     "d3rlpy": "HDF5 files of d3rlpy's layout",

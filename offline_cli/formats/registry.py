@@ -140,7 +140,7 @@ class ReaderChoice:
         Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
         certain.
         """
-        errors: list[BadData] = []
+        errors: list[BadData | MissingPackage] = []
         best, score = _surest_of_ours(listing, errors)
         equals: list[Plugin] = []  # that are as certain as `best`, which is the first one's
         if self._others is None:
@@ -148,7 +148,7 @@ class ReaderChoice:
         for asked in tuple(self._others):
             try:
                 sure = float(asked[1].sniff(listing))
-            except BadData as error:  # of damaged files, or of an error in our own check of them
+            except (BadData, MissingPackage) as error:  # of damaged files, or of an error in our own check of them
                 errors.append(error)
                 continue
             except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
@@ -173,10 +173,10 @@ def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
     return UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
 
 
-def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
+def _surest_of_ours(listing: Listing, errors: list[BadData | MissingPackage]) -> tuple[Reader | None, float]:
     try:
         score, best = max(((reader.sniff(listing), reader) for reader in OURS.values()), key=itemgetter(0))
-    except BadData as error:  # a reader of another package may recognise them
+    except (BadData, MissingPackage) as error:  # a reader of another package may recognise them
         errors.append(error)
         return None, NO
     return (best, score) if score > NO else (None, NO)

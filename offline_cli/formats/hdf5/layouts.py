@@ -28,7 +28,10 @@ _known: WeakKeyDictionary[Listing, str] = WeakKeyDictionary()
 
 
 def is_of(listing: Listing, layout: str) -> bool:
-    """Whether the files are HDF5 of that layout. Raises BadData for damaged ones, MissingPackage without h5py."""
+    """Whether the files are HDF5 of that layout. Raises BadData for damaged ones, MissingPackage without h5py.
+
+    Files of another layout are nobody's.
+    """
     if listing.kind != "hdf5":
         return False
     if listing not in _known:
@@ -50,10 +53,6 @@ def _layout_of_all(files: Sequence[Location]) -> str:
     if layout == MINARI_FILE:
         what = "this is the file of a Minari dataset, without its metadata.json"
         raise BadData(what, where=files[0].url, fix="name the folder that has both")
-    if layout == OTHER:
-        what = "HDF5 of a layout that is not known: it is none of D4RL's, robomimic's and d3rlpy's"
-        fix = "write its arrays as a table, a row a step (docs/tables.md), or write a reader (docs/extending.md)"
-        raise BadData(what, where=files[0].url, fix=fix)
     return layout
 
 

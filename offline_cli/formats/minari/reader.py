@@ -144,7 +144,10 @@ class _Reading:
         self._tell_left_out(node, {*wanted, *extra})
         data = {key: value for key, value in node.attributes.items() if key not in IDS}
         names_of = {key: node.attributes.get(key) for key in IDS}
-        forms = [node.datasets[path] for path in (*wanted, *extra)]
+        frames = {path: space for leaves in (obs, actions) for path, space in leaves.items() if self._has_frames(space)}
+        forms = [
+            ("|u1", (0, *(frames[path].shape or ()))) if path in frames else node.datasets[path] for path in (*wanted, *extra)
+        ]
         for first, stop in row_parts(steps, forms):
             is_last = stop == steps
             yield Recorded(
@@ -171,12 +174,15 @@ class _Reading:
         if isinstance(space, spaces.Tuple):
             numbers = enumerate(space.spaces)
             return tuple(self._tree(inner, f"{key}/_index_{i}", name, node, first, stop) for i, inner in numbers)
-        if self.metadata.has_jpeg and space is not None and is_image(space):
+        if space is not None and self._has_frames(space):
             self.tally.assume("jpeg-frames", stop - first)
             return self.file.frames(f"{name}/{key}", first, stop, tuple(space.shape or ()))
         if node.datasets[key][0] == FRAMES:
             raise BadEpisode(f"{key} holds bytes of varying length", where=f"{self.file.url} {name}", fix=FIX)
         return values_of(self.file, name, node)(key, first, stop)
+
+    def _has_frames(self, space: Space | None) -> bool:
+        return self.metadata.has_jpeg and space is not None and is_image(space)
 
     def _infos(self, name: str, node: Node, steps: int) -> list[dict[str, Any]] | None:
         """A dict for each observation; None where no info has a value for each."""
@@ -200,9 +206,9 @@ class _Reading:
             self.tally.drop_column(f"@{attribute}", "an attribute that is neither numbers nor text")
 
 
-def _leaves(datasets: Mapping[str, Form], key: str, space: Space | None, where: str) -> list[str]:
-    """Datasets of the leaves of a space. Raises BadEpisode for a leaf without one, and for one without a leaf."""
-    wanted = list(leaf_names(space, key))
+def _leaves(datasets: Mapping[str, Form], key: str, space: Space | None, where: str) -> dict[str, Any]:
+    """The spaces of its leaves, by dataset. Raises BadEpisode for a leaf without a dataset, and for one without a leaf."""
+    wanted = dict(leaf_names(space, key))
     found = [path for path in datasets if path == key or path.startswith(f"{key}/")]
     if sorted(found) != sorted(wanted):
         what = f"datasets {', '.join(sorted(found)) or 'none'} where the space has {', '.join(sorted(wanted))}"
@@ -210,8 +216,8 @@ def _leaves(datasets: Mapping[str, Form], key: str, space: Space | None, where: 
     return wanted
 
 
-def leaf_names(space: Space | None, key: str) -> Iterator[str]:
-    """The names of the datasets of a space below `key`."""
+def leaf_names(space: Space | None, key: str) -> Iterator[tuple[str, Space | None]]:
+    """The datasets of a space below `key`, and the spaces of these."""
     if isinstance(space, spaces.Dict):
         for part, inner in space.spaces.items():
             yield from leaf_names(inner, f"{key}/{part}")
@@ -219,4 +225,4 @@ def leaf_names(space: Space | None, key: str) -> Iterator[str]:
         for index, inner in enumerate(space.spaces):
             yield from leaf_names(inner, f"{key}/_index_{index}")
     else:
-        yield key
+        yield key, space
