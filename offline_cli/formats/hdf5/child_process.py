@@ -110,8 +110,12 @@ def _opened(parent: socket.socket, handle: int, room: int) -> Any:
 
 def _warm_up() -> None:
     """Import what h5py, numpy and Pillow import on first use; done once, in the template of all children."""
-    from PIL import JpegImagePlugin  # noqa: F401
+    from PIL import Image
 
+    frame = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(frame, "JPEG")
+    with Image.open(frame, formats=("JPEG",)) as picture:
+        picture.load()
     with h5py.File("memory", "w", driver="core", backing_store=False) as file:
         file["a"] = np.zeros(3, np.bool_)
         file.attrs["b"] = "text"

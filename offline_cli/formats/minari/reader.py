@@ -144,10 +144,8 @@ class _Reading:
         self._tell_left_out(node, {*wanted, *extra})
         data = {key: value for key, value in node.attributes.items() if key not in IDS}
         names_of = {key: node.attributes.get(key) for key in IDS}
-        frames = {path: space for leaves in (obs, actions) for path, space in leaves.items() if self._has_frames(space)}
-        forms = [
-            ("|u1", (0, *(frames[path].shape or ()))) if path in frames else node.datasets[path] for path in (*wanted, *extra)
-        ]
+        frames = {path: space.shape for leaves in (obs, actions) for path, space in leaves.items() if self._has_frames(space)}
+        forms = [("|u1", (0, *frames[path])) if path in frames else node.datasets[path] for path in (*wanted, *extra)]
         for first, stop in row_parts(steps, forms):
             is_last = stop == steps
             yield Recorded(
