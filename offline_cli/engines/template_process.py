@@ -43,7 +43,7 @@ class Child:
         """`handle`: an open file for the child. `seconds`: that an answer may take. Nothing is started before `with`."""
         self._module, self._handle, self._seconds = module, handle, seconds
         self._template: _Template | None = None
-        self._pid = 0
+        self.pid = 0
         self.code: int | None = None  # exit code, minus the number of a signal, once it has ended
         self.socket: socket.socket
 
@@ -56,7 +56,7 @@ class Child:
         self.socket.settimeout(self._seconds)
         try:
             with theirs:
-                self._template, self._pid = _forked(self._module, [theirs.fileno(), self._handle])
+                self._template, self.pid = _forked(self._module, [theirs.fileno(), self._handle])
         except BaseException:
             self.socket.close()
             raise
@@ -71,7 +71,7 @@ class Child:
         if template is not None:
             self.socket.close()
             with _lock, contextlib.suppress(OSError, EOFError):
-                self.code = template.ask(b"E", self._pid, [])
+                self.code = template.ask(b"E", self.pid, [])
         return self.code
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.converting.sink import OURS, sink_named
-from offline_cli.formats import registry
 from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, OutputExists, UsageError
+from offline_cli.formats import registry
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 DIARY = """

@@ -28,7 +28,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, chained, fragments_of_rows
 from offline_cli.formats.tables.ids import source_hash
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import UNFINISHED, Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["FORMAT", "INFOS", "LOGP", "NEXT", "STEPS", "TIMEOUTS", "D4rlSource", "open_d4rl"]
@@ -77,7 +77,7 @@ class D4rlSource(FileSource):
                 for fragments in reading.fragments():
                     yield fragments
                     self.done += fragments.batch.nbytes
-                numbers = reading.number + 1
+                numbers = reading.number
         self.done = self.size or self.done
 
 
@@ -180,46 +180,64 @@ class _Reading:
     t: int = 0  # of the next row in it
 
     def fragments(self) -> Iterator[Fragments]:
+        """Whole episodes, in the order of the file; parts only of one that is larger than a block."""
         layout = self.layout
-        by_chain = layout.has_next and TIMEOUTS not in layout.datasets and OLD_ENDS not in layout.datasets
-        each = max(1, BLOCK // layout.row_bytes)
-        for first in range(0, layout.rows, each):
+        each, first = max(1, BLOCK // layout.row_bytes), 0
+        while first < layout.rows:
             stop = min(layout.rows, first + each)
-            rows = self._block(first, stop, by_chain=by_chain)
-            batch, at = fragments_of_rows(rows, self.tally)
-            self.tally.rows_in += stop - first
+            columns, flags = self._block(first, stop)
+            rows = self._whole(flags[0] | flags[1]) if stop < layout.rows else stop - first
+            if first + rows == layout.rows and not (flags[0][-1] or flags[1][-1]):
+                flags[1][-1] = True
+                self.tally.assume(UNFINISHED)
+            batch, at = fragments_of_rows(self._rows(columns, flags[:, :rows], rows), self.tally)
+            self.tally.rows_in += rows
             yield Fragments(batch, Origins((self.file.url,), np.zeros(len(at), np.int64), at + first))
+            first += rows
 
-    def _block(self, first: int, stop: int, *, by_chain: bool) -> StepRows:
+    def _whole(self, ended: NDArray[np.bool_]) -> int:
+        """Rows of a block up to its last end, or, where it continues an episode, its first: so episodes keep their order."""
+        ends = np.flatnonzero(ended)
+        return len(ended) if not len(ends) else int(ends[0 if self.t else -1]) + 1
+
+    def _block(self, first: int, stop: int) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+        """Columns of rows [first, stop), and (2, N) where they terminate and where they are truncated."""
         names = list(self.layout.datasets)
         values = self.file.rows([(name, first, stop) for name in names], [self.layout.datasets[name] for name in names])
         columns = dict(zip(names, values, strict=True))
-        obs, following = _tree(columns, "observations"), _tree(columns, NEXT) if self.layout.has_next else None
         terminateds = columns["terminals"].reshape(-1).astype(np.bool_)
         truncateds = np.zeros(stop - first, np.bool_)
         if TIMEOUTS in columns:
             truncateds = columns[TIMEOUTS].reshape(-1).astype(np.bool_)
         elif OLD_ENDS in columns:
             truncateds = columns[OLD_ENDS].reshape(-1).astype(np.bool_) & ~terminateds
-        elif by_chain and following is not None:
+        elif self.layout.has_next:
+            obs, following = _tree(columns, "observations"), _tree(columns, NEXT)
             truncateds = ~np.append(chained(obs, following), self._leads_on(following, stop)) & ~terminateds
-        codes, t = self._divided(terminateds | truncateds)
+        return columns, np.stack([terminateds, truncateds])
+
+    def _rows(self, columns: Mapping[str, NDArray[Any]], flags: NDArray[np.bool_], rows: int) -> StepRows:
+        """The first rows of a block."""
+        columns = {name: values[:rows] for name, values in columns.items()}
+        ended = flags[0] | flags[1]
+        codes, t = self._divided(ended)
         ids = tuple(f"{self.prefix}{self.number + code}" for code in range(int(codes[-1]) + 1))
         nobody = (None,) * len(ids)
-        self._advance(terminateds | truncateds, t)
+        self.number += int(ended.sum())
+        self.t = 0 if ended[-1] else int(t[-1]) + 1
         return StepRows(
             keys=Keys(codes, ids, nobody, nobody),
-            obs=obs,
-            next_obs=following,
+            obs=_tree(columns, "observations"),
+            next_obs=_tree(columns, NEXT) if self.layout.has_next else None,
             actions=_tree(columns, "actions"),
             rewards=columns["rewards"].reshape(-1).astype(np.float64),
-            terminateds=terminateds,
-            truncateds=truncateds,
+            terminateds=flags[0],
+            truncateds=flags[1],
             t=t,
             extra={_extra_name(name): columns[name] for name in self.layout.extra},
             infos=None,
             reset_infos=None,
-            file=np.zeros(stop - first, np.int64),
+            file=np.zeros(rows, np.int64),
             follows=False,
         )
 
@@ -228,10 +246,6 @@ class _Reading:
         codes = np.concatenate([[0], np.cumsum(ended[:-1])]).astype(np.int64)
         firsts = np.concatenate([[-self.t], np.flatnonzero(ended[:-1]) + 1])
         return codes, np.arange(len(ended)) - firsts[codes]
-
-    def _advance(self, ended: NDArray[np.bool_], t: NDArray[np.int64]) -> None:
-        self.number += int(ended.sum())
-        self.t = 0 if ended[-1] else int(t[-1]) + 1
 
     def _leads_on(self, following: Tree, stop: int) -> bool:
         """Whether the row before `stop` leads to that row's observation; at the end of the file, where nobody knows, yes."""

@@ -58,7 +58,7 @@ def serve(parent: socket.socket, handle: int) -> None:
             request = json.loads(receive(parent))
             signal.alarm(SECONDS)
             if file is None:
-                file = _Answers(_opened(parent, handle, int(request[1])))
+                file = _Answers(_opened(parent, handle, int(request[1]), has_name=bool(request[2])))
             else:
                 _answer(parent, partial(file, request))
 
@@ -87,15 +87,21 @@ def _answer(parent: socket.socket, call: Callable[[], tuple[dict[str, Any], list
 # ---- the file ----
 
 
-def _opened(parent: socket.socket, handle: int, room: int) -> Any:
-    """The open file; a first answer says whether it is one. Afterwards the process can open nothing else."""
+def _opened(parent: socket.socket, handle: int, room: int, *, has_name: bool) -> Any:
+    """The open file; a first answer says whether it is one. Afterwards the process can open nothing else.
+
+    HDF5 asks for the path of a file that it opens itself; one without a name is read through Python, which is slower.
+    """
     path = f"/dev/fd/{handle}" if sys.platform == "darwin" else f"/proc/self/fd/{handle}"
     found: list[Any] = []
 
     def call() -> tuple[dict[str, Any], list[Any]]:
         _limit_memory(room)
         try:
-            found.append(h5py.File(path, "r", driver="sec2", locking=False))
+            if has_name:
+                found.append(h5py.File(path, "r", driver="sec2", locking=False))
+            else:
+                found.append(h5py.File(os.fdopen(handle, "rb"), "r"))
         except OSError as error:
             words = str(error).replace(path, "the file")[:300].encode("ascii", "backslashreplace").decode()
             raise _Refused("bad", f"not an HDF5 file, or a damaged one ({words})", "", "copy or write it again") from error

@@ -67,9 +67,15 @@ def batches(episodes: Iterable[Recorded], url: str) -> Iterator[Fragments]:
     held, nbytes, structure = list[Recorded](), 0, None
     for episode in episodes:
         other = episode.structure
-        if held and (other != structure or nbytes + episode.nbytes > TOGETHER or len(held) >= MOST):
+        is_part = episode.t_started > 0 or not (
+            episode.terminated or episode.truncated
+        )  # alone, so that episodes keep their order
+        if held and (is_part or other != structure or nbytes + episode.nbytes > TOGETHER or len(held) >= MOST):
             yield _batch(held, url)
             held, nbytes = [], 0
+        if is_part:  # alone, so that episodes keep their order
+            yield _batch([episode], url)
+            continue
         held.append(episode)
         nbytes, structure = nbytes + episode.nbytes, other
     if held:

@@ -76,7 +76,7 @@ class Hdf5File:
         with self._opened() as data:
             self._child = Child(CHILD, data.fileno(), seconds=SECONDS + GRACE).__enter__()
         try:
-            self._ask("open", self._room)
+            self._ask("open", self._room, self._file.is_local)
         except BaseException:
             self.close()
             raise

@@ -28,7 +28,7 @@ from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_reading import extension_failures
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
-from offline_cli.tally import Lost, Rejects, Tally
+from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["IDS", "STATISTICS", "ArrowEpisodes", "nested_rows"]
@@ -89,6 +89,10 @@ class ArrowEpisodes:
         steps = table.num_rows - 1
         flags = [np.asarray(self._tree(table, name, where), np.bool_)[:-1] for name in COLUMNS[3:]]
         self.tally.assume("end-flag-before-end", int((flags[0][:-1] | flags[1][:-1]).sum()))
+        ended = [bool(flag[-1]) if steps else False for flag in flags]
+        if steps and not any(ended):
+            self.tally.assume(UNFINISHED)
+            ended[1] = True
         rewards = np.asarray(self._tree(table, "rewards", where), np.float64)
         if rewards.ndim != 1:
             raise BadEpisode(f"rewards of shape {list(rewards.shape)}", where=where, fix=FIX)
@@ -102,8 +106,8 @@ class ArrowEpisodes:
             obs=_in_space(self._tree(table, "observations", where), self.metadata.observation_space, "observations", where),
             actions=map_leaves(lambda leaf: leaf[:-1], actions),
             rewards=rewards[:-1],
-            terminated=bool(flags[0][-1]) if steps else False,
-            truncated=bool(flags[1][-1]) if steps else False,
+            terminated=ended[0],
+            truncated=ended[1],
             extra={name: map_leaves(lambda leaf: leaf[:-1], tree) for name, tree in extra.items()},
             infos=self._infos(table, where),
             custom_data=data or None,

@@ -23,7 +23,7 @@ from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, Metadata
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import FileSource, Fragments, SourceInfo
 from offline_cli.spaces import Space
-from offline_cli.tally import Lost, Rejects, Tally
+from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 from offline_cli.trees import Tree
 
 __all__ = ["MinariSource", "open_minari"]
@@ -138,6 +138,9 @@ class _Reading:
         read = values_of(self.file, name, node)
         flags = [read(key, 0, steps).astype(np.bool_) for key in FLAGS[1:]]
         ended = [bool(flag[-1]) if steps else False for flag in flags]
+        if steps and not any(ended):
+            self.tally.assume(UNFINISHED)
+            ended[1] = True
         early = flags[0][:-1] | flags[1][:-1]
         self.tally.assume("end-flag-before-end", int(early.sum()))
         infos = self._infos(name, node, steps)
