@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.engines.template_process import Child
-from offline_cli.errors import BadData, MemoryLimitExceeded, MissingPackage, OfflineCliError, UnsafeData
+from offline_cli.errors import BadData, MissingPackage, OfflineCliError, UnsafeData
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.local_files import open_plain
 from offline_cli.files.locations import Location
@@ -216,8 +216,8 @@ class Hdf5File:
         kind, what, place, fix = self._texts_in(refused, count=4)
         where = f"{self.url}{' ' if place else ''}{place}"
         if kind == "memory":
-            what = f"reading it takes more than {self._room >> 20} MiB of memory beside the data"
-            raise MemoryLimitExceeded(what, where=where, fix="write the file again with smaller chunks and fewer attributes")
+            what = f"HDF5 asks for more than {self._room >> 20} MiB of memory to read this"
+            raise BadData(what, where=where, fix="write the file again with smaller chunks and fewer attributes")
         raise (UnsafeData if kind == "unsafe" else BadData)(what, where=where, fix=fix)
 
     def _gone(self) -> OfflineCliError:
