@@ -33,7 +33,7 @@ from offline_cli.files.locations import Sources
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.parquet_files import WORKERS
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo, mappings_of
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
@@ -253,8 +253,7 @@ def read_opened(
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
-        documents = [document for one in said for document in one.mappings]
-        mappings = [document for number, document in enumerate(documents) if document not in documents[:number]]
+        mappings = mappings_of(said)
         if env_spaces is not None:
             _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
         known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)

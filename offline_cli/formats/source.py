@@ -53,6 +53,7 @@ __all__ = [
     "Source",
     "SourceInfo",
     "StartKind",
+    "mappings_of",
     "shares",
 ]
 
@@ -150,6 +151,12 @@ class SourceInfo:
         if spaces is None:
             return self
         return replace(self, observation_space=self.observation_space or spaces[0], action_space=self.action_space or spaces[1])
+
+
+def mappings_of(infos: Sequence[SourceInfo]) -> list[Mapping[str, Any]]:
+    """The mappings that sources declare, each once."""
+    documents = [document for one in infos for document in one.mappings]
+    return [document for number, document in enumerate(documents) if document not in documents[:number]]
 
 
 @dataclass(frozen=True, slots=True)
