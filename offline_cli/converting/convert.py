@@ -255,6 +255,8 @@ def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
 def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
     """The commands that made the sources, where they are datasets of ours, and then this one; the mappings of tables."""
     known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
+    if stream.declared:
+        known["declared"] = list(stream.declared)
     if stream.mapping_documents:
         known["mappings"] = list(stream.mapping_documents)
     if command:

@@ -33,7 +33,7 @@ from offline_cli.files.locations import Sources
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.parquet_files import WORKERS
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo, mappings_of
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
@@ -65,6 +65,7 @@ class EpisodeStream:
     commands: list[str]  # that made those of the sources which are datasets of ours
     complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
     mappings: list[Mapping[str, str]]  # of those of the sources which are mapped tables: columns by ours
+    declared: Sequence[Mapping[str, Any]]  # what foreign sources say of themselves besides, for a sink of the same format
     mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
     tally: Tally
     rejects: Rejects
@@ -252,7 +253,7 @@ def read_opened(
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
-        mappings = _each_once([document for one in said for document in one.mappings])
+        mappings = mappings_of(said)
         if env_spaces is not None:
             _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
         known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)
@@ -280,6 +281,7 @@ def read_opened(
             commands=[line for one in said for line in one.commands],
             complete=all(manifest.complete for manifest in made_from),
             mappings=[one.columns for one in said if one.columns is not None],
+            declared=[document for one in said for document in one.declared],
             mapping_documents=mappings,
             tally=episodes.tally,
             rejects=episodes.rejects,
@@ -375,10 +377,6 @@ def check_scale_of(source: SourceInfo, said: str | None) -> None:
     if said is not None and source.action_scale not in (UNKNOWN_SCALE, said):
         what = f"--action-scale {said}, but {source.said_by} says {source.action_scale}"
         raise UsageError(what, where=source.location, fix="leave out --action-scale")
-
-
-def _each_once(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [document for number, document in enumerate(documents) if document not in documents[:number]]
 
 
 def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:

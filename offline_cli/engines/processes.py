@@ -33,14 +33,14 @@ from typing import Any, Final, Generic, TypeVar
 from offline_cli.import_path import path_for_workers, safe_flags
 from offline_cli.scopes import Reading, Scope
 
-__all__ = ["helpers", "main", "mapped", "processors"]
+__all__ = ["helpers", "interpreter_command", "main", "mapped", "processors"]
 
 WORTH: Final = 64 << 20  # bytes of data from which on workers pay, which take about a second to start
 AHEAD: Final = 3  # items for each worker that are begun or queued, beyond the one whose turn it is
 HELD: Final = 16 << 20  # bytes of items that wait, but for the last one
 GRACE: Final = 5.0  # seconds for a worker to end by itself
 LENGTH: Final = struct.Struct("<Q")
-START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.processes import main; main()"
+START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {} import {}; {}()"
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,6 +56,12 @@ def processors() -> int:
 def helpers(workers: int, nbytes: int | None) -> int:
     """How many processes may help this one with `nbytes` (None: unknown, many) of data, where `workers` are allowed."""
     return 0 if nbytes is not None and nbytes < WORTH else min(workers, processors()) - 1
+
+
+def interpreter_command(function: str) -> list[str]:
+    """The command of a fresh interpreter that calls `module:function`; further arguments are for that function."""
+    module, _, name = function.partition(":")
+    return [sys.executable, *safe_flags(), "-c", START.format(module, name, name), json.dumps(path_for_workers())]
 
 
 def mapped(
@@ -149,7 +155,7 @@ class _Worker:
         self._socket.settimeout(None)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
-                [sys.executable, *safe_flags(), "-c", START, json.dumps(path_for_workers()), str(theirs.fileno())],
+                [*interpreter_command(f"{__name__}:main"), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # where standard error goes: standard output is the caller's
                 pass_fds=[theirs.fileno()],

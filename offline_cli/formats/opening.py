@@ -381,6 +381,11 @@ def info_of(manifest: Manifest, location: str) -> SourceInfo:
         environment_wrappers=environment.wrappers if environment else (),
         longest=None if longest is None else int(longest),
         commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
+        declared=_declared(manifest.provenance.get("declared")),
         mappings=mappings_in(manifest.provenance) if "mappings" in manifest.provenance else (),
         manifest=manifest,
     )
+
+
+def _declared(found: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple(one for one in found if isinstance(one, dict)) if isinstance(found, list) else ()

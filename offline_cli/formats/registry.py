@@ -13,11 +13,16 @@ from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.formats.d3rlpy.reader import open_d3rlpy
+from offline_cli.formats.d4rl.reader import open_d4rl
+from offline_cli.formats.hdf5.layouts import D3RLPY, D4RL, ROBOMIMIC, is_of
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
+from offline_cli.formats.minari.reader import open_minari
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.robomimic.reader import open_robomimic
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
@@ -32,8 +37,6 @@ TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arr
 RECIPES: Final = {
     "npz": "numpy-files",
     "npy": "numpy-files",
-    "hdf5": "hdf5-files",
-    "minari": "minari-datasets",
     "tfrecord": "rlds-datasets",
     "rlds": "rlds-datasets",
 }
@@ -85,6 +88,30 @@ OURS: Final = {
             lambda listing: SURE if listing.kind == "sample-batch" else NO,
         ),
         Reader(
+            "minari",
+            KINDS["minari"],
+            open_minari,
+            lambda listing: SURE if listing.kind == "minari" else NO,
+        ),
+        Reader(
+            "d4rl",
+            KINDS["d4rl"],
+            open_d4rl,
+            lambda listing: SURE if is_of(listing, D4RL) else NO,
+        ),
+        Reader(
+            "robomimic",
+            KINDS["robomimic"],
+            open_robomimic,
+            lambda listing: SURE if is_of(listing, ROBOMIMIC) else NO,
+        ),
+        Reader(
+            "d3rlpy",
+            KINDS["d3rlpy"],
+            open_d3rlpy,
+            lambda listing: SURE if is_of(listing, D3RLPY) else NO,
+        ),
+        Reader(
             "table",
             KINDS["table"],
             _open_table,
@@ -113,7 +140,7 @@ class ReaderChoice:
         Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
         certain.
         """
-        errors: list[BadData] = []
+        errors: list[BadData | MissingPackage] = []
         best, score = _surest_of_ours(listing, errors)
         equals: list[Plugin] = []  # that are as certain as `best`, which is the first one's
         if self._others is None:
@@ -121,7 +148,7 @@ class ReaderChoice:
         for asked in tuple(self._others):
             try:
                 sure = float(asked[1].sniff(listing))
-            except BadData as error:  # of damaged files, or of an error in our own check of them
+            except (BadData, MissingPackage) as error:  # of damaged files, or of an error in our own check of them
                 errors.append(error)
                 continue
             except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
@@ -146,10 +173,10 @@ def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
     return UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
 
 
-def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
+def _surest_of_ours(listing: Listing, errors: list[BadData | MissingPackage]) -> tuple[Reader | None, float]:
     try:
         score, best = max(((reader.sniff(listing), reader) for reader in OURS.values()), key=itemgetter(0))
-    except BadData as error:  # a reader of another package may recognise them
+    except (BadData, MissingPackage) as error:  # a reader of another package may recognise them
         errors.append(error)
         return None, NO
     return (best, score) if score > NO else (None, NO)

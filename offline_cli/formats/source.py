@@ -53,6 +53,7 @@ __all__ = [
     "Source",
     "SourceInfo",
     "StartKind",
+    "mappings_of",
     "shares",
 ]
 
@@ -124,6 +125,7 @@ class SourceInfo:
     longest: int | None = None  # steps of the longest episode; None: not known
     commands: tuple[str, ...] = ()  # that made it, first to last
     columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
+    declared: tuple[Mapping[str, Any], ...] = ()  # what else its files say of the whole, JSON values with their `format`
     mappings: tuple[Mapping[str, Any], ...] = ()  # as documents: its own, of a dataset those that its sources were read by
     manifest: Manifest | None = None  # of a dataset of ours
 
@@ -149,6 +151,12 @@ class SourceInfo:
         if spaces is None:
             return self
         return replace(self, observation_space=self.observation_space or spaces[0], action_space=self.action_space or spaces[1])
+
+
+def mappings_of(infos: Sequence[SourceInfo]) -> list[Mapping[str, Any]]:
+    """The mappings that sources declare, each once."""
+    documents = [document for one in infos for document in one.mappings]
+    return [document for number, document in enumerate(documents) if document not in documents[:number]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class SplitOptions(OperationOptions, total=False):
     by: Annotated[
         str | None,
         Option(
-            help="One part for each value of a plain column, such as module_id; in place of {fractions} and {counts}.",
+            help="One part for each value of a plain column, or a field of custom data; in place of {fractions} and {counts}.",
             group=Group.DATA,
             metavar="COLUMN",
         ),

@@ -15,6 +15,7 @@ import pytest
 
 from offline_cli.errors import BadData, BadMapping, NoData, StorageNotFound, Uncommitted, UsageError
 from offline_cli.formats.opening import open_source, open_sources
+from offline_cli.formats.registry import OURS
 from offline_cli.tally import Rejects, Tally
 
 STEP = {"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}
@@ -150,9 +151,9 @@ def test_parquet_is_not_read_as_lines(tmp_path: Path) -> None:
 
 
 def test_an_unknown_reader_is_refused_with_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'minari'") as caught:
-        open_source(str(tmp_path), from_="minari")
-    assert "auto, episodes, columns, sample-batch, table" in caught.value.fix
+    with pytest.raises(UsageError, match="'flashbax'") as caught:
+        open_source(str(tmp_path), from_="flashbax")
+    assert f"auto, {', '.join(OURS)}" in caught.value.fix
 
 
 def test_a_missing_path_is_refused_by_name(tmp_path: Path) -> None:
@@ -225,7 +226,6 @@ def test_a_dataset_that_is_not_finished_says_how_to_go_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["cartpole/heuristic-v0", "cartpole/heuristic-arrow-v0"])
-def test_a_minari_dataset_is_refused_as_what_it_is(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_a_minari_dataset_is_recognised_in_both_layouts(name: str, real_data: Path, tmp_path: Path) -> None:
     shutil.copytree(real_data / "minari" / name, tmp_path / "minari")
-    with pytest.raises(NoData, match="found a Minari dataset; there are readers for RLlib episodes"):
-        open_source(str(tmp_path / "minari"))
+    assert open_source(str(tmp_path / "minari")).info.format == "minari"

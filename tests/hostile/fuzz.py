@@ -22,6 +22,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -40,7 +41,7 @@ CODECS = ("ascii", "latin-1", "utf-8-sig", "utf-16", "raw-unicode-escape", "unic
 INSTRUMENTED = {"episodes": "offline_cli.episodes.codec"}  # where counting all of the coverage halves the speed
 WARM_UP = 1000  # inputs before code may no longer be loaded
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # small inputs, and no threads that wait for each other
-sys.path[:0] = [str(HERE), str(REPOSITORY)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(REPOSITORY)]
 
 from fuzz_mutations import MUTATORS, any_bytes  # noqa: E402  found by the line above; it loads nothing of ours
 
@@ -84,6 +85,8 @@ class Watched:
         self.max_input = max(MAX_INPUT, 2 * max(map(len, self.seeds)))
         self.answers: Counter[str] = Counter()
         self.inputs, self.started, self.slowest = 0, time.monotonic(), 0.0
+        tempfile.tempdir = str(arguments.out)  # of readers that copy a file
+        self.check(self.target, self.seeds[0])  # starts the process that HDF5 is read in, which is ours
         self.canary = Canary(writable=[arguments.out])
         self.canary.arm()
         self.warm = False

@@ -15,6 +15,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lz4.frame
@@ -323,6 +324,12 @@ def tensors_header(data: bytes, rng: random.Random) -> bytes:
     return told.to_bytes(8, "little") + header + data[8 + size :]
 
 
+def _hdf5(name: str, data: bytes, rng: random.Random) -> bytes:
+    from fuzz_hdf5 import MUTATORS as OF_HDF5
+
+    return OF_HDF5[name](data, rng)
+
+
 MUTATORS: dict[str, Mutator] = {
     "episode": msgpack_nodes,
     "episodes": msgpack_nodes,
@@ -345,5 +352,6 @@ MUTATORS: dict[str, Mutator] = {
     "csv-table": text_tokens,
     "json-lines": text_tokens,
     "json-table": text_tokens,
+    **{name: partial(_hdf5, name) for name in ("d4rl", "robomimic", "d3rlpy", "minari", "minari-metadata")},
 }
 """By target: the structured mutator that takes turns with plain bytes."""

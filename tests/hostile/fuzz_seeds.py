@@ -6,7 +6,7 @@ import base64
 import json
 import pickle
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +311,12 @@ def _json_rows() -> list[bytes]:
     return [b"\n".join(json.dumps(row).encode() for row in table) for table in (rows, dicts, rows[:1])]
 
 
+def _hdf5(name: str) -> list[bytes]:
+    from fuzz_hdf5 import MAKERS as OF_HDF5
+
+    return OF_HDF5[name]()
+
+
 MAKERS: dict[str, Callable[[], list[bytes]]] = {
     "episode": lambda: [*small_items(), _unfinished()],
     "episodes": lambda: [*small_items(), _unfinished()],
@@ -333,6 +339,7 @@ MAKERS: dict[str, Callable[[], list[bytes]]] = {
     "csv-table": lambda: [_csv(), *_files("tables/*.csv.gz")],
     "json-lines": lambda: _files("tables/*.jsonl"),
     "json-table": _json_rows,
+    **{name: partial(_hdf5, name) for name in ("d4rl", "robomimic", "d3rlpy", "minari", "minari-metadata")},
 }
 
 

@@ -34,7 +34,7 @@ from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.spaces import describe, space_from_json, space_from_rllib, space_to_json, space_to_rllib
 from offline_cli.tally import OnError, Rejects, Tally
 
-__all__ = ["PLACE", "TARGETS", "File", "Wrong", "answer", "check"]
+__all__ = ["HDF5", "PLACE", "TARGETS", "File", "Wrong", "answer", "check"]
 
 PLACE = "input"
 MAX_MESSAGE = 20_000  # letters of one error
@@ -285,6 +285,22 @@ def _table(data: bytes, kind: str) -> None:
         _ = batch.returns
 
 
+# ---- HDF5 ----
+
+
+def _of_hdf5(name: str) -> Callable[[bytes], None]:
+    """A target of `fuzz_hdf5.py`, which needs h5py."""
+
+    def target(data: bytes) -> None:
+        from fuzz_hdf5 import TARGETS as OF_HDF5
+
+        OF_HDF5[name](data)
+
+    return target
+
+
+HDF5 = ("d4rl", "robomimic", "d3rlpy", "minari", "minari-metadata")
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "episode": episode,
     "episodes": episodes,
@@ -307,4 +323,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "csv-table": csv_table,
     "json-lines": json_lines,
     "json-table": json_table,
+    **{name: _of_hdf5(name) for name in HDF5},
 }

@@ -88,17 +88,23 @@ class Survey:
 
 
 def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
-    """The survey of the sources; `columns`: names of those that decide. Raises NoData, and what reading raises."""
+    """The survey of the sources; `columns`: names of those that decide, plain ones or fields of each episode's custom data.
+
+    Raises NoData, and what reading raises.
+    """
     one_heap_near(operation.tables.memory_limit)
+    fields = [name for name in columns if name not in PLAIN_SCHEMA.names]
     packed = any(manifest.format == "episodes" for manifest in operation.manifests)
-    if operation.all_own and not (packed and OF_AGENTS.intersection(columns)):
+    if operation.all_own and not fields and not (packed and OF_AGENTS.intersection(columns)):
         found = _by_plain_columns(operation, columns)
         give_back()
         if found is not None:
             return found
     with operation.stream(only_looking=True) as stream:
-        tables = [PLAIN_SCHEMA.empty_table(), *map(_plain, stream)]
-        return Survey(operation, pa.concat_tables(tables), None, stream.tally.duplicates_dropped)
+        tables = [_plain(batch, fields) for batch in stream]
+        return Survey(
+            operation, pa.concat_tables(tables or [PLAIN_SCHEMA.empty_table()]), None, stream.tally.duplicates_dropped
+        )
 
 
 def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey | None:
@@ -128,8 +134,8 @@ def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey 
     return Survey(operation, table, cuts)
 
 
-def _plain(batch: EpisodeBatch) -> Any:
-    """The plain columns of a batch."""
+def _plain(batch: EpisodeBatch, fields: Sequence[str]) -> Any:
+    """The plain columns of a batch, and fields of custom data as texts."""
     nobody = (None,) * len(batch)
     columns = {
         Columns.EPS_ID: pa.array(batch.ids, pa.string()),
@@ -140,7 +146,12 @@ def _plain(batch: EpisodeBatch) -> Any:
         Columns.AGENT_ID: pa.array(batch.agent_ids or nobody, pa.string()),
         Columns.MODULE_ID: pa.array(batch.module_ids or nobody, pa.string()),
     }
-    return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)
+    table = pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)
+    for name in fields:
+        values = [data.get(name) for data in batch.custom_data or ({},) * len(batch)]
+        texts = [None if value is None else str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+        table = table.append_column(name, pa.array(texts, pa.string()))
+    return table
 
 
 def _of(sources: Sequence[Source], cuts: Sequence[Sequence[int]], chosen: NDArray[np.bool_]) -> Iterator[Source]:
@@ -261,7 +272,7 @@ class Parts:
 
     amounts: Mapping[str, float]  # by name of the part: its share, or how many episodes; empty with `by`
     are_counts: bool
-    by: str | None  # the column whose values are the parts
+    by: str | None  # the column, or field of custom data, whose values are the parts
 
     @classmethod
     def of(cls, fractions: Mapping[str, float] | str | None, counts: Mapping[str, int] | str | None, by: str | None) -> Parts:
@@ -270,9 +281,6 @@ class Parts:
             fix = "offline-cli split SRC --out F --fractions train=0.9,val=0.1"
             raise UsageError("give exactly one of --fractions, --counts and --by", where="offline-cli split", fix=fix)
         if by is not None:
-            if by not in PLAIN_SCHEMA.names:
-                fix = f"one of {', '.join(PLAIN_SCHEMA.names)}"
-                raise UsageError(f"no column of episodes is called {by!r}", where="--by", fix=fix)
             return cls({}, are_counts=False, by=by)
         option, given = ("--counts", counts) if fractions is None else ("--fractions", fractions)
         assert given is not None
@@ -309,7 +317,11 @@ class Parts:
         Raises NoData where there are too few episodes, UsageError for a column of too many values.
         """
         if self.by is not None:
-            return _by_value(survey.table.column(self.by), self.by)
+            column = survey.table.column(self.by)
+            if self.by not in PLAIN_SCHEMA.names and column.null_count == len(column):
+                fix = f"one of {', '.join(PLAIN_SCHEMA.names)}, or a field of the episodes' custom data"
+                raise UsageError(f"no column of episodes is called {self.by!r}", where="--by", fix=fix)
+            return _by_value(column, self.by)
         sizes = [int(amount) for amount in self.amounts.values()]
         if not self.are_counts:
             sizes = _shared_out(list(self.amounts.values()), len(survey))
