@@ -14,6 +14,7 @@ from typing import Final
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import input_reader
+from offline_cli.formats.lerobot import open_lerobot
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib_columns import RllibColumnsSource
@@ -91,6 +92,7 @@ OURS: Final = {
             lambda listing: LIKELY if listing.kind in TABLES else NO,
             takes_mapping=True,
         ),
+        Reader("lerobot", KINDS["lerobot"], open_lerobot, lambda listing: SURE if listing.kind == "lerobot" else NO),
     )
 }
 """Those that come with us, by name."""
