@@ -16,6 +16,8 @@ from offline_cli.files.locations import Location
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.lerobot import open_lerobot
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
+from offline_cli.formats.npz.flat import open_npz, sniff_npz, sniff_ogbench
+from offline_cli.formats.npz.ogbench import open_ogbench
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
@@ -31,7 +33,6 @@ TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arr
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
 RECIPES: Final = {
-    "npz": "numpy-files",
     "npy": "numpy-files",
     "hdf5": "hdf5-files",
     "minari": "minari-datasets",
@@ -92,6 +93,8 @@ OURS: Final = {
             lambda listing: LIKELY if listing.kind in TABLES else NO,
             takes_mapping=True,
         ),
+        Reader("npz", KINDS["npz"], open_npz, sniff_npz, takes_mapping=True),
+        Reader("ogbench", "OGBench's NumPy archives", open_ogbench, sniff_ogbench),
         Reader("lerobot", KINDS["lerobot"], open_lerobot, lambda listing: SURE if listing.kind == "lerobot" else NO),
     )
 }
