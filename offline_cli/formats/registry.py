@@ -13,6 +13,7 @@ from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.formats.imitation import open_imitation, sniff_imitation
 from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.lerobot import open_lerobot
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
@@ -95,6 +96,7 @@ OURS: Final = {
         ),
         Reader("npz", KINDS["npz"], open_npz, sniff_npz, takes_mapping=True),
         Reader("ogbench", "OGBench's NumPy archives", open_ogbench, sniff_ogbench),
+        Reader("imitation", "imitation's trajectories, a Hugging Face dataset on disk", open_imitation, sniff_imitation),
         Reader("lerobot", KINDS["lerobot"], open_lerobot, lambda listing: SURE if listing.kind == "lerobot" else NO),
     )
 }
