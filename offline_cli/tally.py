@@ -80,6 +80,7 @@ class Lost(StrEnum):
 
 KINDS: Final = frozenset(
     (
+        "agent-not-kept",
         "bad-row-of-unknown-episode",
         "broken-chain",
         "broken-shard-left-out",
@@ -95,10 +96,13 @@ KINDS: Final = frozenset(
         "duplicate-episode",
         "duplicate-row",
         "empty-batch",
+        "episode-id-not-kept",
         "filled-mean",
         "filled-number",
         "filled-previous",
         "filled-zero",
+        "final-observation-not-kept",
+        "fps-assumed",
         "gap-in-t",
         "infinite-in-actions",
         "infinite-in-extras",
@@ -106,6 +110,7 @@ KINDS: Final = frozenset(
         "infinite-in-rewards",
         "info-array-to-list",
         "info-not-a-dict",
+        "infos-not-kept",
         "irregular-timestamp",
         "lost-episode-bad-row",
         "lost-episode-conflict",

@@ -205,7 +205,7 @@ class Location(Place):
             here: Location | None = self
             while here is not None and not self.fs.exists(here.path):
                 made.insert(0, here)
-                here = here._parent()
+                here = here.parent()
             self.fs.makedirs(self.path, exist_ok=True)
             for folder in made if self.is_local else ():
                 sync_names(os.path.dirname(folder.path))
@@ -234,7 +234,8 @@ class Location(Place):
             if self.fs.isdir(self.path) and not self.fs.ls(self.path, detail=False):
                 self.fs.rmdir(self.path)
 
-    def _parent(self) -> Location | None:
+    def parent(self) -> Location | None:
+        """The folder that this place is in; None: of a bucket's root, or of a name without a folder."""
         above = self.path.rstrip("/").rpartition("/")[0]
         return replace(self, path=above, url=self._url_of(above), known=None) if above else None
 

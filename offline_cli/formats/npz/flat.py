@@ -48,14 +48,14 @@ def sniff_npz(listing: Listing) -> float:
 
 
 def sniff_ogbench(listing: Listing) -> float:
-    """Observations, actions and `terminals` without rewards and `timeouts`: by their names, no other layout is so."""
+    """Observations, actions and `terminals`, with `masks` or without rewards, and no `timeouts`: no other layout is so."""
     if listing.kind != "npz":
         return NO
     try:
         names = set(_names(listing.data[0], MEMORY_LIMIT))
     except BadData:  # whichever reader opens it says so
         return NO
-    flat = names & {"rewards", "timeouts", "next_observations"}
+    flat = names & {"timeouts", "next_observations"} or ("rewards" in names and "masks" not in names)
     return SURE if names.issuperset(OGBENCH_ARRAYS) and not flat else NO
 
 

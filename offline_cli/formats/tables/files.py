@@ -159,7 +159,7 @@ class TableFile:
 
     def nullable(self, columns: Collection[str], temp_dir: str | None) -> set[str]:
         """Those of `columns` that may have rows without a value, as the file declares it; all columns of text are unknown."""
-        if self.is_text:
+        if self.is_text or self.kind == "npz":
             return set()
         if self.kind != "parquet":
             return set(columns)
