@@ -31,6 +31,7 @@ from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats import registry
 from offline_cli.formats.input_reader import Maker
+from offline_cli.formats.lerobot.sink import LEROBOT
 from offline_cli.formats.npz.sinks import NPZ, OGBENCH
 from offline_cli.formats.reader import Reader
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
@@ -103,6 +104,7 @@ OURS: Final = {
             check_target,
             OPTIONS,
         ),
+        LEROBOT,
         NPZ,
         OGBENCH,
     )
