@@ -60,6 +60,7 @@ __all__ = [
 MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
 PACKAGE: Final = "offline-cli"
 
+
 def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
     """Opens a dataset of ours."""
 

@@ -26,7 +26,10 @@ def count_left_out(batch: EpisodeBatch, tally: Tally, *, kept: Collection[str], 
     if batch.clock is not None:
         tally.assume("clock-not-kept", int((~np.isnan(batch.clock).all(axis=1)).sum()))
     agents = [batch.agent_ids, batch.module_ids, batch.multi_agent_ids]
-    named = [any(name is not None for name in of_one) for of_one in zip(*(one or (None,) * len(batch) for one in agents), strict=True)]
+    named = [
+        any(name is not None for name in of_one)
+        for of_one in zip(*(one or (None,) * len(batch) for one in agents), strict=True)
+    ]
     tally.assume("agent-not-kept", sum(named))
 
 

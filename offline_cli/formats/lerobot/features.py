@@ -33,10 +33,13 @@ TRUNCATED: Final = "next.truncated"
 FRAME: Final = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Columns that every dataset has."""
 
+ARROW_NAMES: Final = {"float": "float32", "double": "float64", "halffloat": "float16"}  # where numpy calls them otherwise
 KEPT: Final = "biuf"
 MOST: Final = 1 << 22  # numbers of one step
 RESERVED: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS, Columns.SOURCE_ID})
-FIX: Final = "rename one of them with LeRobot's lerobot-edit-dataset, or read data/*.parquet as a table (--from table --mapping)"
+FIX: Final = (
+    "rename one of them with LeRobot's lerobot-edit-dataset, or read data/*.parquet as a table (--from table --mapping)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,9 @@ class Plan:
     def of(cls, features: Mapping[str, Mapping[str, Any]], schema: pa.Schema, *, where: str) -> Plan:
         """For the features of info.json, and the columns of the data files. Raises BadData."""
         dropped: dict[str, str] = {}
-        numeric = {name: leaf for name, one in features.items() if (leaf := _leaf(name, one, schema, dropped, where)) is not None}
+        numeric = {
+            name: leaf for name, one in features.items() if (leaf := _leaf(name, one, schema, dropped, where)) is not None
+        }
         dropped |= {name: "not among the features" for name in schema.names if name not in features and name not in FRAME}
         reward, done = (next((name for name in names if name in numeric), None) for names in (REWARDS, DONE))
         used = {*FRAME, reward, done, TRUNCATED}
@@ -76,7 +81,9 @@ class Plan:
         for role, leaves in ((OBSERVATION, observation), (ACTION, action)):
             if not leaves:
                 what = f"no feature {role}{'.*' if role == OBSERVATION else ''} with numbers"
-                fix = "pictures and videos are not read: add the state with LeRobot, or read the frames with a reader of your own"
+                fix = (
+                    "pictures and videos are not read: add the state with LeRobot, or read the frames with a reader of your own"
+                )
                 raise BadData(what, where=where, fix=fix)
         named = {leaf.name for leaf in (*observation, *action)}
         extra = [Leaf(name, tuple(name.split(".")), leaf.shape, leaf.dtype) for name, leaf in rest.items() if name not in named]
@@ -109,9 +116,7 @@ class Plan:
         return _space(self.observation), _space(self.action)
 
 
-def _leaf(
-    name: str, feature: Mapping[str, Any], schema: pa.Schema, dropped: dict[str, str], where: str
-) -> Leaf | None:
+def _leaf(name: str, feature: Mapping[str, Any], schema: pa.Schema, dropped: dict[str, str], where: str) -> Leaf | None:
     said = feature["dtype"]
     if said in ("video", "image"):
         dropped[name] = f"{said}, and not numbers"
@@ -124,7 +129,9 @@ def _leaf(
         dropped[name] = f"{said[:40]}, and not numbers"
         return None
     if name not in schema.names:
-        raise BadData(f"the feature {name[:80]!r} is not in the data files", where=where, fix="write the dataset again with LeRobot")
+        raise BadData(
+            f"the feature {name[:80]!r} is not in the data files", where=where, fix="write the dataset again with LeRobot"
+        )
     shape = tuple(feature["shape"])
     return Leaf(name, (), () if shape == (1,) and dtype.kind != "f" else shape, _stored(schema.field(name).type, dtype))
 
@@ -133,11 +140,8 @@ def _stored(kind: pa.DataType, said: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a column, or what is said of it where it is no column of numbers: reading finds that."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
-    try:
-        found = np.dtype(kind.to_pandas_dtype())
-    except (NotImplementedError, TypeError):
-        return said
-    return found if found.kind in KEPT else said
+    is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return np.dtype(ARROW_NAMES.get(str(kind), str(kind))) if is_number else said
 
 
 def _below(leaves: Mapping[str, Leaf], role: str) -> list[Leaf]:

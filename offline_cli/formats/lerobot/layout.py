@@ -59,7 +59,9 @@ def _check(space: Space, name: str, where: str) -> None:
                 raise UnsupportedSpace(f"a feature cannot be called {name}.{key[:80]}", where=where, fix=fix)
             _check(part, f"{name}.{key}", where)
     elif len(space.shape or ()) > MAX_DIMENSIONS:
-        raise UnsupportedSpace(f"{name} has {len(space.shape or ())} dimensions, and {MAX_DIMENSIONS} can be written", where=where, fix=fix)
+        raise UnsupportedSpace(
+            f"{name} has {len(space.shape or ())} dimensions, and {MAX_DIMENSIONS} can be written", where=where, fix=fix
+        )
 
 
 def step_columns(batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
@@ -69,7 +71,7 @@ def step_columns(batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
         **_named(OBSERVATION, STATE, batch.acted_obs(view=True)),
         **_named(ACTION, "", batch.actions),
         REWARDS[0]: batch.rewards,
-        DONE[0]: terminateds | truncateds,
+        DONE[0]: terminateds,
         TRUNCATED: truncateds,
     }
     for name, tree in batch.extra.items():
@@ -87,16 +89,16 @@ def _named(role: str, alone: str, tree: Tree) -> dict[str, NDArray[Any]]:
 
 def features_of(columns: Mapping[str, NDArray[Any]], names: ElementNames) -> dict[str, Feature]:
     """Those of the columns, and those that every dataset has."""
-    found = {name: _feature(values, names.by_path.get(_ours(name))) for name, values in columns.items()}
+    found = {name: _feature(values, _names(name, names)) for name, values in columns.items()}
     return found | {name: Feature(REAL if name == FRAME[0] else INTEGER, (1,)) for name in FRAME}
 
 
-def _ours(name: str) -> str:
-    """The path of ours that a feature is of."""
-    if name == f"{OBSERVATION}.{STATE}":
-        return Columns.OBS
-    role, dot, rest = name.partition(".")
-    return f"{ {OBSERVATION: Columns.OBS, ACTION: Columns.ACTIONS}.get(role, role) }{dot}{rest}"
+def _names(feature: str, names: ElementNames) -> Sequence[str] | None:
+    """Of the elements of a feature."""
+    role, dot, rest = feature.partition(".")
+    ours = {OBSERVATION: Columns.OBS, ACTION: Columns.ACTIONS}.get(role, role)
+    known = names.by_path.get(f"{ours}{dot}{rest}")
+    return names.by_path.get(ours) if known is None and rest == STATE else known
 
 
 def _feature(values: NDArray[Any], names: Sequence[str] | None) -> Feature:

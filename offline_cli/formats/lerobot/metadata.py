@@ -172,7 +172,9 @@ def _of_v3(folder: Folder, info: Info) -> Episodes:
     ids = table[EPS_ID].to_pylist() if EPS_ID in table.column_names else None
     if ids is not None and (len(set(ids)) < len(ids) or not all(isinstance(name, str) for name in ids)):
         ids = None
-    return Episodes(index, length, tasks, [paths[pair] for pair in zip(chunk.tolist(), number.tolist(), strict=True)], fields, ids)
+    return Episodes(
+        index, length, tasks, [paths[pair] for pair in zip(chunk.tolist(), number.tolist(), strict=True)], fields, ids
+    )
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -227,7 +229,7 @@ def _of_v2(folder: Folder, info: Info) -> Episodes:
 def _records(file: Location, where: str) -> list[Mapping[str, Any]]:
     if file.size() > MAX_LINES:
         raise BadData(f"{file.size()} bytes, more than {MAX_LINES >> 20} MiB", where=where, fix=FIX)
-    found = []
+    found: list[Mapping[str, Any]] = []
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         if not line.strip():
             continue

@@ -40,7 +40,9 @@ class Template:
         parts, at = [], 0
         for match in FIELD.finditer(text):
             if match[1] not in fields:
-                raise BadData(f"data_path has the field {match[1]!r}, which is none of {', '.join(fields)}", where=where, fix=fix)
+                raise BadData(
+                    f"data_path has the field {match[1]!r}, which is none of {', '.join(fields)}", where=where, fix=fix
+                )
             parts.append((text[at : match.start()], match[1], int(match[2] or 0)))
             at = match.end()
         parts.append((text[at:], "", 0))
@@ -48,7 +50,9 @@ class Template:
         if "{" in plain or "}" in plain:
             raise BadData(f"data_path has a field that is no number: {text[:80]!r}", where=where, fix=fix)
         if text.startswith("/") or "\\" in text or "\0" in text or ":" in plain or ".." in text.split("/"):
-            raise UnsafeData(f"data_path leads out of the dataset: {text[:80]!r}", where=where, fix="name a path below its folder")
+            raise UnsafeData(
+                f"data_path leads out of the dataset: {text[:80]!r}", where=where, fix="name a path below its folder"
+            )
         return cls(tuple(parts))
 
     def filled(self, values: Mapping[str, int]) -> str:

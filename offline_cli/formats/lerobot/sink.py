@@ -25,7 +25,14 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
 from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.lerobot.features import FRAME
-from offline_cli.formats.lerobot.layout import Feature, arrow_column, check_spaces, features_of, huggingface_metadata, step_columns
+from offline_cli.formats.lerobot.layout import (
+    Feature,
+    arrow_column,
+    check_spaces,
+    features_of,
+    huggingface_metadata,
+    step_columns,
+)
 from offline_cli.formats.lerobot.metadata import EPS_ID
 from offline_cli.formats.lerobot.paths import INFO
 from offline_cli.formats.lerobot.statistics import NAMES, Totals, episode_statistics
@@ -114,7 +121,9 @@ class _LeRobotSink:
             self._totals.add(name, found)
             record |= {f"stats/{name}/{kind}": found[kind].tolist() for kind in NAMES}
         record |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, EPS_ID: batch.ids[at]}
-        fields = {name: value for name, value in data.items() if name not in OWN and isinstance(value, str | bool | int | float)}
+        fields = {
+            name: value for name, value in data.items() if name not in OWN and isinstance(value, str | bool | int | float)
+        }
         if not self._records.write(record, fields):
             self._context.tally.assume("custom-data-not-kept")
         self._episodes, self._steps = number + 1, self._steps + steps
@@ -165,7 +174,9 @@ class _LeRobotSink:
 
     def _counted(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
         """The columns of a batch, with the features of the first one. Raises BadEpisode for others."""
-        plain = {name for data in batch.custom_data or () for name, one in data.items() if isinstance(one, str | bool | int | float)}
+        plain = {
+            name for data in batch.custom_data or () for name, one in data.items() if isinstance(one, str | bool | int | float)
+        }
         count_left_out(batch, self._context.tally, kept={*OWN, *plain}, ids=True)
         count_finals(batch, self._context.tally)
         self._context.tally.assume("zero-length-episode", int((batch.lengths == 0).sum()))
@@ -181,17 +192,18 @@ class _LeRobotSink:
 
     def _fps(self, data: Mapping[str, Any], name: str) -> float:
         """Frames a second. Raises BadData where episodes differ."""
-        said = {FPS: data.get(FPS), ROBOT: data.get(ROBOT)}
-        if not isinstance(said[FPS], int | float) or not said[FPS] > 0:
-            said[FPS] = SECOND
+        fps: Any = data.get(FPS)
+        if not isinstance(fps, int | float) or not fps > 0:
             self._context.tally.assume("fps-assumed", int(self._said is None))
+            fps = SECOND
+        said = {FPS: fps, ROBOT: data.get(ROBOT)}
         if self._said is None:
             self._said = said
         elif self._said != said:
-            odd = FPS if self._said[FPS] != said[FPS] else ROBOT
+            odd = FPS if self._said[FPS] != fps else ROBOT
             what = f"{odd} is {said[odd]} here, and {self._said[odd]} before: one LeRobot dataset has one"
             raise BadData(what, where=f"episode {name}", fix="convert each kind into its own dataset")
-        return float(said[FPS])
+        return float(fps)
 
     def _tasks_of(self, data: Mapping[str, Any], batch: EpisodeBatch, at: int, steps: int) -> NDArray[np.int64]:
         """(T,) number of the task of each step."""

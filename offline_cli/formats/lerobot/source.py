@@ -247,7 +247,7 @@ class _Frames:
             if place not in here or (any_lost and not self._seen[at]):
                 continue
             name = self._dataset.ids([at])[0]
-            what = f"episode {known.index[at]} has {self._seen[at]} frames, and its record in meta/episodes says {known.length[at]}"
+            what = f"episode {known.index[at]} has {self._seen[at]} frames, and its record in meta says {known.length[at]}"
             self._rejects.add(BadData(what, where=str(place), fix=FIX), rows=0)
             self._rejects.lose(name, str(place))
 

@@ -22,6 +22,7 @@ __all__ = ["CHUNKS", "EpisodeFile", "FrameFiles", "file_name", "write_tasks"]
 
 CHUNKS: Final = 1000  # files in a folder
 BUFFERED: Final = 256  # episodes written at a time
+BUFFER: Final = 1 << 20  # bytes
 
 
 def file_name(number: int) -> str:
@@ -34,6 +35,7 @@ class _Parquet:
     """One file that is being written."""
 
     staged: StagedFile
+    buffered: pa.BufferedOutputStream  # a row group has many small pages
     writer: pq.ParquetWriter
 
     @classmethod
@@ -42,11 +44,14 @@ class _Parquet:
         if above is not None:
             above.make_folder()
         staged = StagedFile(target, folder=folder)
-        return cls(staged, pq.ParquetWriter(staged, schema, compression=compression))
+        buffered = pa.BufferedOutputStream(pa.PythonFile(staged, mode="w"), BUFFER)
+        whole = [field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)]
+        return cls(staged, buffered, pq.ParquetWriter(buffered, schema, compression=compression, use_dictionary=whole))
 
     def committed(self) -> int:
         """Its bytes, once it has its name."""
         self.writer.close()
+        self.buffered.close()
         self.staged.commit()
         return self.staged.bytes
 
@@ -71,7 +76,9 @@ class FrameFiles:
     def write(self, episode: pa.Table) -> int:
         """One episode; the number of the file that has it."""
         size = episode.nbytes
-        full = self._size + size > self.max_bytes or (self.max_rows is not None and self._rows + episode.num_rows > self.max_rows)
+        full = self._size + size > self.max_bytes or (
+            self.max_rows is not None and self._rows + episode.num_rows > self.max_rows
+        )
         if self._open is not None and full:
             self.close()
         if self._open is None:
@@ -157,7 +164,13 @@ def write_tasks(folder: Location, tasks: Mapping[str, int]) -> int:
     """The tasks by their numbers, as a data frame indexed by text; bytes."""
     column = {"metadata": None, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
     index = {"metadata": None, "name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"}
-    names = {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object", "metadata": {"encoding": "UTF-8"}}
+    names = {
+        "name": None,
+        "field_name": None,
+        "pandas_type": "unicode",
+        "numpy_type": "object",
+        "metadata": {"encoding": "UTF-8"},
+    }
     frame = {"index_columns": ["task"], "column_indexes": [names], "columns": [column, index], "pandas_version": "2.0.0"}
     frame["creator"] = {"library": "pyarrow", "version": pa.__version__}
     numbers, texts = pa.array(list(tasks.values()), pa.int64()), pa.array(list(tasks), pa.string())

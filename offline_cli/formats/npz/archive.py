@@ -32,7 +32,8 @@ __all__ = ["ArrayInfo", "ArrayRows", "NpzArchive"]
 MAGIC: Final = b"\x93NUMPY"
 ENDING: Final = ".npy"
 HEADER: Final = re.compile(
-    r"\{'descr': (?:'([<>|=]?[a-zA-Z][0-9]*)'|(.*)), 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,18},? ?)*)\), *\} *\n?",
+    r"\{'descr': (?:'([<>|=]?[a-zA-Z][0-9]*)'|(.*)), 'fortran_order': (True|False), "
+    r"'shape': \(((?:[0-9]{1,18},? ?)*)\), *\} *\n?",
     re.DOTALL,
 )
 MAX_HEADER: Final = 10_000  # letters
@@ -158,7 +159,7 @@ class ArrayRows:
         dtype = self._info.dtype
         assert dtype is not None
         found = np.empty(shape, dtype)
-        view = memoryview(found.reshape(-1).view(np.uint8)) if found.nbytes else memoryview(bytearray())
+        view = memoryview(found.reshape(-1).view(np.uint8).data) if found.nbytes else memoryview(bytearray())
         with storage_failures(self._url, "reading it"), damage(self._url):
             while len(view):
                 size = self._member.readinto(view[:PIECE])
@@ -196,14 +197,25 @@ def _checked(entries: list[zipfile.ZipInfo], size: int, url: str) -> Mapping[str
     for entry in entries:
         name = entry.filename
         parts = name.split("/")
-        if not name.endswith(ENDING) or name.startswith("/") or "\\" in name or ".." in parts or "\0" in name or len(name) > 512:
+        if (
+            not name.endswith(ENDING)
+            or name.startswith("/")
+            or "\\" in name
+            or ".." in parts
+            or "\0" in name
+            or len(name) > 512
+        ):
             raise BadData(f"a member that is no array: {name[:80]!r}", where=url, fix=FIX)
         if name.removesuffix(ENDING) in found:
             raise BadData(f"two arrays are called {name[:80]!r}", where=url, fix=FIX)
         if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
             raise BadData(f"the array {name[:80]!r} is packed by another method than deflate", where=url, fix=FIX)
         found[name.removesuffix(ENDING)] = entry
-    packed, unfolded = (sum(sizes) for sizes in zip(*((one.compress_size, one.file_size) for one in entries), strict=True)) if entries else (0, 0)
+    packed, unfolded = (
+        (sum(sizes) for sizes in zip(*((one.compress_size, one.file_size) for one in entries), strict=True))
+        if entries
+        else (0, 0)
+    )
     if packed > size:
         raise UnsafeData("members that overlap", where=url, fix=FIX)
     if unfolded > max(MAX_BYTES, MAX_RATIO * size):

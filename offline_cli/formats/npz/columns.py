@@ -79,7 +79,9 @@ def npz_batches(
         parts = {name: archive.rows(name, held) for name in wanted if schema.field(name).type != NO_COLUMN}
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
-            arrays = [_arrow(parts[name].read(count), archive.arrays[name]) if name in parts else _nulls(count) for name in wanted]
+            arrays = [
+                _arrow(parts[name].read(count), archive.arrays[name]) if name in parts else _nulls(count) for name in wanted
+            ]
             yield pa.RecordBatch.from_arrays(arrays, wanted), (first + count) / rows
 
 

@@ -36,7 +36,9 @@ def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
         mapping = mapping_for(names)
         if mapping is None:
             what = f"arrays whose names say nothing: {', '.join(names)[:500]}"
-            fix = "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions, rewards"
+            fix = (
+                "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions, rewards"
+            )
             raise BadMapping(what, where=files[0].url, fix=f"{fix}, terminals and timeouts (docs/formats.md#numpy-archives)")
         tables = replace(tables, mapping=mapping)
     return NpzSource(files, context.location, options=tables, storage_options=context.storage_options, kind="npz")

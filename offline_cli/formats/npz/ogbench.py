@@ -60,8 +60,7 @@ class OgbenchSource(FileSource):
                 try:
                     archive = NpzArchive(file, held, memory_limit=self.memory_limit)
                     reading = _Reading(archive, tally, self.memory_limit)
-                    for found in reading.fragments(prefix, number, held):
-                        yield found
+                    yield from reading.fragments(prefix, number, held)
                     number += reading.episodes
                 except BadData as error:
                     rejects.add(error)
@@ -129,7 +128,9 @@ class _Reading:
         self._names = [name for name, one in archive.arrays.items() if self._is_read(name, one)]
         for name in archive.arrays:
             if name not in self._names and name != TERMINALS:
-                tally.drop_column(name, f"{archive.arrays[name].said} {list(archive.arrays[name].shape)}, and not a number a row")
+                tally.drop_column(
+                    name, f"{archive.arrays[name].said} {list(archive.arrays[name].shape)}, and not a number a row"
+                )
         ends = np.flatnonzero(archive.whole(TERMINALS).reshape(-1)) + 1
         self._starts = np.unique(np.concatenate([[0], ends, [self._rows]])).astype(np.int64)
         self._ended = np.isin(self._starts[1:], ends)
@@ -140,7 +141,9 @@ class _Reading:
 
     def _is_read(self, name: str, info: Any) -> bool:
         numbers = info.dtype is not None and info.dtype.kind in "biuf"
-        return bool(numbers and info.shape[:1] == (self._rows,) and name != TERMINALS and name not in (Columns.EPS_ID, Columns.T))
+        return bool(
+            numbers and info.shape[:1] == (self._rows,) and name != TERMINALS and name not in (Columns.EPS_ID, Columns.T)
+        )
 
     def fragments(self, prefix: str, first: int, scope: Scope) -> Iterator[Fragments]:
         """The episodes, of which the first one is number `first` of its source."""
@@ -161,7 +164,9 @@ class _Reading:
 
     def _too_long(self, rows: int) -> MemoryLimitExceeded:
         fix = "raise --memory-limit, or write terminals that divide the rows"
-        return MemoryLimitExceeded(f"an episode of {rows:,} rows, too many for the memory limit", where=self._archive.url, fix=fix)
+        return MemoryLimitExceeded(
+            f"an episode of {rows:,} rows, too many for the memory limit", where=self._archive.url, fix=fix
+        )
 
     def _batch(self, arrays: Mapping[str, NDArray[Any]], ids: tuple[str, ...], begin: int, stop: int) -> EpisodeBatch:
         of_rows = self._starts[begin : stop + 1] - self._starts[begin]
@@ -193,5 +198,7 @@ class _Reading:
             terminated=terminated,
             truncated=ended & ~terminated,
             extra=acted,
-            custom_data=tuple({LAST_ROW: {name: values[at].tolist() for name, values in kept.items()}} for at in range(len(ids))),
+            custom_data=tuple(
+                {LAST_ROW: {name: values[at].tolist() for name, values in kept.items()}} for at in range(len(ids))
+            ),
         )

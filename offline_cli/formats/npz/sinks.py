@@ -1,8 +1,8 @@
 """What `convert --to npz` and `--to ogbench` write: one archive, whole or not at all.
 
 * `npz`: D4RL's flat arrays, a row a step, with `next_observations`, so that the final observation of an episode is kept;
-* `ogbench`: T+1 rows an episode. The last row of `actions` is that of the archive it was read from, else zeros: it is no action.
-  `rewards` and `masks` are written where there are rewards or terminations; OGBench's own reader passes over them.
+* `ogbench`: T+1 rows an episode. The last row of `actions`, which is no action, is that of the archive it was read from, else
+  zeros. `rewards` and `masks` are written where there are rewards or terminations; OGBench's own reader passes over them.
 
 Rewards are written as float32, as both do, where that changes none of them.
 """
@@ -23,7 +23,6 @@ from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.npz.ogbench import ACTIONS, LAST_ROW, MASKS, OBSERVATIONS, REWARDS, TERMINALS
 from offline_cli.formats.npz.writing import ArrayFiles
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
-from offline_cli.scopes import Scope
 from offline_cli.tally import Reject
 from offline_cli.trees import Tree, flatten
 
@@ -125,7 +124,10 @@ class _OgbenchSink(_ArchiveSink):
         rows = batch.step_rows()
         last = batch.obs_starts[1:] - 1
         said = [(data or {}).get(LAST_ROW) for data in batch.custom_data or ({},) * len(batch)]
-        parts = {ACTIONS: batch.actions, **{path: leaf for name, tree in batch.extra.items() for path, leaf in _named(name, tree).items()}}
+        parts = {
+            ACTIONS: batch.actions,
+            **{path: leaf for name, tree in batch.extra.items() for path, leaf in _named(name, tree).items()},
+        }
         arrays = {OBSERVATIONS: batch.obs}
         for name, leaf in parts.items():
             assert isinstance(leaf, np.ndarray)  # as was just checked

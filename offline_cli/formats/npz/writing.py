@@ -65,7 +65,7 @@ class ArrayFiles:
             folder.make_folder()
         staged = StagedFile(target, folder=folder)
         try:
-            with zipfile.ZipFile(staged, "w", allowZip64=True) as archive:  # type: ignore[arg-type]  # it is written in order
+            with zipfile.ZipFile(staged, "w", allowZip64=True) as archive:
                 for name, (file, dtype, row) in self._files.items():
                     self._member(archive, name, file, (dtype, (rows, *row)), np.dtype("<f4") if name in narrowed else dtype)
             staged.commit()
