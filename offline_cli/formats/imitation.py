@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, OfflineCliError
+from offline_cli.errors import BadData, BadEpisode
 from offline_cli.files.locations import Location
 from offline_cli.formats.arrow_leaves import tree_of
 from offline_cli.formats.listing import Listing
@@ -92,13 +92,17 @@ def open_imitation(files: Sequence[Location], context: OpenContext) -> Source:
 
 
 def sniff_imitation(listing: Listing) -> float:
-    """Whether the first Arrow file has the columns of trajectories, whose observations are lists of lists."""
+    """Whether the first Arrow file has the columns of trajectories, which are lists. Raises BadData for a dataset on disk
+    whose files are damaged or missing.
+    """
     if listing.kind not in ("hf-arrow", "arrow"):
         return NO
     try:
         schema = _schema(_data_files(listing.data)[0])
-    except (OfflineCliError, pa.ArrowException):  # whichever reader opens it says so
-        return NO
+    except BadData:
+        if listing.kind == "arrow":  # a table, whose reader says what is wrong
+            return NO
+        raise
     is_nested = set(NEEDED) <= set(schema.names) and all(_is_list(schema.field(name).type) for name in (OBS, ACTS))
     return SURE if is_nested and pa.types.is_boolean(schema.field(TERMINAL).type) else NO
 

@@ -38,8 +38,6 @@ def mapping_for(names: Collection[str]) -> dict[str, Any] | None:
     """A mapping document for arrays of these names; None where observations or actions are not among them."""
     columns: dict[str, str] = {}
     for ours, theirs in ALIASES.items():
-        if ours == Columns.DONES and Columns.TERMINATEDS in columns:
-            continue
         found = next((name for name in theirs if name in names), None)
         if found is not None:
             columns[ours] = found
