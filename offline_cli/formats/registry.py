@@ -34,7 +34,7 @@ TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arr
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
 RECIPES: Final = {
-    "npy": "numpy-files",
+    "npy": "numpy-arrays",
     "hdf5": "hdf5-files",
     "minari": "minari-datasets",
     "tfrecord": "rlds-datasets",

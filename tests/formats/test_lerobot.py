@@ -112,7 +112,8 @@ def test_what_is_written_has_lerobots_columns_and_statistics(tmp_path: Path) -> 
     for name in set(theirs.column_names) & set(wrote.column_names):
         assert theirs[name].to_pylist() == wrote[name].to_pylist(), name
     known, found = (
-        json.loads((folder / "meta" / "stats.json").read_text(encoding="utf-8")) for folder in (TESTDATA / "v30", tmp_path / "theirs")
+        json.loads((folder / "meta" / "stats.json").read_text(encoding="utf-8"))
+        for folder in (TESTDATA / "v30", tmp_path / "theirs")
     )
     for name in known.keys() & found.keys():
         for kind in ("min", "max", "mean", "std", "count"):
@@ -194,7 +195,9 @@ def test_an_interrupted_conversion_is_resumed_to_the_same_bytes(tmp_path: Path) 
     convert([str(TESTDATA / "v30")], str(tmp_path / "cut"), resume=True, **options)
     names = sorted(path.name for path in (tmp_path / "whole" / "data").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "cut" / "data").iterdir())
-    assert all((tmp_path / "whole" / "data" / one).read_bytes() == (tmp_path / "cut" / "data" / one).read_bytes() for one in names)
+    assert all(
+        (tmp_path / "whole" / "data" / one).read_bytes() == (tmp_path / "cut" / "data" / one).read_bytes() for one in names
+    )
 
 
 # ---- what is wrong ----

@@ -100,7 +100,9 @@ def test_parts_of_a_dict_are_named_with_a_slash(tmp_path: Path, flat: Arrays) ->
 
 
 def test_a_mapping_names_other_arrays(tmp_path: Path, flat: Arrays) -> None:
-    file = saved(tmp_path, {"lidar": flat["observations"], "u": flat["actions"], "r": flat["rewards"], "end": flat["terminals"]})
+    file = saved(
+        tmp_path, {"lidar": flat["observations"], "u": flat["actions"], "r": flat["rewards"], "end": flat["terminals"]}
+    )
     with pytest.raises(BadMapping, match="names say nothing: lidar, u, r, end"):
         convert([str(file)], str(tmp_path / "out"))
     mapping = {"columns": {"obs": "lidar", "actions": "u", "rewards": "r", "terminateds": "end"}, "action_scale": "env"}
@@ -203,7 +205,9 @@ def test_an_archive_written_back_is_equal_array_by_array(tmp_path: Path) -> None
     assert open_source(str(tmp_path / "again")).info.action_scale == "env"
 
 
-def test_rewards_and_masks_come_back_as_rewards_and_terminations(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
+def test_rewards_and_masks_come_back_as_rewards_and_terminations(
+    tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
+) -> None:
     observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
     batch = random_batch(observation, action, lengths=(3, 1, 4))
     source = ours(tmp_path / "ours", batch, observation, action)
@@ -333,7 +337,9 @@ def test_a_cut_archive_and_a_changed_byte_are_named(tmp_path: Path, flat: Arrays
 
 
 def test_what_numpy_writes_is_what_the_header_pattern_takes(tmp_path: Path) -> None:
-    arrays = [np.zeros(shape, dtype) for shape in ((), (0,), (3,), (2, 3), (1, 2, 3)) for dtype in ("?", "u1", "<i8", ">f4", "U3")]
+    arrays = [
+        np.zeros(shape, dtype) for shape in ((), (0,), (3,), (2, 3), (1, 2, 3)) for dtype in ("?", "u1", "<i8", ">f4", "U3")
+    ]
     buffer = io.BytesIO()
     np.savez(buffer, *arrays)
     (tmp_path / "log.npz").write_bytes(buffer.getvalue())

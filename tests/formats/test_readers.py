@@ -261,7 +261,7 @@ def test_an_unknown_name_is_a_usage_error_that_names_all(notes: Callable[[str], 
     notes("SURELY")
     with pytest.raises(UsageError, match="no reader is called 'note'") as caught:
         open_source(table, from_="note")
-    assert caught.value.fix == "use auto, episodes, columns, sample-batch, table, notes, or python:module:Reader"
+    assert caught.value.fix == f"use auto, {', '.join(OURS)}, notes, or python:module:Reader"
 
 
 def test_no_mapping_goes_to_a_plugin_that_takes_none(notes: Callable[[str], None], table: str, call: Call) -> None:

@@ -121,7 +121,9 @@ def imitation_write(folder: str) -> None:
         made = []
         for length, terminal in zip(LENGTHS, (True, False, True), strict=True):
             acts = rng.integers(0, 3, length) if name == "discrete" else rng.normal(size=(length, 2)).astype(np.float32)
-            infos = np.array([{"x": np.float32(step), "pair": (1, 2)} for step in range(length)]) if name == "discrete" else None
+            infos = (
+                np.array([{"x": np.float32(step), "pair": (1, 2)} for step in range(length)]) if name == "discrete" else None
+            )
             obs, rews = rng.normal(size=(length + 1, 3)).astype(np.float32), rng.normal(size=length)
             made.append(types.TrajectoryWithRew(obs=obs, acts=acts, infos=infos, terminal=terminal, rews=rews))
         serialize.save(Path(folder) / name, made)
