@@ -132,7 +132,9 @@ def _schema(file: Location) -> pa.Schema:
     with damage(file.url), file.open() as stream:
         is_stream = is_arrow_stream(stream.read(4))
         stream.seek(0)
-        return arrow_schema(stream, is_stream=is_stream)
+        schema = arrow_schema(stream, is_stream=is_stream)
+        assert schema.names is not None  # names that are not UTF-8 raise here
+        return schema
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -178,6 +178,9 @@ class _Frames:
     def _table(self, chunk: Chunk) -> pa.Table:
         table, plan, known = chunk.table, self._dataset.plan, self._dataset.episodes
         place = chunk.where(0)
+        lacking = [name for name in self.columns if name not in table.column_names and name not in (TIMESTAMP, TASK_INDEX)]
+        if lacking:
+            raise BadData(f"no column {lacking[0][:80]!r}, which other files have", where=place, fix=FIX)
         index, frame = _integers(table, EPISODE_INDEX, place), _integers(table, FRAME_INDEX, place)
         at = np.minimum(np.searchsorted(known.index, index), len(known.index) - 1)
         strange = known.index[at] != index

@@ -15,7 +15,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.npz.archive import ArrayInfo, NpzArchive
 from offline_cli.scopes import Scope
 
-__all__ = ["ALIASES", "mapping_for", "npz_batches", "npz_schema"]
+__all__ = ["ALIASES", "NO_COLUMN", "mapping_for", "npz_batches", "npz_schema"]
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     Columns.EPS_ID: ("eps_id", "episode_ids", "episode_id"),

@@ -11,10 +11,10 @@ from offline_cli.files.locations import Location
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.npz.archive import NpzArchive
-from offline_cli.formats.npz.columns import mapping_for
+from offline_cli.formats.npz.columns import NO_COLUMN, mapping_for
 from offline_cli.formats.npz.ogbench import OGBENCH_ARRAYS
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext
-from offline_cli.formats.source import Source
+from offline_cli.formats.source import Source, SourceInfo
 from offline_cli.formats.tables import TableSource
 from offline_cli.scopes import Scope
 
@@ -26,6 +26,17 @@ class NpzSource(TableSource):
     """Archives of one table, in the order given."""
 
     format: ClassVar = "npz"
+
+    def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
+        """Raises BadData where an array that the mapping names has no value a row."""
+        TableSource.__post_init__(self, location, declared)
+        for part in self.mapping.parts:
+            for url, types in self._types.items():
+                bad = next((name for name in part.columns if types.get(name) == NO_COLUMN), None)
+                if bad is not None:
+                    what = f"the array {bad[:80]!r} ({part.said_as}) does not have a number in each row"
+                    fix = "write numbers, as many rows as the other arrays have; or name another one with --mapping"
+                    raise BadData(what, where=url, fix=fix)
 
 
 def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
