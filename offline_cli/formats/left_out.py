@@ -18,9 +18,9 @@ __all__ = ["count_finals", "count_left_out"]
 def count_left_out(batch: EpisodeBatch, tally: Tally, *, kept: Collection[str], ids: bool) -> None:
     """Count infos, clocks, agents, and custom data but for `kept`, that the episodes have; `ids`: whether these are kept."""
     if not ids:
-        tally.assume("episode-id-not-kept", len(batch))
-    if batch.infos is not None:
-        tally.assume("infos-not-kept", sum(map(bool, batch.infos)))
+        tally.assume("eps-id-not-kept", len(batch))
+    if batch.infos is not None and any(batch.infos):
+        tally.drop_column(Columns.INFOS, "the format has no place for infos")
     if batch.custom_data is not None:
         tally.assume("custom-data-not-kept", sum(_is_lost(data, kept) for data in batch.custom_data))
     if batch.clock is not None:

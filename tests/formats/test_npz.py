@@ -137,7 +137,7 @@ def test_an_episode_goes_on_in_the_next_file(tmp_path: Path, flat: Arrays) -> No
 def test_flat_arrays_written_and_read_again_are_equal(tmp_path: Path, flat: Arrays) -> None:
     convert([str(saved(tmp_path, flat))], str(tmp_path / "ours"), action_scale="env")
     result = convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="npz")
-    assert result.assumptions == {"episode-id-not-kept": 3}
+    assert result.assumptions == {"eps-id-not-kept": 3}
     wrote = arrays_of(tmp_path / "theirs.npz")
     assert set(wrote) == {*flat, "next_observations"}
     for name, one in flat.items():
@@ -306,7 +306,7 @@ def test_a_header_that_lies_is_refused_before_anything_is_allocated(
 
 def test_arrays_of_objects_are_never_unpickled(tmp_path: Path, flat: Arrays) -> None:
     flat["observations"] = np.array([{}] * 12, object)
-    with pytest.raises(BadMapping):
+    with pytest.raises(BadData, match="does not have a number in each row"):
         convert([str(saved(tmp_path, flat))], str(tmp_path / "out"))
 
 

@@ -216,7 +216,7 @@ class _Frames:
         plan = self._dataset.plan
         done, truncated = _flags(table, plan.done), _flags(table, plan.truncated)
         if done is not None:
-            self._tally.assume("done-inside-episode", int((done & ~ended).sum()))
+            self._tally.assume("end-flag-before-end", int((done & ~ended).sum()))
         terminated = ended & (np.zeros(len(ended), np.bool_) if done is None else done)
         if truncated is not None:
             terminated &= ~truncated

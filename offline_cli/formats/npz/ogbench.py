@@ -183,7 +183,7 @@ class _Reading:
             zero = masks.reshape(len(masks), -1)[:, 0] == 0
             terminated[whole] = zero[starts[1:][whole] - 1]
             terminated &= ended
-            self._tally.assume("done-inside-episode", int(zero.sum()) - int(terminated.sum()))
+            self._tally.assume("end-flag-before-end", int(zero.sum()) - int(terminated.sum()))
         rewards = acted.pop(REWARDS, None)
         if rewards is None:
             self._tally.assume(MISSING_REWARDS, len(steps) - len(last))
