@@ -86,7 +86,7 @@ SOURCE_FORMAT: Final = Option(
     group=Group.DATA,
     default="auto",
     flag="--from",
-    metavar="auto|episodes|columns|sample-batch|table|NAME",
+    metavar="auto|episodes|columns|sample-batch|table|npz|ogbench|imitation|lerobot|NAME",
 )
 SEED: Final = Option(
     help="Random seed.",

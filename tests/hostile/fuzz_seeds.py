@@ -320,7 +320,10 @@ def _archives() -> list[bytes]:
     ends = np.isin(np.arange(6), (2, 5))
     flat = {"observations": np.zeros((6, 2), np.float32), "actions": np.arange(6), "rewards": np.ones(6), "terminals": ends}
     made = []
-    for arrays in (flat, {"observations/a": np.ones((6, 1)), **{name: flat[name] for name in ("actions", "rewards", "terminals")}}):
+    for arrays in (
+        flat,
+        {"observations/a": np.ones((6, 1)), **{name: flat[name] for name in ("actions", "rewards", "terminals")}},
+    ):
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
         made.append(buffer.getvalue())
@@ -357,7 +360,9 @@ MAKERS: dict[str, Callable[[], list[bytes]]] = {
     "manifest": _manifests,
     "note": _notes,
     "npz": _archives,
-    "lerobot": lambda: [_folder(f"lerobot/{layout}", ("videos", "meta/stats", "meta/episodes_stats")) for layout in ("v30", "v21")],
+    "lerobot": lambda: [
+        _folder(f"lerobot/{layout}", ("videos", "meta/stats", "meta/episodes_stats")) for layout in ("v30", "v21")
+    ],
     "imitation": lambda: [_folder("imitation/continuous"), _folder("imitation/discrete")],
     "info": lambda: [b"{}", b'{"a": 1, "b": [1.5, NaN, "x"], "c": {"d": null}}'],
     "mapping": _mappings,
