@@ -27,6 +27,7 @@ QUESTIONS = (
     "convert_packed_columns",
     "convert_sample_batch",
     "convert_table",
+    "convert_lerobot",
     "operations",
     "learner_pipeline",
     "record",

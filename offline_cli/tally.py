@@ -81,6 +81,7 @@ class Lost(StrEnum):
 KINDS: Final = frozenset(
     (
         "actions-rescaled",
+        "agent-not-kept",
         "alpha-left-out",
         "bad-row-of-unknown-episode",
         "broken-chain",
@@ -103,6 +104,7 @@ KINDS: Final = frozenset(
         "filled-previous",
         "filled-zero",
         "final-observation-not-kept",
+        "fps-assumed",
         "gap-in-t",
         "infinite-in-actions",
         "infinite-in-extras",
@@ -110,6 +112,7 @@ KINDS: Final = frozenset(
         "infinite-in-rewards",
         "info-array-to-list",
         "info-not-a-dict",
+        "irregular-timestamp",
         "jpeg-frames",
         "lossy-jpeg",
         "lost-episode-bad-row",

@@ -33,6 +33,7 @@ from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
+from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment
@@ -188,6 +189,7 @@ def _context(
         compression=options["compression"] or (COMPRESSION.default if known is None else known.compression),
         max_rows_per_file=options["max_rows_per_file"],
         max_bytes_per_file=options["max_bytes_per_file"],
+        temp_dir=checked_folder(options["temp_dir"]),
         base=base,
         tally=stream.tally,
         identity=identity,

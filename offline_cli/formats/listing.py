@@ -52,6 +52,7 @@ KINDS: Final = {
     "npy": "NumPy arrays",
     "tfrecord": "TFRecord files",
     "rlds": "an RLDS dataset in TFRecord files",
+    "hf-arrow": "a Hugging Face dataset on disk",
 }
 """Possible values of `Listing.kind`, with their descriptions."""
 MAGIC: Final = {
@@ -173,12 +174,14 @@ def _json_kind(file: Location, head: bytes) -> str:
         return "lerobot"
     if file.name == "features.json" and b'"pythonClassName"' in head:
         return "rlds"
+    if file.name == "state.json" and b'"_data_files"' in head:
+        return "hf-arrow"
     return "lines"
 
 
 def _layout(known: Mapping[str, Location]) -> str:
     """The one layout that has files of several kinds, or BadData naming two of them."""
-    for layout in ("minari", "lerobot", "rlds"):
+    for layout in ("minari", "lerobot", "rlds", "hf-arrow"):
         if layout in known:
             return layout
     (first, one), (second, other), *_ = known.items()

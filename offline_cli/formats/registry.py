@@ -16,9 +16,13 @@ from offline_cli.files.locations import Location
 from offline_cli.formats.d3rlpy.reader import open_d3rlpy
 from offline_cli.formats.d4rl.reader import open_d4rl
 from offline_cli.formats.hdf5.layouts import D3RLPY, D4RL, ROBOMIMIC, is_of
+from offline_cli.formats.imitation import open_imitation, sniff_imitation
 from offline_cli.formats.input_reader import input_reader
+from offline_cli.formats.lerobot import open_lerobot
 from offline_cli.formats.listing import KINDS, NO_DATA, Listing
 from offline_cli.formats.minari.reader import open_minari
+from offline_cli.formats.npz.flat import open_npz, sniff_npz, sniff_ogbench
+from offline_cli.formats.npz.ogbench import open_ogbench
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
@@ -35,8 +39,7 @@ TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arr
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
 RECIPES: Final = {
-    "npz": "numpy-files",
-    "npy": "numpy-files",
+    "npy": "numpy-arrays",
     "tfrecord": "rlds-datasets",
     "rlds": "rlds-datasets",
 }
@@ -118,6 +121,10 @@ OURS: Final = {
             lambda listing: LIKELY if listing.kind in TABLES else NO,
             takes_mapping=True,
         ),
+        Reader("npz", KINDS["npz"], open_npz, sniff_npz, takes_mapping=True),
+        Reader("ogbench", "OGBench's NumPy archives", open_ogbench, sniff_ogbench),
+        Reader("imitation", "imitation's trajectories, a Hugging Face dataset on disk", open_imitation, sniff_imitation),
+        Reader("lerobot", KINDS["lerobot"], open_lerobot, lambda listing: SURE if listing.kind == "lerobot" else NO),
     )
 }
 """Those that come with us, by name."""

@@ -49,6 +49,7 @@ class SinkContext:
     overwrite: bool
     resume: bool
     max_bytes_per_file: int = MAX_BYTES.default  # before compression
+    temp_dir: str | None = None  # where bytes wait that do not fit into memory; None: the system's
     base: Base | None = None  # the dataset that is added to; only our own sinks get one
 
 

@@ -87,7 +87,7 @@ SOURCE_FORMAT: Final = Option(
     group=Group.DATA,
     default="auto",
     flag="--from",
-    metavar="auto|episodes|columns|sample-batch|minari|d4rl|robomimic|d3rlpy|table|NAME",
+    metavar="auto|episodes|columns|sample-batch|minari|d4rl|robomimic|d3rlpy|table|npz|ogbench|imitation|lerobot|NAME",
 )
 SEED: Final = Option(
     help="Random seed.",

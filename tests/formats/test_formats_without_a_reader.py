@@ -40,11 +40,6 @@ def arrays() -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def npz(folder: Path) -> None:
-    np.savez_compressed(folder / "log.bin", a=np.zeros(3))
-    (folder / "log.bin.npz").rename(folder / "log.bin")
-
-
 def npy(folder: Path) -> None:
     np.save(folder / "log.npy", np.zeros(3))
 
@@ -62,8 +57,7 @@ def rlds(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words", "heading"),
     [
-        (npz, "found NumPy archives", "NumPy files"),
-        (npy, "found NumPy arrays", "NumPy files"),
+        (npy, "found NumPy arrays", "NumPy arrays"),
         (tfrecord, "found TFRecord files", "RLDS datasets"),
         (rlds, "found an RLDS dataset", "RLDS datasets"),
     ],
@@ -91,13 +85,16 @@ def test_a_zip_of_other_files_and_bytes_that_only_begin_like_a_record_are_neithe
     assert "formats.md" not in told["error"]["fix"]
 
 
-def test_the_recipe_for_numpy_files_runs(
+def test_the_recipe_for_numpy_arrays_runs(
     arrays: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., dict[str, Any]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    np.savez("log.npz", **arrays)
-    exec(recipe("NumPy files"), {})
-    check_table(arrays, told)
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+    exec(recipe("NumPy arrays"), {})
+    command = "offline-cli convert log.npz --action-scale env --out D"
+    assert f"{command}\n" in PAGE.read_text(encoding="utf-8")
+    check_episodes(arrays, told(*command.split()[1:]))
 
 
 def check_table(arrays: dict[str, Any], told: Callable[..., dict[str, Any]]) -> None:
@@ -106,6 +103,11 @@ def check_table(arrays: dict[str, Any], told: Callable[..., dict[str, Any]]) -> 
     assert "offline-cli convert log.parquet --mapping d4rl-table --action-scale env --out D\n" in PAGE.read_text(
         encoding="utf-8"
     )
+    check_episodes(arrays, found)
+
+
+def check_episodes(arrays: dict[str, Any], found: dict[str, Any]) -> None:
+    """D has the three episodes."""
     assert (found["episodes"], found["steps"]) == (3, 12)
     with open_dataset("D").batches() as batches:
         whole = EpisodeBatch.concat(list(batches))

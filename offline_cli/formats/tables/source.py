@@ -115,7 +115,7 @@ class TableSource(FileSource):
     format: ClassVar = "table"
     options: TableOptions = field(default_factory=TableOptions)
     storage_options: Mapping[str, Any] | None = None
-    kind: str = "parquet"  # of all files: parquet | arrow | csv | json
+    kind: str = "parquet"  # of all files: parquet | arrow | csv | json | npz
     _read: int = field(default=0, init=False)  # bytes of the files
     _tables: list[TableFile] = field(default_factory=list, init=False)
     _types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict, init=False)
