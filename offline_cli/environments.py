@@ -28,6 +28,7 @@ import gymnasium.wrappers
 import numpy as np
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
+from offline_cli.games import Game, common_spaces, game_of
 from offline_cli.import_path import add_current_folder, call_of, hidden_file, module_named, names_file, no_module
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
 from offline_cli.waiting import CLOSING, Overdue, current
@@ -38,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
 PYTHON = "python:"
+PETTINGZOO = "pettingzoo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,12 @@ class Environment:
         except Exception:
             self.close()
             raise
+
+    @property
+    def agents(self) -> Mapping[str, tuple[Space, Space]] | None:
+        """Spaces of observations and actions of each agent, where the environment is of several (a `Game`); else None."""
+        made = self._singles[0]
+        return made.spaces_of if isinstance(made, Game) else None
 
     @property
     def has_vector_class(self) -> bool:
@@ -124,6 +132,7 @@ class Environment:
     def _made(self) -> Env:
         with current().within("making", f"{self.name} to be made"):
             made = _guarded(self.name, "making", self._make)
+        made = game_of(made, self.name)
         if not isinstance(made, gym.Env):
             what = f"{self.name!r} gave {type(made).__name__}, not a gymnasium.Env"
             raise UnknownEnvironment(what, where=f"--env {self.name}", fix="name what makes one gymnasium.Env")
@@ -211,9 +220,13 @@ def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wra
 
 
 def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
-    """Observation and action space of that environment. Raises as `open_environment` does."""
+    """Observation and action space of that environment, of several agents those of each. Raises as `open_environment` does, and
+    BadConfig for agents of several spaces.
+    """
     spec = EnvironmentSpec(named) if isinstance(named, str) else named
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+        if environment.agents is not None:
+            return common_spaces(environment.agents, spec.id)
         return environment.observation_space, environment.action_space
 
 
@@ -326,6 +339,8 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
+        if err.name == PETTINGZOO:
+            raise _missing(name, err) from err
         if said := no_module(module, err):
             raise _unknown(name, said) from err
         raise _missing(name, err) from err
@@ -355,7 +370,8 @@ def _unknown(name: str, why: str, near: list[str] | None = None) -> UnknownEnvir
 def _missing(name: str, error: ImportError | gym.error.Error) -> MissingPackage:
     said = re.search(r"pip install [^`]+", str(error))
     package = getattr(error, "name", None) or "what the environment needs"
-    fix = said[0] if said else f"pip install {package.partition('.')[0]}"
+    package = package.partition(".")[0]
+    fix = said[0] if said else "pip install 'offline-cli[pettingzoo]'" if package == PETTINGZOO else f"pip install {package}"
     return MissingPackage(f"{name} needs a package: {error}", where=f"--env {name}", fix=fix)
 
 

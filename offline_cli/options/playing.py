@@ -1,8 +1,9 @@
 """Options of `record` and `evaluate`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Required, TypedDict
 
-from offline_cli.options.option import Group, Option, reworded
+from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
     ROW_FORMAT,
@@ -64,11 +65,12 @@ class RecordOptions(EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriti
 
     policy: Required[
         Annotated[
-            str,
+            str | Sequence[str],
             Option(
                 help="Policy to play: random, a run folder of train-bc, sb3:FILE (loading one runs the pickled code in it), "
-                "or python:package.module:attribute.",
+                "or python:package.module:attribute. Of several agents one for all, or AGENT=P for each.",
                 group=Group.PLAYING,
+                form=Form.NAMES,
                 short="-p",
                 metavar="P",
             ),

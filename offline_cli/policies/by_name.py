@@ -38,7 +38,7 @@ from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["load_policy", "open_policy", "policy_of_run"]
+__all__ = ["load_policy", "open_policy", "policy_of_run", "stand_in"]
 
 RANDOM, SB3, PYTHON = "random", "sb3:", "python:"
 KINDS = ("observations", "actions")
@@ -307,8 +307,12 @@ def _environment(name: str | None, spaces: Any) -> Iterator[Environment]:
         with open_environment(name) as environment:
             yield environment
         return
-    told = spaces()
-    yield Environment("the spaces it was trained with", lambda: _SpacesAlone(*told), None)
+    yield stand_in("the spaces it was trained with", spaces())
+
+
+def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
+    """Of an environment that is not here, or of one agent of several."""
+    return Environment(name, lambda: _SpacesAlone(*spaces), None)
 
 
 def _spaces_of_run(loaded: LoadedPolicy, pieces: PlaySpec, where: str) -> tuple[Space, Space] | None:

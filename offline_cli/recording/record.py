@@ -33,6 +33,7 @@ from offline_cli.playing.runner_factory import open_planned, policy_of
 from offline_cli.policies.by_name import PYTHON, RANDOM, SB3
 from offline_cli.policies.piped_policy import tell_unlike_training
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.recording.agent_episodes import AgentEpisodes
 from offline_cli.recording.learned_state import going_on
 from offline_cli.recording.provenance import Player, finished_manifest, provenance
 from offline_cli.recording.results import (
@@ -83,12 +84,12 @@ def record(
     what pieces learned is lost, and Interrupted, all with all whole episodes committed.
     """
     started = time.monotonic()
-    policy, format, first_episode = options["policy"], options["format"], options["first_episode"]
+    format, first_episode = options["format"], options["first_episode"]
     resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]
     num_env_runners, step_timeout = options["num_env_runners"], options["step_timeout"]
     plan = checked_plan(env, options)
-    plan = replace(plan, storage_options=_of_policy(policy, out, options["storage_options"]))
-    target = open_location(out, options["storage_options"], beside=_places_of(policy))
+    plan = replace(plan, storage_options=_of_policy(plan, out, options["storage_options"]))
+    target = open_location(out, options["storage_options"], beside=_places_of(plan))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
     overseer = Overseer(env, saving=SAVING, step_timeout=None if num_env_runners else step_timeout)
@@ -96,6 +97,8 @@ def record(
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
         tell_unlike_training(opened)
+        agents = AgentEpisodes.of(environment, opened, plan)
+        spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
         result = nothing_recorded(plan, opened, out=target.url, format=format)
         fill = partial(filled, result, started=started)
         try:
@@ -114,8 +117,8 @@ def record(
         writer = DatasetWriter(
             target,
             format=format,
-            observation_space=environment.observation_space,
-            action_space=environment.action_space,
+            observation_space=spaces[0],
+            action_space=spaces[1],
             action_scale=opened.action_scale,
             environment=manifests.Environment(plan.env, dict(plan.env_kwargs), plan.wrappers),
             provenance=provenance(plan, opened.fingerprint, command),
@@ -129,25 +132,27 @@ def record(
         )
         with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once
             player = Player(environment, opened, in_processes=num_env_runners > 0, stopped=lambda: stop.requested is not None)
-            return _Recording(writer, target.url, plan, player, stop, fill, on_progress).recorded(overseer)
+            recording = _Recording(writer, target.url, plan, player, stop, fill, on_progress, agents, opened.fingerprint)
+            return recording.recorded(overseer)
 
 
 def _of_policy(
-    policy: str, out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
+    plan: Plan, out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
     """The storage options that are not for `out` alone. Raises UsageError for one that neither place takes."""
     if not options:
         return options
     target = out.url if isinstance(out, Location) else os.fspath(out)
-    places = _places_of(policy)
+    places = _places_of(plan)
     of_out = options_for(target, options, beside=places)
-    of_policy = options_for(policy, options, beside=[target]) if places else {}
+    of_policy = {name for place in places for name in options_for(place, options, beside=[target, *places])}
     return {name: value for name, value in options.items() if name in of_policy or name not in of_out}
 
 
-def _places_of(policy: str) -> list[str]:
-    """The run folder that a policy comes from; none for the other kinds."""
-    return [] if policy == RANDOM or policy.startswith((SB3, PYTHON)) else [policy]
+def _places_of(plan: Plan) -> list[str]:
+    """The run folders that policies come from; none for the other kinds."""
+    texts = [text.partition("=")[2] or text for text in plan.policies] if len(plan.policies) > 1 else [plan.policy]
+    return [text for text in texts if text != RANDOM and not text.startswith((SB3, PYTHON))]
 
 
 class _Recording:
@@ -162,7 +167,11 @@ class _Recording:
         stop: StopSignals,
         fill: Callable[..., RecordResult],
         on_progress: OnProgress,
+        agents: AgentEpisodes | None,
+        fingerprint: str,
     ) -> None:
+        """`agents`: of games of several agents, with the `fingerprint` of their policy."""
+        self._agents, self._fingerprint = agents, fingerprint
         self._writer, self._out, self._plan, self._player, self._stop = writer, out, plan, player, stop
         self._fill, self._on_progress = fill, on_progress
         self._before = self._have = Amount()
@@ -173,7 +182,7 @@ class _Recording:
         writer, overseer.on_stuck = self._writer, self._left_behind
         try:
             with writer:
-                self._before = self._have = Amount(writer.episodes_written, writer.steps_written)
+                self._before = self._have = self._written_before()
                 self._play()
                 result, error = self._committed(self._player.failure)
         except KeyboardInterrupt as err:  # one signal too many
@@ -182,6 +191,12 @@ class _Recording:
         if error is not None:
             raise error
         return result
+
+    def _written_before(self) -> Amount:
+        """What is there already of an interrupted recording: whole episodes, or games."""
+        if self._agents is None:
+            return Amount(self._writer.episodes_written, self._writer.steps_written)
+        return Amount(self._agents.begun(self._plan, self._fingerprint, self._writer.ids_written))
 
     def _play(self) -> None:
         """Write what is played after what there was before."""
@@ -201,7 +216,9 @@ class _Recording:
             if one_by_one and self._is_late(began):
                 self._left_out += 1
                 continue
-            self._writer.write(part)
+            whole = part if self._agents is None else self._agents.divided(part)
+            if whole is not None:
+                self._writer.write(whole)
             self._have = self._have.plus(part)
 
     def _is_late(self, began: float) -> bool:
@@ -221,7 +238,8 @@ class _Recording:
         learned = self._player.learned()
         known = learned.provenance()
         manifest = self._writer.commit(complete=complete, provenance=known, episodes_lost=0, count_not_finite=True)
-        result = self._fill(manifest, new_steps=have.steps - self._before.steps)
+        games = None if self._agents is None else have.episodes
+        result = replace(self._fill(manifest, new_steps=have.steps - self._before.steps), games=games)
         counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
         if counts:
             _log.warning(

@@ -114,7 +114,8 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
-    num_env_runners = options["num_env_runners"]
+    num_env_runners, given = options["num_env_runners"], options["policy"]
+    policies = (given,) if isinstance(given, str) else tuple(given)
     pieces = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     asked = AskedEnvironment.of({**options, "env": env}, known=False)
     assert asked is not None
@@ -124,7 +125,8 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         env=env,
         env_kwargs=asked.kwargs or {},
         wrappers=tuple(asked.wrappers or ()),
-        policy=options["policy"],
+        policy=", ".join(policies),
+        policies=policies,
         explore=options["explore"],
         seed=options["seed"],
         vectorize=options["vectorize"],
@@ -244,6 +246,7 @@ class RecordResult:
     module_to_env: list[str] | None
     dry_run: bool = True  # everything was checked, nothing was written
     assumptions: Mapping[str, int] = field(default_factory=dict)  # NaN and infinite values by kind: "nan-in-rewards"
+    games: int | None = None  # of several agents, each of which has episodes of its own; None: of one agent
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
