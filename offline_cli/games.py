@@ -26,7 +26,19 @@ from offline_cli.errors import BadConfig
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.step_values import flag_of, reward_of
 
-__all__ = ["OBS", "STATE", "Game", "common_spaces", "game_of", "has_ended", "is_acting", "is_shown", "rewards_in"]
+__all__ = [
+    "OBS",
+    "STATE",
+    "Game",
+    "agents_in",
+    "common_spaces",
+    "final_returns",
+    "game_of",
+    "has_ended",
+    "is_acting",
+    "is_shown",
+    "rewards_in",
+]
 
 OBS, STATE = "obs", "state"
 SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # numbers of a state
@@ -48,9 +60,29 @@ def has_ended(state: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]
     return np.asarray(state[:, TERMINATED] > 0), np.asarray(state[:, TRUNCATED] > 0)
 
 
-def rewards_in(state: NDArray[Any], *, total: bool = False) -> NDArray[np.float64]:
-    """(B,) the agent's reward since it was last shown an observation; or of the whole game so far."""
-    return np.asarray(state[:, RETURN if total else REWARD], np.float64)
+def rewards_in(state: NDArray[Any]) -> NDArray[np.float64]:
+    """(B,) the agent's reward since it was last shown an observation."""
+    return np.asarray(state[:, REWARD], np.float64)
+
+
+def final_returns(state: NDArray[Any]) -> NDArray[np.float64]:
+    """(B,) the agent's return at the end of games; NaN where it took no part."""
+    took_part = state[:, TERMINATED : TRUNCATED + 1].any(axis=1)
+    return np.where(took_part, state[:, RETURN], np.nan)
+
+
+class StateSpace(spaces.Box):
+    """Of a state."""
+
+    def __init__(self) -> None:
+        super().__init__(-np.inf, np.inf, (6,), np.float64)
+
+
+def agents_in(space: Space) -> tuple[str, ...]:
+    """The agents, where `space` is of a game's observations; else none."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {}
+    states = [part.spaces.get(STATE) if isinstance(part, spaces.Dict) else None for part in parts.values()]
+    return tuple(parts) if parts and all(isinstance(state, StateSpace) for state in states) else ()
 
 
 def game_of(made: Any, name: str) -> Any:
@@ -63,7 +95,9 @@ def game_of(made: Any, name: str) -> Any:
     return TurnGame(made, name) if isinstance(made, known.AECEnv) else made
 
 
-def common_spaces(agents: Mapping[str, tuple[Space, Space]], name: str, chosen: Iterable[str] | None = None) -> tuple[Space, Space]:
+def common_spaces(
+    agents: Mapping[str, tuple[Space, Space]], name: str, chosen: Iterable[str] | None = None
+) -> tuple[Space, Space]:
     """The spaces of observations and actions that all agents have, or those `chosen`. Raises BadConfig where they differ."""
     kinds: list[tuple[tuple[Space, Space], list[str]]] = []
     for agent in agents if chosen is None else chosen:
@@ -94,7 +128,7 @@ class Game(gym.Env[Any, Any]):
         self.spaces_of: dict[str, tuple[Space, Space]] = {
             agent: (played.observation_space(own), played.action_space(own)) for agent, own in self._called.items()
         }
-        state = spaces.Box(-np.inf, np.inf, (6,), np.float64)
+        state = StateSpace()
         parts = [(agent, spaces.Dict([(OBS, own[0]), (STATE, state)])) for agent, own in self.spaces_of.items()]
         self.observation_space = spaces.Dict(parts)
         self.action_space = spaces.Dict([(agent, own[1]) for agent, own in self.spaces_of.items()])

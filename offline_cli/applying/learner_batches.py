@@ -26,6 +26,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.common.batch_columns import as_tensors
@@ -105,18 +106,19 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
 
 
 def of_one_module(
-    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
+    batches: Iterable[EpisodeBatch], wanted: str | OneModule | None, *, where: str, seen: Counter[str] | None = None
 ) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a module id is of the
-    module `default_policy`.
+    """Those of `batches` that module `wanted` acted in, or learns from; None: all, of whatever module. An episode without a module
+    id is of the module `default_policy`.
 
     At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
     there are several. `seen` counts the episodes of each module.
     """
     seen = Counter() if seen is None else seen
+    named = wanted.names if isinstance(wanted, OneModule) else _names
+    wanted = wanted.name if isinstance(wanted, OneModule) else wanted
     for batch in batches:
-        ids = batch.module_ids
-        names = [DEFAULT_MODULE_ID] * len(batch) if ids is None else [id_ or DEFAULT_MODULE_ID for id_ in ids]
+        names = named(batch)
         here = Counter(names)
         seen.update(here)
         if wanted is None:
@@ -128,10 +130,15 @@ def of_one_module(
             yield batch.select(np.flatnonzero([name == wanted for name in names]))
     if wanted is None and len(seen) > 1:
         what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
-        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one")
+        fix = f"{_choice(seen)} to train that one; --module-of module_id to train one policy each, --module-of '*=shared' one for all"
+        raise BadConfig(what, where=where, fix=fix)
     if wanted is not None and seen and wanted not in seen:
         what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
         raise BadConfig(what, where=where, fix=_choice(seen))
+
+
+def _names(batch: EpisodeBatch) -> list[str]:
+    return [name or DEFAULT_MODULE_ID for name in batch.module_ids or (None,) * len(batch)]
 
 
 def _choice(seen: Counter[str]) -> str:

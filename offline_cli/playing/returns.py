@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadData
+from offline_cli.games import STATE, agents_in, final_returns
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.plan import BLOCK, OWN_CLASS, EvaluationPlan, Plan
 from offline_cli.playing.runner_factory import open_runner
@@ -27,7 +28,7 @@ from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "way_to_step"]
+__all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "played_with", "way_to_step"]
 
 Each = Callable[[int], None]
 
@@ -51,6 +52,7 @@ class EvaluateResult:
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
     pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # played between, by side; and what is `unlike_training`
+    return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -65,6 +67,7 @@ class Outcomes:
     returns: NDArray[np.float64]  # (E,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (E,) steps
     not_finite: NDArray[np.int64]  # (E, 2) numbers in observations acted on that are NaN, and infinite
+    by_agent: NDArray[np.float64]  # (E, A) of games: each agent's return; NaN: it took no part
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -72,10 +75,10 @@ class Outcomes:
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """All episodes, by index."""
-        fields = ("indices", "returns", "lengths", "not_finite")
-        indices, returns, lengths, not_finite = (np.concatenate([getattr(part, name) for part in parts]) for name in fields)
-        order = np.argsort(indices)
-        return cls(indices[order], returns[order], lengths[order], not_finite[order])
+        fields = ("indices", "returns", "lengths", "not_finite", "by_agent")
+        joined = [np.concatenate([getattr(part, name) for part in parts]) for name in fields]
+        order = np.argsort(joined[0])
+        return cls(*(values[order] for values in joined))
 
 
 class Returns:
@@ -90,7 +93,8 @@ class Returns:
         self._sums = np.zeros(slots)
         self._steps = np.zeros(slots, np.int64)
         self._not_finite = np.zeros((slots, 2), np.int64)
-        self._ended: list[tuple[Index, NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]] = []
+        self._agents = agents_in(spaces[0])
+        self._ended: list[Outcomes] = []
 
     @property
     def full(self) -> bool:
@@ -116,13 +120,17 @@ class Returns:
 
     def end(self, slots: Index, flags: tuple[NDArray[Any], NDArray[Any]], finals: Tree, infos: NDArray[Any] | None) -> None:
         """See Sink."""
-        indices = self._plan.indices(self._runner, self._episode[slots])
-        self._ended.append((indices, self._sums[slots], self._steps[slots], self._not_finite[slots]))
+        indices, returns = self._plan.indices(self._runner, self._episode[slots]), self._sums[slots]
+        by_agent = np.zeros((len(slots), len(self._agents)))
+        if self._agents:
+            by_agent = np.stack([final_returns(finals[agent][STATE]) for agent in self._agents], axis=1)
+            returns = np.nansum(by_agent, axis=1)
+        self._ended.append(Outcomes(indices, returns, self._steps[slots], self._not_finite[slots], by_agent))
 
     def take(self, limit: int | None = None) -> Outcomes | None:
         """All that have ended, whatever their order."""
         ended, self._ended = self._ended, []
-        return Outcomes.in_order([Outcomes(*part) for part in ended]) if ended else None
+        return Outcomes.in_order(ended) if ended else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +140,18 @@ class Played:
     returns: NDArray[np.float64]  # (N,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (N,) steps
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # see EvaluateResult
+    by_agent: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) of games, NaN: it took no part
+
+    @property
+    def return_by_agent(self) -> dict[str, dict[str, Any]]:
+        """Of each agent that took part: how many games, mean and sample standard deviation of its returns."""
+        found = {}
+        for agent, returns in self.by_agent.items():
+            own = returns[~np.isnan(returns)]
+            if len(own):
+                figures = {"return_mean": float(own.mean()), "return_std": float(own.std(ddof=1)) if len(own) > 1 else 0.0}
+                found[agent] = {"games": len(own), **figures}
+        return found
 
     @property
     def mean(self) -> float:
@@ -195,6 +215,24 @@ def play(
     return played_here(plan, module, environment, pieces, on_step=on_step, on_episodes=on_episodes)
 
 
+def played_with(
+    plan: EvaluationPlan,
+    policy: Policy | PipedPolicy,
+    environment: Environment,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+    on_episodes: Each = lambda done: None,
+) -> Played:
+    """The plan's episodes of a policy that is open, in this process."""
+
+    def stopped() -> bool:
+        on_step()
+        return False
+
+    with open_runner(plan, 0, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
+        return _checked(plan, runner.batches(), on_episodes, environment)
+
+
 def played_here(
     plan: EvaluationPlan,
     module: RLModule,
@@ -205,21 +243,15 @@ def played_here(
     on_episodes: Each = lambda done: None,
 ) -> Played:
     """The plan's episodes, in this process: see `play`."""
-
-    def stopped() -> bool:
-        on_step()
-        return False
-
     with evaluating(module):
         policy = _policy(module, environment, pieces, explore=plan.explore)
-        with open_runner(plan, 0, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
-            return _checked(plan, runner.batches(), on_episodes)
+        return played_with(plan, policy, environment, on_step=on_step, on_episodes=on_episodes)
 
 
-def played_by_runners(plan: EvaluationPlan, *, on_episodes: Each = lambda done: None) -> Played:
+def played_by_runners(plan: EvaluationPlan, environment: Environment, *, on_episodes: Each = lambda done: None) -> Played:
     """The plan's episodes, by as many runner processes as it says. Raises what `play` raises."""
     with closing(outcomes_of_processes(plan, Returns)) as outcomes:
-        return _checked(plan, outcomes, on_episodes)
+        return _checked(plan, outcomes, on_episodes, environment)
 
 
 def way_to_step(environment: Environment, pieces: PlaySpec | None) -> str:
@@ -236,7 +268,7 @@ def _policy(module: RLModule, environment: Environment, pieces: PlaySpec | None,
     return policy
 
 
-def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Each) -> Played:
+def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Each, environment: Environment) -> Played:
     parts, done = [], 0
     for part in outcomes:
         parts.append(part)
@@ -251,4 +283,5 @@ def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Ea
         place, fix = f"{plan.env}, episode {bad[0]}", "fix the environment's rewards"
         raise BadData(f"a return of {every.returns[bad[0]]}", where=place, fix=fix)
     counts = zip(("nan-in-observations", "infinite-in-observations"), every.not_finite.sum(axis=0).tolist(), strict=True)
-    return Played(every.returns, every.lengths, {kind: count for kind, count in counts if count})
+    by_agent = {agent: every.by_agent[:, number] for number, agent in enumerate(environment.agents or ())}
+    return Played(every.returns, every.lengths, {kind: count for kind, count in counts if count}, by_agent)

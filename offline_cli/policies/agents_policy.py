@@ -116,7 +116,9 @@ class _Shared:
     def __init__(self, player: Player, places: Mapping[str, slice], *, rows: int, slots: int) -> None:
         self._policy, self._agents, self._spaces = player.policy, player.agents, player.spaces
         self._places = [places[agent] for agent in player.agents]
-        self._rows = 1 if self._policy.rows_alike else block_rows(self._policy, self._spaces[0], slots * len(self._agents), rows)
+        self._rows = (
+            1 if self._policy.rows_alike else block_rows(self._policy, self._spaces[0], slots * len(self._agents), rows)
+        )
         self._none = self._nothing(player.example)
 
     def _nothing(self, example: Tree | None) -> Acted | None:
@@ -133,11 +135,12 @@ class _Shared:
     def extras(self) -> Mapping[str, str]:
         """The form of each extra model output, by name."""
         told = {} if self._none is None else self._none.extras
-        return {name: ", ".join(f"{path} {leaf.dtype}{leaf.shape[1:]}" for path, leaf in flatten(tree)) for name, tree in told.items()}
+        return {
+            name: ", ".join(f"{path} {leaf.dtype}{leaf.shape[1:]}" for path, leaf in flatten(tree))
+            for name, tree in told.items()
+        }
 
-    def act(
-        self, observations: Tree, chance: NDArray[np.float64], count: int, extras: Sequence[str]
-    ) -> dict[str, Acted]:
+    def act(self, observations: Tree, chance: NDArray[np.float64], count: int, extras: Sequence[str]) -> dict[str, Acted]:
         """Rows (count, ...) of each agent; zeros where it does not act. `extras`: which outputs are wanted."""
         acting = np.stack([is_acting(observations[agent][STATE]) for agent in self._agents])
         which, row = np.nonzero(acting)
@@ -150,9 +153,7 @@ class _Shared:
             drawn = np.concatenate([chance[mask, place] for place, mask in zip(self._places, acting, strict=True)])
             acted = self._in_blocks(seen, drawn)
             self._none = self._none or _part(acted, slice(0, 1), zeros=True)
-        return {
-            agent: self._spread(acted, which == number, row, count, extras) for number, agent in enumerate(self._agents)
-        }
+        return {agent: self._spread(acted, which == number, row, count, extras) for number, agent in enumerate(self._agents)}
 
     def _in_blocks(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
         count, size = len(chance), self._rows if not self._policy.rows_alike else len(chance)

@@ -11,7 +11,7 @@ never to wall time. Which policy a run keeps:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,9 +28,10 @@ from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.stop_signals import StopSignals
 
-__all__ = ["Checks", "score"]
+__all__ = ["CONFIRMED", "Checks", "Together", "returns_of", "score"]
 
 CONFIRMED = "confirm_return_mean"
+Together = Callable[[int], Mapping[str, float]]
 
 
 class Checks:
@@ -45,15 +46,18 @@ class Checks:
         environment: Environment | None,
         pieces: PlaySpec | None,
         updates_per_epoch: int,
+        together: Together | None = None,
     ) -> None:
+        """`together`: in place of an environment, what modules that are played together returned, by update of this one."""
+        self._together = together
         self._learner, self._config, self._val = learner, config, val
         self._environment, self._pieces = environment, pieces
         self.bound = config.bound(updates_per_epoch)
-        self._every, self._per_epoch = config.check_every(updates_per_epoch), updates_per_epoch
+        self.every, self._per_epoch = config.check_every(updates_per_epoch), updates_per_epoch
 
     def due(self, update: int) -> bool:
         """Whether there is a check after that many updates."""
-        return update > 0 and (update % self._every == 0 or update == self.bound)
+        return update > 0 and (update % self.every == 0 or update == self.bound)
 
     def least_bound(self, updates: int) -> str:
         """The option, with its least value, that allows for so many updates: `--epochs 12`."""
@@ -65,11 +69,13 @@ class Checks:
         figures: dict[str, float] = {}
         if self._val is not None:
             figures |= {f"val_{name}": value for name, value in score(self._learner, self._val, self._config.precision).items()}
-        if self._environment is not None:
+        if self._together is not None:
+            figures |= self._together(update)
+        elif self._environment is not None:
             checked = self._play(self._config.eval_episodes, Purpose.CHECK, update, stop)
-            figures |= _returns("eval", checked)
+            figures |= returns_of("eval", checked)
             if self._config.until_return is not None and checked.mean >= self._config.until_return:
-                figures |= _returns("confirm", self._play(self._config.confirm_episodes, Purpose.CONFIRM, update, stop))
+                figures |= returns_of("confirm", self._play(self._config.confirm_episodes, Purpose.CONFIRM, update, stop))
         return figures
 
     def _play(self, episodes: int, purpose: Purpose, update: int, stop: StopSignals) -> Played:
@@ -111,7 +117,8 @@ class Checks:
         return -figures["val_loss"] if "val_loss" in figures else None
 
 
-def _returns(name: str, played: Played) -> dict[str, float]:
+def returns_of(name: str, played: Played) -> dict[str, float]:
+    """The figures of played episodes, whose names begin with `name`."""
     values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
     return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
 

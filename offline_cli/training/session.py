@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from offline_cli.policies.run_files import (
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
-from offline_cli.training.checks import Checks
+from offline_cli.training.checks import Checks, Together
 from offline_cli.training.config import BCConfig
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
@@ -51,7 +52,9 @@ class Session:
         *,
         environment: Environment | None,
         on_progress: OnProgress,
+        together: Together | None = None,
     ) -> None:
+        """`together`: see Checks."""
         device = torch.device(state.device)
         self.learner = data.learner
         self.learner.to(device)
@@ -67,6 +70,7 @@ class Session:
             environment=environment,
             pieces=data.pieces,
             updates_per_epoch=self.loader.updates_per_epoch,
+            together=together,
         )
         self._update = Update(
             self.learner,
@@ -270,6 +274,10 @@ class Session:
     def _generators(self) -> dict[str, Tensor]:
         found = {"generator": torch.get_rng_state()}
         return found | ({"generator_cuda": torch.cuda.get_rng_state()} if self._update.device.type == "cuda" else {})
+
+    def kept_policy(self) -> AbstractContextManager[None]:
+        """Within it the learner's policy is the one that is checked and kept."""
+        return self._update.kept_policy()
 
     def policy_state(self) -> dict[str, Tensor]:
         """The policy that is checked and kept, as of now."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.applying.learner_batches import nothing_left
+from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment, EnvironmentSpec
@@ -190,7 +191,7 @@ def load_data(
     pipeline: Given = None,
     env_to_module: Given = None,
     from_: str = SOURCE_FORMAT.default,
-    module_id: str | None = None,
+    module_id: str | OneModule | None = None,
     device: str = "cpu",
     tables: TableOptions = PLAIN_TABLES,
     selection: Selection | None = None,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -34,6 +34,7 @@ from offline_cli.applying.learner_batches import (
     of_one_module,
     with_steps,
 )
+from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import STEP_COLUMNS, Columns, ElementNames
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
@@ -45,6 +46,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Sources, is_of_bucket
 from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.policies.piped_policy import PlaySpec, beside_learner
@@ -81,7 +83,7 @@ class TrainingSource:
     pieces: PlaySpec | None  # what the policy plays between in `environment`; None: no pieces
     recorded_in: EnvironmentSpec | None  # what the data is of; None: not known, or not one
     alone: bool  # the policy plays without pieces
-    module_id: str | None  # whose episodes are learned from; None: there is one module
+    module_id: str | OneModule | None  # whose episodes are learned from; None: there is one module
     learner: Learner  # learns from the columns, and gives pieces their module
     extras: UsedExtras
     selection: Selection  # of the episodes
@@ -141,6 +143,8 @@ class TrainingSource:
     @property
     def module(self) -> str | None:
         """The module whose episodes were read; None before they were."""
+        if isinstance(self.module_id, OneModule):
+            return self.module_id.name
         return self.module_id or next(iter(self._modules), None)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
@@ -217,7 +221,7 @@ def open_training_source(
     pipeline: Given,
     env_to_module: Given,
     from_: str,
-    module_id: str | None,
+    module_id: str | OneModule | None,
     storage_options: Mapping[str, Any] | None,
     on_progress: OnProgress,
     tables: TableOptions | None = None,
@@ -236,7 +240,7 @@ def open_training_source(
         return read_episodes(
             sources,
             from_=from_,
-            env=config.env if environment is None else environment.spec,
+            env=AskedEnvironment.of(asdict(config)) if environment is None else environment.spec,
             action_scale=config.action_scale,
             tables=tables,
             episode_limit=episode_limit,
@@ -264,7 +268,7 @@ def _opened(
     given: PipelineSpec,
     beside: PipelineSpec,
     *,
-    module_id: str | None,
+    module_id: str | OneModule | None,
     extras: UsedExtras,
     selection: Selection,
 ) -> TrainingSource:

@@ -1,0 +1,431 @@
+"""Trains the modules of several agents in one run: a run folder for each in `modules/`, checked together in one environment.
+
+    RUN/modules.json          which agents each module plays; the first file
+    RUN/modules/NAME/         an ordinary run folder, whose policy is playable by itself
+    RUN/metrics.jsonl         a row for each check of all modules in the environment: returns of games, by agent
+    RUN/result.json           the last file
+
+A module learns as it would in a run of its own, with the same seed: to the last bit. Modules take turns, each from one check to
+the next. All have saved a checkpoint there before they are played together, and the row of that check is durable before one of
+them goes on: so a resumed run has every check that it needs, played or written down. `until_return` and the choice of the best
+are those of a single run, by the return of games: the sum over agents. A module whose training is over plays as it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offline_cli.applying.modules_of_agents import AgentsSeen, ModuleOf, OneModule
+from offline_cli.byte_sizes import byte_size
+from offline_cli.connectors.pipeline_spec import Given
+from offline_cli.converting.reading import read_episodes
+from offline_cli.converting.whole_episodes import ExtraOutputs
+from offline_cli.engines.overseer import Overseer
+from offline_cli.environments import Environment, open_environment
+from offline_cli.errors import BadConfig, Interrupted, OutputExists, UsageError
+from offline_cli.files.locations import Location, Sources, open_location
+from offline_cli.files.staging import whole_file, write_whole
+from offline_cli.formats.tables import TableOptions
+from offline_cli.json_documents import from_json
+from offline_cli.modules.devices import use_threads
+from offline_cli.playing.agents_together import AgentsTogether
+from offline_cli.playing.slots import Purpose
+from offline_cli.policies.agents_by_name import MODULES_FILE, MODULES_FOLDER, RunModules, is_module_name, modules_of_run
+from offline_cli.policies.run_files import METRICS, RESULT, copy_into, json_bytes
+from offline_cli.policies.run_policy import load_policy
+from offline_cli.progress import OnProgress
+from offline_cli.training.checks import CONFIRMED, Together, returns_of
+from offline_cli.training.metrics_file import TrainResult
+from offline_cli.training.outcomes import finished, interrupted, result_of, unless_missed
+from offline_cli.training.run_lock import TRAINING, RunLock, holds_nothing_else
+from offline_cli.training.session import Session
+from offline_cli.training.stop_signals import StopRequested, StopSignals
+
+__all__ = ["ModulesResult", "Prepared", "Steps", "finished_result", "learn_modules"]
+
+
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A session that can begin, or resume."""
+
+    session: Session
+    tensors: Mapping[str, Tensor] | None  # of the checkpoint that it resumes from; None: it begins
+    described: Mapping[str, Any]  # policy.json
+    overseer: Overseer | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModulesResult(TrainResult):
+    """A finished run of several modules: sums of episodes, steps and seconds, means of losses, returns of games."""
+
+    modules: dict[str, Any] = field(default_factory=dict)  # the result of each
+    return_by_agent: dict[str, Any] = field(default_factory=dict)  # of the check that `eval_return_mean` is of
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a single run is made of."""
+
+    prepared: Callable[..., Prepared]
+    fit: Callable[..., None]
+    begun: Callable[[Prepared], None]
+
+
+def finished_result(run: Prepared) -> TrainResult | None:
+    """The result of a run that is finished within its bound; None: it is not. Raises BadConfig for a bound that is passed."""
+    state, folder, bound = run.session.state, run.session.folder, run.session.checks.bound
+    if state.update > bound:
+        fix = f"{run.session.checks.least_bound(state.update)} or more, or train again with --overwrite"
+        raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
+    known = None if run.tensors is None else folder.result()
+    return known if known is not None and (state.stopped_by is not None or state.update == bound) else None
+
+
+def learn_modules(
+    sources: Sources,
+    out: Any,
+    options: Mapping[str, Any],
+    steps: Steps,
+    *,
+    command: str,
+    env_to_module: Given,
+    on_progress: OnProgress,
+) -> TrainResult:
+    """See the module, and `train`. Raises what that raises."""
+    if options["module_id"] is not None:
+        fix = "--module-of alone; --module-id NAME trains one module by itself"
+        raise UsageError("--module-id and --module-of exclude each other", where="--module-of", fix=fix)
+    module_of = ModuleOf.of(options["module_of"])
+    asked = [sources] if isinstance(sources, (str, Location)) or not isinstance(sources, (list, tuple)) else list(sources)
+    place = open_location(out, options["storage_options"], beside=[out, *asked])
+    _claim(place, resume=options["resume"], overwrite=options["overwrite"])
+    agents = _agents(asked, module_of, options, on_progress)
+    told = RunModules(
+        tuple(sorted(agents)), module_of.texts, {agent: name for name, own in sorted(agents.items()) for agent in own}
+    )
+    _check_names(told, place, options)
+    own: dict[str, Any] = {"module_of": None}
+    if options["memory_limit"] is not None:
+        own["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1) // len(told.modules)
+    checks = _Checks(place, told)
+    with ExitStack() as held:
+        for name in told.modules:
+            there = place.join(MODULES_FOLDER).join(name)
+            begun = (there.exists() and bool(there.children())) if there.is_local else there.exists()
+            how = {"resume": options["resume"], "overwrite": options["overwrite"] and begun}
+            kind = {"module": OneModule(name, module_of), "together": checks.of(name)}
+            checks.runs[name] = steps.prepared(held, there, {**own, **how}, **kind)
+        overseer = checks.open_environment(held)
+        with StopSignals(overseer) as stop:
+            checks.stop = stop
+            for name in told.modules:
+                with checks.turn_of(name):
+                    checks.runs[name].session.check_losses()
+            checks.forget_chances()
+            if options["dry_run"]:
+                found = {name: result_of(run.session, run.session.state.update) for name, run in checks.runs.items()}
+                return replace(_joined(place, checks, found), stopped_by="dry-run")
+            with RunLock(place, command).held(saved=lambda: None):
+                write_whole(place.join(MODULES_FILE), json_bytes(told.as_dict()), folder=place)
+                result = _trained(place, checks, steps, stop, command, options["plugins"])
+    return unless_missed(result, next(iter(checks.runs.values())).session.config)
+
+
+def _claim(place: Location, *, resume: bool, overwrite: bool) -> None:
+    """Raise OutputExists unless this call may write at `place`, Locked where another trainer is at work. Touches nothing."""
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other", where=place.url, fix="one of the two")
+    RunLock.refuse_second(place)
+    if place.is_file() or (not place.join(MODULES_FILE).is_file() and not holds_nothing_else(place, TRAINING)):
+        fix = (
+            "choose another --out"
+            if place.is_file()
+            else "choose another --out; a run of one module is resumed without --module-of"
+        )
+        raise OutputExists("something else is there already", where=place.url, fix=fix)
+    if place.join(MODULES_FILE).is_file() and not (resume or overwrite):
+        fix = "--resume to continue that run, --overwrite to replace it, or another --out"
+        raise OutputExists("a run is there already", where=place.url, fix=fix)
+    place.check_writable()
+
+
+def _agents(
+    sources: list[Any], module_of: ModuleOf, options: Mapping[str, Any], on_progress: OnProgress
+) -> dict[str, list[str]]:
+    """The modules that learn, with their agents: all sources are read once for it. Raises BadConfig."""
+    seen = AgentsSeen()
+    reading = read_episodes(
+        sources,
+        from_=options["from_"],
+        action_scale=options["action_scale"],
+        tables=TableOptions.of({name: value for name, value in options.items() if name != "memory_limit"}),
+        storage_options=options["storage_options"],
+        on_progress=on_progress,
+        extras=lambda opened: ExtraOutputs(()),
+    )
+    with reading as stream:
+        for batch in stream:
+            seen.see(batch)
+        where = ", ".join(stream.locations)
+    if not seen.episodes:
+        raise BadConfig("no episode has any steps", where=where, fix="record again")
+    return seen.modules(module_of, where)
+
+
+def _check_names(told: RunModules, place: Location, options: Mapping[str, Any]) -> None:
+    """Raise BadConfig for names that no folder can have, and for modules that the run at `place` has and this one has not."""
+    strange = [name for name in told.modules if not is_module_name(name)]
+    if strange:
+        fix = "letters, digits, _ - + . @, with --module-of AGENT=NAME"
+        raise BadConfig(
+            f"modules are called {', '.join(map(repr, strange))}, and folders cannot be", where="--module-of", fix=fix
+        )
+    known = modules_of_run(place)
+    if known is None or known == told:
+        return
+    if options["resume"]:
+        what = f"the run has the modules {known.as_dict()['agents']}, this call {told.as_dict()['agents']}"
+        fix = "resume with the data and --module-of that the run was started with, or train again with --overwrite"
+        raise BadConfig(what, where=place.url, fix=fix)
+    others = set(known.modules) - set(told.modules)
+    if others:
+        what = f"the run there has other modules: {', '.join(sorted(others))}"
+        raise OutputExists(what, where=place.url, fix="choose another --out, or remove that run")
+
+
+def _trained(
+    place: Location, checks: _Checks, steps: Steps, stop: StopSignals, command: str, plugins: Sequence[str]
+) -> ModulesResult:
+    """All modules to their ends."""
+    results: dict[str, TrainResult] = {}
+    with ExitStack() as held:
+        for name, run in checks.runs.items():
+            known = finished_result(run)
+            if known is not None:
+                run.session.folder.remove_note(command)
+                kept = load_policy(place.join(MODULES_FOLDER).join(name), plugins=plugins).module
+                copy_into(run.session.learner.policy.state_dict(), kept.state_dict())
+                run.session.state.stopped_by = known.stopped_by
+                results[name] = known
+        if len(results) < len(checks.runs):
+            place.join(RESULT).remove()
+        for name, run in checks.runs.items():
+            if name not in results:
+                held.enter_context(run.session.folder.at_work(command))
+                with checks.turn_of(name):
+                    steps.begun(run)
+        checks.begin()
+        try:
+            while len(results) < len(checks.runs):
+                _to_next_check(checks, results, steps, stop)
+        except Interrupted as err:
+            err.where, err.details["run"] = place.url, place.url
+            raise
+    result = _joined(place, checks, results)
+    write_whole(place.join(RESULT), json_bytes(result.as_dict()), folder=place)
+    return result
+
+
+def _to_next_check(checks: _Checks, results: dict[str, TrainResult], steps: Steps, stop: StopSignals) -> None:
+    """Every module that is not finished to the first check that one of them has not settled, and what follows from it."""
+    number = min(checks.number(name) for name in checks.runs if name not in results)
+    due = [name for name in checks.runs if name not in results and checks.number(name) == number]
+    for name in due:
+        session = checks.runs[name].session
+        with checks.turn_of(name):
+            if session.state.stopped_by is None:
+                steps.fit(session, stop, until=checks.update_of(name, number))
+    for name in due:
+        session = checks.runs[name].session
+        with checks.turn_of(name):
+            _settled(session, stop)
+            if session.state.stopped_by is not None:
+                if session.state.update < session.checks.bound:
+                    session.save()
+                results[name] = finished(session)
+            else:
+                session.advance()
+
+
+def _settled(session: Session, stop: StopSignals) -> None:
+    """What belongs to this number of updates. Raises Interrupted, with what was saved."""
+    try:
+        session.settle(stop)
+    except StopRequested as err:
+        assert stop.requested is not None, "a signal has come"
+        raise interrupted(session, stop.requested) from err
+
+
+class _Checks:
+    """The sessions of all modules: whose turn it is, and what they return together."""
+
+    def __init__(self, place: Location, told: RunModules) -> None:
+        self.runs: dict[str, Prepared] = {}
+        self.rows: list[dict[str, Any]] = []
+        self._place, self._told = place, told
+        self._chances: dict[str, tuple[Tensor, Tensor | None]] = {}
+        self._environment: Environment | None = None
+        self._played: AgentsTogether | None = None
+        self.stop: StopSignals | None = None
+
+    # ---- whose turn ----
+
+    @contextmanager
+    def turn_of(self, name: str) -> Iterator[None]:
+        """Within it torch's random generators and threads are those of a module; afterwards they are as before."""
+        state = self.runs[name].session.state
+        cuda = state.device == "cuda"
+        with use_threads(state.threads), torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
+            if name in self._chances:
+                cpu, gpu = self._chances[name]
+                torch.set_rng_state(cpu)
+                if gpu is not None:
+                    torch.cuda.set_rng_state(gpu)
+            yield
+            self._chances[name] = torch.get_rng_state(), torch.cuda.get_rng_state() if cuda else None
+
+    def forget_chances(self) -> None:
+        """Before the modules begin, or go back to their checkpoints."""
+        self._chances = {}
+
+    def number(self, name: str) -> int:
+        """The number, from 1, of the next check of a module that is not settled."""
+        session = self.runs[name].session
+        every, bound, update = session.checks.every, session.checks.bound, session.state.update
+        last = -(-bound // every)
+        at = -(-update // every) if update < bound else last
+        is_done = session.checks.due(update) and session.state.settled == update and session.state.stopped_by is None
+        return max(1, at + is_done)
+
+    def update_of(self, name: str, number: int) -> int:
+        """Its update at that check."""
+        session = self.runs[name].session
+        return int(min(number * session.checks.every, session.checks.bound))
+
+    # ---- playing together ----
+
+    def open_environment(self, held: ExitStack) -> Overseer | None:
+        """Open the environment that the modules are checked in, where one is asked for. Raises BadConfig, SpaceMismatch."""
+        session = next(iter(self.runs.values())).session
+        spec = session.data.played_in
+        if spec is None:
+            return None
+        overseer = held.enter_context(Overseer(spec.id, saving="the run is saved, within 10 s"))
+        with overseer.guarding():
+            self._environment = held.enter_context(_closed(open_environment(spec.id, spec.kwargs, spec.wrappers), overseer))
+        if self._environment.agents is None:
+            fix = "name an environment of PettingZoo, or leave out --env, and --module-of where there is one agent"
+            raise BadConfig(f"{spec.id} is not an environment of several agents", where="--env", fix=fix)
+        if any(run.session.data.pieces is not None or run.session.data.trained is not None for run in self.runs.values()):
+            fix = "leave out --env, or the pieces"
+            raise BadConfig("modules that play between pieces cannot yet be played together", where="--env", fix=fix)
+        module_of = self._told.of(tuple(self._environment.agents), self._place.url)
+        policies = {name: run.session.learner.policy for name, run in self.runs.items()}
+        self._played = AgentsTogether(self._environment, module_of, policies)
+        return overseer
+
+    def begin(self) -> None:
+        """Read the checks of a run that is resumed, or remove those of one that is replaced."""
+        content = whole_file(self._place.join(METRICS)) if self._place.join(METRICS).is_file() else None
+        resumed = any(run.tensors is not None for run in self.runs.values())
+        for line in (content or b"").split(b"\n") if resumed else ():
+            if line.strip():
+                self.rows.append(dict(from_json(line)))
+        if not resumed:
+            self._place.join(METRICS).remove()
+
+    def of(self, name: str) -> Together:
+        """What the modules return together at an update of this one: see Checks."""
+
+        def figures(update: int) -> Mapping[str, float]:
+            return {} if self._played is None else self._figures(name, update)
+
+        return figures
+
+    def _figures(self, name: str, update: int) -> Mapping[str, float]:
+        session = self.runs[name].session
+        number = -(-update // session.checks.every)
+        row = next((row for row in reversed(self.rows) if row["updates"].get(name) == update and row["check"] == number), None)
+        if row is None:
+            row = {"check": number, "updates": {each: run.session.state.update for each, run in self.runs.items()}}
+            row |= self._measured(number)
+            self.rows.append(row)
+            content = "".join(json.dumps(one) + "\n" for one in self.rows)
+            write_whole(self._place.join(METRICS), content.encode(), folder=self._place)
+        return {key: value for key, value in row.items() if isinstance(value, float)}
+
+    def _measured(self, number: int) -> dict[str, Any]:
+        """Play all modules as they are kept. Raises StopRequested."""
+        config = next(iter(self.runs.values())).session.config
+        with ExitStack() as kept:
+            for run in self.runs.values():
+                if run.session.state.stopped_by is None:
+                    kept.enter_context(run.session.kept_policy())
+            figures, by_agent = self._returns("eval", config.eval_episodes, Purpose.CHECK, number)
+            target = config.until_return
+            if target is not None and figures["eval_return_mean"] >= target:
+                confirmed, by_agent = self._returns("confirm", config.confirm_episodes, Purpose.CONFIRM, number)
+                figures |= confirmed
+        return {**figures, "return_by_agent": by_agent}
+
+    def _returns(self, name: str, games: int, purpose: Purpose, number: int) -> tuple[dict[str, float], Mapping[str, Any]]:
+        assert self._played is not None, "an environment"
+        config = next(iter(self.runs.values())).session.config
+        stop = self.stop
+        with nullcontext() if stop is None else stop.playing():
+            on_step = stop.check if stop is not None else (lambda: None)
+            played = self._played.play(games, seed=config.seed, purpose=purpose, round_=number, on_step=on_step)
+        return returns_of(name, played), played.return_by_agent
+
+
+@contextmanager
+def _closed(environment: Environment, overseer: Overseer) -> Iterator[Environment]:
+    try:
+        yield environment
+    finally:
+        with overseer.guarding():
+            environment.close()
+
+
+def _joined(place: Location, checks: _Checks, results: Mapping[str, TrainResult]) -> ModulesResult:
+    """One result of those of all modules."""
+    first, every = next(iter(results.values())), list(results.values())
+
+    def mean(name: str) -> float | None:
+        values = [getattr(one, name) for one in every]
+        return None if None in values else float(sum(values) / len(values))
+
+    seconds = sum(one.seconds for one in every)
+    reasons = list(dict.fromkeys(one.stopped_by for one in every))
+    rows = [row for row in checks.rows if first.eval_return_mean in (row.get(CONFIRMED), row.get("eval_return_mean"))]
+    return ModulesResult(
+        run=place.url,
+        updates=max(one.updates for one in every),
+        epochs=max(one.epochs for one in every),
+        seconds=round(seconds, 3),
+        samples_per_second=round(sum(one.samples_per_second for one in every) / len(every), 1),
+        loss=mean("loss"),
+        losses={f"{module}.{name}": value for module, one in results.items() for name, value in one.losses.items()},
+        val_loss=mean("val_loss"),
+        eval_return_mean=first.eval_return_mean,
+        eval_return_ci95=first.eval_return_ci95,
+        eval_episodes=first.eval_episodes,
+        val_accuracy=mean("val_accuracy"),
+        val_mse=mean("val_mse"),
+        policy_update=max(one.policy_update for one in every),
+        stopped_by="target" if "target" in reasons else ", ".join(reasons),
+        episodes=sum(one.episodes for one in every),
+        steps=sum(one.steps for one in every),
+        device=first.device,
+        threads=first.threads,
+        notes=list(dict.fromkeys(note for one in every for note in one.notes)),
+        modules={name: one.as_dict() for name, one in results.items()},
+        return_by_agent=dict(rows[-1]["return_by_agent"]) if rows and first.eval_return_mean is not None else {},
+    )
