@@ -120,6 +120,15 @@ class RecordFlags(Out, Showing, total=False):
 class EvaluateOptions(Environment, Acting, Slots, Plugins, Storage, total=False):
     """Keywords of `evaluate`."""
 
+    policy: Annotated[
+        Sequence[str] | None,
+        Option(
+            help="Of several agents: another policy than the run's for one of them, or for a pattern: AGENT=random.",
+            group=Group.PLAYING,
+            form=Form.NAMES,
+            metavar="AGENT=P",
+        ),
+    ]
     episodes: Annotated[
         int, Option(help="Episodes to play.", group=Group.HOW_LONG, default=100, minimum=1, short="-n", metavar="N")
     ]

@@ -14,14 +14,16 @@ from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
 from offline_cli.files.blanking import blanked_call, blanked_values
-from offline_cli.files.locations import Location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
-from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, way_to_step
+from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, played_with, way_to_step
+from offline_cli.playing.runner_factory import policy_of
+from offline_cli.policies.agents_by_name import MODULES_FOLDER, modules_of_run
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
@@ -49,6 +51,9 @@ def evaluate(
 
     Of a run that is not finished the policy of its last checkpoint plays.
 
+    In an environment of several agents a run of several modules plays all of them, and a run of one module each agent; `policy`
+    gives some of them others. Then a return is that of a game, the sum over its agents, and `return_by_agent` has each agent's.
+
     `run` may be a URL; `env` None: a gymnasium id that the run was trained with. The same seed and number of episodes give the
     same result; none of these episodes is played during training.
 
@@ -63,7 +68,10 @@ def evaluate(
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if num_env_runners:
         asked.check_travels()
-    loaded = load_policy(run, options["storage_options"], plugins=options["plugins"])
+    place = open_location(run, options["storage_options"])
+    several = modules_of_run(place)
+    shown = place if several is None else place.join(MODULES_FOLDER).join(several.modules[0])
+    loaded = load_policy(shown, options["storage_options"], plugins=options["plugins"])
     module = loaded.module
 
     def report(done: int) -> None:
@@ -76,8 +84,11 @@ def evaluate(
         open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
         use_threads(threads),
     ):
-        pieces, between = _pieces(loaded, asked), dict[str, list[str]]()
-        if pieces is None:
+        agents = _agents(environment, several is not None, name, options)
+        pieces, between = (None, {}) if agents else (_pieces(loaded, asked), dict[str, list[str]]())
+        if agents:
+            pass
+        elif pieces is None:
             _check_fits(module, environment, name)
         else:
             pieces.check(environment, module.observation_space, module.action_space, where=name)
@@ -100,10 +111,15 @@ def evaluate(
             in_processes=num_env_runners > 0,
             step_timeout=step_timeout,
             threads=threads,
-            files=loaded.files,
+            files=None if agents else loaded.files,
+            storage_options=options["storage_options"],
+            plugins=tuple(options["plugins"]),
+            policies=agents,
         )
         if num_env_runners:
-            played = played_by_runners(plan, on_episodes=report)
+            played = played_by_runners(plan, environment, on_episodes=report)
+        elif agents:
+            played = played_with(plan, policy_of(plan, environment), environment, on_episodes=report)
         else:
             played = played_here(plan, module.to(target), environment, pieces, on_episodes=report)
     result = replace(_result(played, played_in, explore, seed, loaded.checkpoint), pieces=between)
@@ -111,6 +127,18 @@ def evaluate(
         counts = ", ".join(f"{kind} {times:,}" for kind, times in played.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
     return _checked(result, min_return, where=f"{run} in {environment.name}")
+
+
+def _agents(environment: Environment, of_run: bool, run: str, options: EvaluateOptions) -> tuple[str, ...]:
+    """What the agents of the environment play by, see `open_agents`; none: it is of one agent. Raises BadConfig."""
+    others = tuple(options["policy"] or ())
+    if environment.agents is not None:
+        return (f"*={run}", *others)
+    if of_run or others:
+        given = f"{run} has modules of several agents" if of_run else "--policy AGENT=P is for several agents"
+        fix = "an environment of PettingZoo; or one module's run folder, RUN/modules/NAME" if of_run else "leave it out"
+        raise BadConfig(f"{given}, and {environment.name} is of one", where="--env" if of_run else "--policy", fix=fix)
+    return ()
 
 
 def _checked(result: EvaluateResult, min_return: float | None, *, where: str) -> EvaluateResult:
@@ -172,4 +200,5 @@ def _result(played: Played, environment: EnvironmentSpec, explore: bool, seed: i
         seed=seed,
         checkpoint=checkpoint,
         observations_not_finite=played.observations_not_finite,
+        return_by_agent=played.return_by_agent,
     )

@@ -55,8 +55,8 @@ class EvaluateResult:
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        """Plain values, for JSON; returns by agent where there are several."""
+        return {name: value for name, value in asdict(self).items() if value or name != "return_by_agent"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,7 +41,8 @@ def policy_of(plan: Plan, environment: Environment) -> Policy | PipedPolicy:
     kind: dict[str, Any] = {"explore": plan.explore, "device": plan.device, "pieces": plan.pieces}
     if environment.agents is not None:
         kind |= {"storage_options": plan.storage_options, "plugins": plan.plugins, "seed": plan.example_seed}
-        return open_agents(plan.policies or (plan.policy,), environment, rows=plan.block, slots=plan.num_envs, **kind)
+        kind |= {"rows": plan.block, "slots": plan.num_envs, "records": plan.records}
+        return open_agents(plan.policies or (plan.policy,), environment, **kind)
     if len(plan.policies) > 1:
         what = f"{plan.env} is not an environment of several agents, and {len(plan.policies)} policies are given"
         raise BadConfig(what, where="--policy", fix="one --policy")

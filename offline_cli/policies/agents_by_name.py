@@ -108,11 +108,12 @@ def open_agents(
     seed: int,
     rows: int,
     slots: int,
+    records: bool,
     storage_options: Mapping[str, Any] | None,
     **kind: Any,
 ) -> AgentsPolicy:
     """The policies that `texts` name, for the agents of `environment`. `seed`: of the game that shows what observations look
-    like; `rows`, `slots`: see AgentsPolicy; `kind`: see `open_policy`, which says what is raised. BadConfig for policies that
+    like; `rows`, `slots`, `records`: see AgentsPolicy; `kind`: see `open_policy`, which says what is raised. BadConfig for policies that
     play between pieces, or remember.
     """
     assert environment.agents is not None, "an environment of several agents"
@@ -138,7 +139,7 @@ def open_agents(
         options = {**kind, "storage_options": storage_options if names_run(text) else None}
         policy = _opened(text, alike, environment, example, options)
         players.append(Player(policy, tuple(alike), environment.agents[alike[0]], module_of, example))
-    return AgentsPolicy(players, agents, rows=rows, slots=slots)
+    return AgentsPolicy(players, agents, rows=rows, slots=slots, records=records)
 
 
 def _opened(text: str, alike: Sequence[str], environment: Environment, example: Tree | None, options: dict[str, Any]) -> Policy:

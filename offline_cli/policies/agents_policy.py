@@ -76,8 +76,12 @@ class AgentsPolicy:
     rows_alike = True  # the blocks are made here
     shows_numbers = False
 
-    def __init__(self, players: Sequence[Player], agents: Sequence[str], *, rows: int, slots: int) -> None:
-        """`rows`: of a block, see `block_rows`; `slots`: how many games are usually played at once."""
+    def __init__(
+        self, players: Sequence[Player], agents: Sequence[str], *, rows: int, slots: int, records: bool = False
+    ) -> None:
+        """`rows`: of a block, see `block_rows`; `slots`: how many games are usually played at once; `records`: extra model outputs
+        are wanted.
+        """
         whose = {agent: player for player in players for agent in player.agents}
         self.module_of = {agent: whose[agent].module_of[agent] for agent in agents}
         told = [[agent, self.module_of[agent], whose[agent].policy.fingerprint] for agent in agents]
@@ -94,7 +98,7 @@ class AgentsPolicy:
         self.chance_size = first
         self._agents = tuple(agents)
         self._players = [_Shared(player, places, rows=rows, slots=slots) for player in players]
-        self._extras = _common([player.extras for player in self._players])
+        self._extras = _common([player.extras for player in self._players]) if records else []
 
     def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
         """See Policy."""

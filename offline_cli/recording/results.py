@@ -249,8 +249,8 @@ class RecordResult:
     games: int | None = None  # of several agents, each of which has episodes of its own; None: of one agent
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
-        return asdict(self)
+        """Plain values, by the keys of `--json`; `games` of several agents alone."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name != "games"}
 
 
 def nothing_recorded(plan: Plan, policy: Policy | PipedPolicy, *, out: str, format: str) -> RecordResult:
