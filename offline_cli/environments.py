@@ -339,7 +339,7 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
-        if err.name == PETTINGZOO:
+        if str(err.name).partition(".")[0] == PETTINGZOO and importlib.util.find_spec(PETTINGZOO) is None:
             raise _missing(name, err) from err
         if said := no_module(module, err):
             raise _unknown(name, said) from err

@@ -108,8 +108,8 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
 def of_one_module(
     batches: Iterable[EpisodeBatch], wanted: str | OneModule | None, *, where: str, seen: Counter[str] | None = None
 ) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that module `wanted` acted in, or learns from; None: all, of whatever module. An episode without a module
-    id is of the module `default_policy`.
+    """Those of `batches` that module `wanted` acted in, or learns from; None: all, of whatever module. An episode without a
+    module id is of the module `default_policy`.
 
     At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
     there are several. `seen` counts the episodes of each module.
@@ -130,8 +130,8 @@ def of_one_module(
             yield batch.select(np.flatnonzero([name == wanted for name in names]))
     if wanted is None and len(seen) > 1:
         what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
-        fix = f"{_choice(seen)} to train that one; --module-of module_id to train one policy each, --module-of '*=shared' one for all"
-        raise BadConfig(what, where=where, fix=fix)
+        together = "--module-of module_id to train a policy for each in one run, or --module-of '*=shared' one for all agents"
+        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one; {together}")
     if wanted is not None and seen and wanted not in seen:
         what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
         raise BadConfig(what, where=where, fix=_choice(seen))

@@ -246,6 +246,9 @@ def _problems(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "format", told["formats"]
     yield "episodes", told["episodes"]
     yield "steps", told["steps"]
+    for name in ("agents", "modules"):
+        if name in told:
+            yield f"episodes by {name[:-1]}", told[name]
     if told["hashes_unchecked"]:
         yield "hashes", _hashes(told["hashes_unchecked"])
     for problem in told["problems"]:

@@ -48,7 +48,16 @@ def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions)
 
     with working(quiet=flags["quiet"]) as on_progress:
         result = evaluate(flags["run"], **options, on_progress=on_progress)
-    render.show(result, as_json=flags["as_json"])
+    render.show(result, as_json=flags["as_json"], summary=_by_agent)
+
+
+def _by_agent(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rows of the table, one for each agent of several."""
+    agents = {
+        f"return of {agent}": f"{one['return_mean']:.5g}, std {one['return_std']:.5g}, in {one['games']:,} games"
+        for agent, one in told.get("return_by_agent", {}).items()
+    }
+    return {name: value for name, value in told.items() if name != "return_by_agent"} | agents
 
 
 def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> None:
@@ -99,7 +108,9 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
 
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rows of the table; what was not measured is left out."""
-    return {name: value for name, value in told.items() if value is not None and value not in ([], {})}
+    rows = {name: value for name, value in told.items() if value is not None and value not in ([], {}) and name != "modules"}
+    rows |= {f"module {name}": f"{one['run']}, update {one['policy_update']}" for name, one in told.get("modules", {}).items()}
+    return _by_agent(rows)
 
 
 TORCH = 1_200_000_000  # bytes of address space: below 1.17e9, train-bc has been seen to be ended by OpenBLAS

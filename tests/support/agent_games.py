@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,19 @@ class Walkers(ParallelEnv):
 
     metadata = {"name": "walkers_v0"}  # noqa: RUF012
 
-    def __init__(self, steps: int = 20, fail_at: int | None = None, infos: bool = False) -> None:
+    def __init__(
+        self, steps: int = 20, fail_at: int | None = None, infos: bool = False, continuous: bool = False, slow: float = 0.0
+    ) -> None:
         self.possible_agents = ["left", "right", "helper"]
         self.steps, self.fail_at, self.infos = steps, fail_at, infos
+        self.continuous, self.slow = continuous, slow
         self.agents: list[str] = []
 
     def observation_space(self, agent):
         return spaces.Box(-1.0, 1.0, (3,), np.float32)
 
     def action_space(self, agent):
-        return spaces.Discrete(3)
+        return spaces.Box(-1.0, 1.0, (1,), np.float32) if self.continuous else spaces.Discrete(3)
 
     def _see(self, agent):
         return np.array([self.at[agent] / 10, self.goal[agent] / 10, self.t / self.steps], np.float32)
@@ -40,14 +44,16 @@ class Walkers(ParallelEnv):
     def step(self, actions):
         assert set(actions) == set(self.agents), f"actions of {sorted(actions)}, and {self.agents} are there"
         self.t += 1
+        time.sleep(self.slow)
         if self.t == self.fail_at:
             raise RuntimeError("the field is flooded")
         acted = list(self.agents)
         for agent, action in actions.items():
-            self.at[agent] = int(np.clip(self.at[agent] + int(action) - 1, -10, 10))
+            move = int(np.rint(action[0])) if self.continuous else int(action) - 1
+            self.at[agent] = int(np.clip(self.at[agent] + move, -10, 10))
         there = {agent: self.at[agent] == self.goal[agent] for agent in acted}
         over = {agent: self.t == self.steps and not there[agent] for agent in acted}
-        rewards = {agent: 1.0 if there[agent] else -abs(self.at[agent] - self.goal[agent]) / 20 for agent in acted}
+        rewards = {agent: 10.0 if there[agent] else -abs(self.at[agent] - self.goal[agent]) / 20 for agent in acted}
         seen = {agent: self._see(agent) for agent in acted}
         self.agents = [agent for agent in acted if not (there[agent] or over[agent])]
         if self.t == LATE and self.agents:
