@@ -1,9 +1,9 @@
 """Environments of several agents (PettingZoo, parallel and AEC API) as one gymnasium environment whose parts are the agents.
 
 A game is one play of such an environment, from its reset until no agent is left. Observations are a Dict by agent of what the
-agent saw last (`OBS`) and of `STATE`, a vector: whether the agent is shown something now, whether it acts on it, whether and how
-it has ended, and its reward since it was last shown something. Actions are a Dict by agent, of which those of agents that act
-are taken. So games are played, seeded and recorded in slots as all environments are, whichever agents are there.
+agent saw last (`OBS`) and of `STATE`, a vector: whether the agent is shown something now, whether it acts on it, whether and
+how it has ended, and its reward since it was last shown something. Actions are a Dict by agent, of which those of agents that
+act are taken. So games are played, seeded and recorded in slots as all environments are, whichever agents are there.
 
 What an agent is shown, one after the other, is its episode: the last with its end. In the AEC API that is what `last()` says at
 its turns; in the parallel API what `reset` and `step` return. The reward of an action is all that the agent gets until it is
@@ -109,7 +109,7 @@ def common_spaces(
             alike.append(agent)
     if len(kinds) != 1:
         told = [f"{', '.join(who)}: {describe(own[0])}, {describe(own[1])}" for own, who in kinds]
-        fix = "pad observations and actions to one size, for example with wrappers of SuperSuit: --wrapper supersuit:pad_observations_v0"
+        fix = "pad observations and actions to one size, with a --wrapper of your own or of SuperSuit (pad_observations_v0)"
         raise BadConfig.of([f"agents of other spaces: {text}" for text in told], where=f"--env {name}", fix=fix)
     return kinds[0][0]
 

@@ -340,9 +340,9 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
     module_of: Annotated[
         Sequence[str] | None,
         Option(
-            help="Learn several policies, or one of several agents, in one run: the module that learns from an agent's episodes. "
-            "AGENT may be a pattern, '*=shared'; module_id or agent_id alone take the names in that column. To be named again "
-            "with {resume}.",
+            help="Learn several policies, or one of several agents, in one run: the module that learns from an agent's "
+            "episodes. AGENT may be a pattern, '*=shared'; module_id or agent_id alone take the names in that column. To be "
+            "named again with {resume}.",
             group=Group.DATA,
             form=Form.NAMES,
             metavar="AGENT=MODULE",

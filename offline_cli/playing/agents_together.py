@@ -70,8 +70,8 @@ class AgentsTogether:
     def _players(self) -> Sequence[Player]:
         agents = self._environment.agents or {}
         groups: dict[tuple[str, str], list[str]] = {}
-        for agent, module in self._module_of.items():
-            groups.setdefault((module, repr(agents[agent])), []).append(agent)
+        for agent, name in self._module_of.items():
+            groups.setdefault((name, repr(agents[agent])), []).append(agent)
         players = []
         for (name, _), alike in groups.items():
             module = self._modules[name]

@@ -113,8 +113,8 @@ def open_agents(
     **kind: Any,
 ) -> AgentsPolicy:
     """The policies that `texts` name, for the agents of `environment`. `seed`: of the game that shows what observations look
-    like; `rows`, `slots`, `records`: see AgentsPolicy; `kind`: see `open_policy`, which says what is raised. BadConfig for policies that
-    play between pieces, or remember.
+    like; `rows`, `slots`, `records`: see AgentsPolicy; `kind`: see `open_policy`, which says what is raised. BadConfig for
+    policies that play between pieces, or remember.
     """
     assert environment.agents is not None, "an environment of several agents"
     if not pieces.is_default:
@@ -144,11 +144,11 @@ def open_agents(
 
 def _opened(text: str, alike: Sequence[str], environment: Environment, example: Tree | None, options: dict[str, Any]) -> Policy:
     assert environment.agents is not None, "an environment of several agents"
-    given = {} if example is None else {"example": lambda: example}
+    given: dict[str, Any] = {} if example is None else {"example": lambda: example}
     with stand_in(f"{environment.name}, agent {alike[0]}", environment.agents[alike[0]]) as alone:
         policy = open_policy(text, alone, **given, **options)
     if isinstance(policy, PipedPolicy):
-        fix = "a policy that was trained without --pipeline and memory; or play its agent alone, in an environment that has the others"
+        fix = "a policy that was trained without --pipeline and memory"
         what = "it plays between connector pieces or remembers, which several agents cannot yet"
         raise BadConfig(what, where=f"--policy {text} of agent {', '.join(alike)}", fix=fix)
     return policy

@@ -1,7 +1,8 @@
 """Policies of several agents as one policy of their game: `AGENT=POLICY` each, a pattern for several, one for all, or a run.
 
-An agent's policy is asked for the observations that the agent acts on, and for no others. Agents with the same policy and spaces
-share it: their rows go through it together, in blocks of a fixed number, so that results depend on nothing that plays beside.
+An agent's policy is asked for the observations that the agent acts on, and for no others. Agents with the same policy and
+spaces share it: their rows go through it together, in blocks of a fixed number, so that results depend on nothing that plays
+beside.
 Recorded actions have one scale: the policies' own where all have the same, else the environment's. Extra model outputs are
 recorded that all policies give in one form.
 """
@@ -79,8 +80,8 @@ class AgentsPolicy:
     def __init__(
         self, players: Sequence[Player], agents: Sequence[str], *, rows: int, slots: int, records: bool = False
     ) -> None:
-        """`rows`: of a block, see `block_rows`; `slots`: how many games are usually played at once; `records`: extra model outputs
-        are wanted.
+        """`rows`: of a block, see `block_rows`; `slots`: how many games are usually played at once; `records`: extra model
+        outputs are wanted.
         """
         whose = {agent: player for player in players for agent in player.agents}
         self.module_of = {agent: whose[agent].module_of[agent] for agent in agents}

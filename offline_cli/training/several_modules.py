@@ -14,6 +14,7 @@ are those of a single run, by the return of games: the sum over agents. A module
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -103,7 +104,7 @@ def learn_modules(
         fix = "--module-of alone; --module-id NAME trains one module by itself"
         raise UsageError("--module-id and --module-of exclude each other", where="--module-of", fix=fix)
     module_of = ModuleOf.of(options["module_of"])
-    asked = [sources] if isinstance(sources, (str, Location)) or not isinstance(sources, (list, tuple)) else list(sources)
+    asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     place = open_location(out, options["storage_options"], beside=[out, *asked])
     _claim(place, resume=options["resume"], overwrite=options["overwrite"])
     agents = _agents(asked, module_of, options, on_progress)

@@ -410,7 +410,9 @@ def test_a_problem_of_a_table_names_its_file(make: Make) -> None:
 def test_an_agent_twice_in_one_game_and_an_agent_of_two_modules_are_found(tmp_path: Path) -> None:
     def episode(number: int, agent: str, module: str, game: str) -> SingleAgentEpisode:
         ids = {"id_": f"episode-{number}", "agent_id": agent, "module_id": module, "multi_agent_episode_id": game}
-        return SingleAgentEpisode(len_lookback_buffer=0, observations=[0, 1], actions=[0], rewards=[1.0], terminated=True, **ids)
+        return SingleAgentEpisode(
+            len_lookback_buffer=0, observations=[0, 1], actions=[0], rewards=[1.0], terminated=True, **ids
+        )
 
     told = [("a", "m", "g"), ("b", "m", "g"), ("a", "m", "g"), ("a", "n", "h")]
     with DatasetWriter(tmp_path / "D", observation_space=None, action_space=None) as writer:

@@ -189,5 +189,3 @@ def test_a_run_folder_is_not_taken_for_another_kind(data: Path, tmp_path: Path) 
 def test_a_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
     result = train(data, tmp_path / "run", module_of=["agent_id"], **SMALL, updates=2, dry_run=True)
     assert (result.stopped_by, (tmp_path / "run").exists()) == ("dry-run", False)
-
-
