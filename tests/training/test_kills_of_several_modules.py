@@ -21,7 +21,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MOMENTS, KILLED = 5, -9
 CLOCK = ("seconds", "samples_per_second")
 WALKERS = "python:agent_games:Walkers"
-CONFIG = "hidden = [16]\nbatch_size = 64\nlog_every = 7\ncheckpoint_every = 10\nupdates = 40\nval_fraction = 0.25\neval_every = 15\n"
+CONFIG = (
+    "hidden = [16]\nbatch_size = 64\nlog_every = 7\ncheckpoint_every = 10\nupdates = 40\nval_fraction = 0.25\neval_every = 15\n"
+)
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
