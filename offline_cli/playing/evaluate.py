@@ -85,16 +85,7 @@ def evaluate(
         use_threads(threads),
     ):
         agents = _agents(environment, several is not None, name, options)
-        pieces, between = (None, {}) if agents else (_pieces(loaded, asked), dict[str, list[str]]())
-        if agents:
-            pass
-        elif pieces is None:
-            _check_fits(module, environment, name)
-        else:
-            pieces.check(environment, module.observation_space, module.action_space, where=name)
-            between = pieces.as_dict()
-            for note in between["unlike_training"]:
-                _log.warning("note: %s", note)
+        pieces = None if agents else _pieces(loaded, asked, environment, name)
         plan = EvaluationPlan(
             env=played_in.id,
             env_kwargs=played_in.kwargs,
@@ -122,6 +113,7 @@ def evaluate(
             played = played_with(plan, policy_of(plan, environment), environment, on_episodes=report)
         else:
             played = played_here(plan, module.to(target), environment, pieces, on_episodes=report)
+    between = {} if pieces is None else pieces.as_dict()
     result = replace(_result(played, played_in, explore, seed, loaded.checkpoint), pieces=between)
     if played.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in played.observations_not_finite.items())
@@ -149,11 +141,20 @@ def _checked(result: EvaluateResult, min_return: float | None, *, where: str) ->
     return result
 
 
-def _pieces(loaded: LoadedPolicy, asked: PlaySpec) -> PlaySpec | None:
-    """The pieces around the policy; None: none are given, it was trained without any, and it has no state."""
-    if asked.is_default and loaded.trained is None and not loaded.module.is_stateful():
+def _pieces(loaded: LoadedPolicy, asked: PlaySpec, environment: Environment, run: str) -> PlaySpec | None:
+    """The pieces around the policy; None: none are given, it was trained without any, and it has no state.
+
+    Raises what keeps the policy from playing there, with them or without.
+    """
+    module = loaded.module
+    if asked.is_default and loaded.trained is None and not module.is_stateful():
+        _check_fits(module, environment, run)
         return None
-    return replace(asked, trained=loaded.trained)
+    pieces = replace(asked, trained=loaded.trained)
+    pieces.check(environment, module.observation_space, module.action_space, where=run)
+    for note in pieces.as_dict()["unlike_training"]:
+        _log.warning("note: %s", note)
+    return pieces
 
 
 def _check_fits(module: RLModule, environment: Environment, run: str) -> None:

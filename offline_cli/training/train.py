@@ -32,6 +32,7 @@ from offline_cli.plugins import check_plugins
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.checks import Together
+from offline_cli.training.checks_together import Prepared
 from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_store import check_training_fits
@@ -40,7 +41,7 @@ from offline_cli.training.mixing import Selection, Weights, place_named
 from offline_cli.training.outcomes import finished, interrupted, notes_on, result_of, unless_missed
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import Session, check_same_run
-from offline_cli.training.several_modules import Prepared, Steps, finished_result, learn_modules
+from offline_cli.training.several_modules import Steps, finished_result, learn_modules
 from offline_cli.training.stop_signals import StopRequested, StopSignals
 from offline_cli.training.training_data import TrainingData, load_data
 

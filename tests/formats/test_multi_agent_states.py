@@ -1,8 +1,8 @@
 """Packed states of `MultiAgentEpisode`, as RLlib's MultiAgentEnvRunner samples it: each agent's episode comes out whole.
 
-tests/testdata/multi_agent_episodes holds what RLlib 2.60 sampled in `agent_games.Walkers`, whole games and games in pieces, each
-item `msgpack.packb({name: state[name] for name in ("id_", "agent_episodes")}, default=msgpack_numpy.encode)`, and beside it what
-RLlib says of each agent's (piece of an) episode.
+tests/testdata/multi_agent_episodes holds what RLlib 2.60 sampled in `agent_games.Walkers`, whole games and games in pieces,
+each item `msgpack.packb({name: state[name] for name in ("id_", "agent_episodes")}, default=msgpack_numpy.encode)`, and beside
+it what RLlib says of each agent's (piece of an) episode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kill -9` while games are recorded and modules learn from them, on disk and S3: `--resume` ends with an undisturbed run's bytes."""
+"""`kill -9` while games are recorded and modules learn, on disk and S3: `--resume` ends with an undisturbed run's bytes."""
 
 from __future__ import annotations
 
