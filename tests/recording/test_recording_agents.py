@@ -203,3 +203,26 @@ def test_without_pettingzoo_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(MissingPackage) as caught:
         record("python:pettingzoo.classic.rps_v2:parallel_env", tmp_path / "D", policy="random", episodes=1)
     assert caught.value.fix == "pip install 'offline-cli[pettingzoo]'"
+
+
+@pytest.mark.parametrize("name", ["tictactoe_v3:env", "rps_v2:parallel_env"])
+def test_real_games_of_pettingzoo_have_the_returns_of_its_own_loop(name: str, tmp_path: Path, read: Read) -> None:
+    pytest.importorskip("pygame", reason="games of PettingZoo draw with pygame")
+    module, make = name.split(":")
+    policy = "python:agent_games:first_legal" if module == "tictactoe_v3" else "python:agent_games:stay"
+    batch = read(played(tmp_path / "D", f"python:pettingzoo.classic.{name}", games=3, policy=policy))
+    made = getattr(importlib.import_module(f"pettingzoo.classic.{module}"), make)()
+    sums = dict.fromkeys(made.possible_agents, 0.0)
+    if make == "env":
+        made.reset(seed=environment_seed(0, 0))
+        for agent in made.agent_iter():
+            observation, reward, terminated, truncated, _ = made.last()
+            sums[agent] += reward
+            made.step(None if terminated or truncated else int(np.argmax(observation["action_mask"])))
+    else:
+        made.reset(seed=environment_seed(0, 0))
+        while made.agents:
+            for agent, reward in made.step(dict.fromkeys(made.agents, 1))[1].items():
+                sums[agent] += reward
+    assert by_game(batch) == [sums] * 3
+    assert batch.truncated.all() == (make == "parallel_env")

@@ -150,3 +150,8 @@ class Unlike(Walkers):
 
     def observation_space(self, agent):
         return spaces.Box(-1.0, 1.0, (3 if agent == "left" else 4,), np.float32)
+
+
+def first_legal(observation):
+    """The first action that the mask of a classic game of PettingZoo allows."""
+    return int(np.argmax(observation["action_mask"]))
