@@ -87,11 +87,10 @@ class AgentsSeen:
                 self.steps[pair] += length
 
     def modules(self, module_of: ModuleOf, where: str) -> dict[str, list[str]]:
-        """The modules that learn, with their agents. Raises BadConfig where an agent has none, or an agent has several, or
-        where a text is for no agent.
+        """The modules that learn, with their agents; by `module_id` an agent may have several. Raises BadConfig where an agent
+        has none, and where a text is for no agent.
         """
         found: dict[str, list[str]] = {}
-        agents: dict[str, str] = {}
         problems = []
         for agent, module in self.episodes:
             name, called = (
@@ -102,8 +101,6 @@ class AgentsSeen:
                 problems.append(f"{called} ({self.episodes[agent, module]} episodes) has no module")
                 continue
             own = found.setdefault(name, [])
-            if agent is not None and agents.setdefault(agent, name) != name:
-                problems.append(f"{called} is of module {agents[agent]!r} in some episodes, of {name!r} in others")
             if agent is not None and agent not in own:
                 own.append(agent)
         known = [agent for agent, _ in self.episodes if agent is not None]

@@ -14,6 +14,7 @@ are those of a single run, by the return of games: the sum over agents. A module
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -89,9 +90,7 @@ def learn_modules(
     place = open_location(out, options["storage_options"], beside=[out, *asked])
     _claim(place, resume=options["resume"], overwrite=options["overwrite"])
     agents = _agents(asked, module_of, options, on_progress)
-    told = RunModules(
-        tuple(sorted(agents)), module_of.texts, {agent: name for name, own in sorted(agents.items()) for agent in own}
-    )
+    told = RunModules(tuple(sorted(agents)), module_of.texts, _played_by(agents))
     _check_names(told, place, options)
     own: dict[str, Any] = {"module_of": None}
     if options["memory_limit"] is not None:
@@ -159,6 +158,12 @@ def _agents(
     if not seen.episodes:
         raise BadConfig("no episode has any steps", where=where, fix="record again")
     return seen.modules(module_of, where)
+
+
+def _played_by(agents: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The module of each agent, of those that have one; of others a caller has to say by which they play."""
+    counts = Counter(agent for own in agents.values() for agent in own)
+    return {agent: name for name, own in sorted(agents.items()) for agent in own if counts[agent] == 1}
 
 
 def _check_names(told: RunModules, place: Location, options: Mapping[str, Any]) -> None:

@@ -44,7 +44,8 @@ class Walkers(ParallelEnv):
     def step(self, actions):
         assert set(actions) == set(self.agents), f"actions of {sorted(actions)}, and {self.agents} are there"
         self.t += 1
-        time.sleep(self.slow)
+        if self.slow:
+            time.sleep(self.slow)
         if self.t == self.fail_at:
             raise RuntimeError("the field is flooded")
         acted = list(self.agents)

@@ -18,6 +18,7 @@ from offline_cli.training.train import train
 
 WALKERS = "python:agent_games:Walkers"
 SMALL: dict[str, Any] = {"hidden": (16,), "batch_size": 64, "device": "cpu", "checkpoint_every": 7}
+SAMPLES = Path(__file__).resolve().parents[1] / "testdata" / "sample_batch"
 CLOCK = ("seconds", "samples_per_second")
 
 
@@ -189,3 +190,20 @@ def test_a_run_folder_is_not_taken_for_another_kind(data: Path, tmp_path: Path) 
 def test_a_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
     result = train(data, tmp_path / "run", module_of=["agent_id"], **SMALL, updates=2, dry_run=True)
     assert (result.stopped_by, (tmp_path / "run").exists()) == ("dry-run", False)
+
+
+def test_agents_of_a_table_and_of_sample_batches_learn_too(tmp_path: Path) -> None:
+    rows = ["game,player,step,x,a,r,end"]
+    for game in range(6):
+        for player in ("ann", "bob"):
+            rows += [f"{game}-{player},{player},{t},{t / 4},{t % 2},1.0,{int(t == 3)}" for t in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    columns = {"eps_id": "game", "agent_id": "player", "t": "step", "obs": "x", "actions": "a", "rewards": "r", "dones": "end"}
+    options: dict[str, Any] = {**SMALL, "updates": 2}
+    train(tmp_path / "t.csv", tmp_path / "a", mapping={"columns": columns}, module_of=["ann=one", "bob=two"], **options)
+    assert {path.name for path in (tmp_path / "a" / "modules").iterdir()} == {"one", "two"}
+    batches = [json.loads((SAMPLES / "multi_agent_batch.json").read_text().splitlines()[0])]
+    batches[0]["policy_batches"]["other"] = batches[0]["policy_batches"]["default_policy"]
+    (tmp_path / "m.json").write_text(json.dumps(batches[0]) + "\n")
+    train(tmp_path / "m.json", tmp_path / "b", module_of=["module_id"], action_scale="env", **options)
+    assert {path.name for path in (tmp_path / "b" / "modules").iterdir()} == {"default_policy", "other"}

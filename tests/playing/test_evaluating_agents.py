@@ -1,0 +1,101 @@
+"""`evaluate` in environments of several agents: who plays what, and the returns of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offline_cli.cli.app import app
+from offline_cli.datasets.dataset import open_dataset
+from offline_cli.errors import BadConfig, OfflineCliError, SpaceMismatch, TargetNotMet
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.recording.record import record
+from offline_cli.training.train import train
+
+WALKERS = "python:agent_games:Walkers"
+HEAP = "python:agent_games:Heap"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module for the two that are there first, and one for the third."""
+    folder = tmp_path_factory.mktemp("run")
+    record(WALKERS, folder / "D", policy="python:agent_games:walk", episodes=20, device="cpu")
+    options: dict[str, Any] = {"hidden": (16,), "batch_size": 64, "updates": 60, "device": "cpu"}
+    train(folder / "D", folder / "run", module_of=["*=sides", "helper=late"], **options)
+    return folder / "run"
+
+
+def found(run: Path | str, **options: Any) -> dict[str, Any]:
+    told = evaluate(run, **{"env": WALKERS, "episodes": 12, "device": "cpu", **options}).as_dict()
+    return {name: value for name, value in told.items() if name not in ("seconds",)}
+
+
+@pytest.mark.parametrize("how", [{"num_envs": 1}, {"num_envs": 5}, {"num_env_runners": 2}], ids=str)
+def test_the_numbers_are_the_same_for_any_number_of_slots_and_processes(how: dict[str, Any], run: Path) -> None:
+    for explore in (False, True):
+        assert found(run, explore=explore, **how) == found(run, explore=explore)
+
+
+def test_a_return_is_the_sum_over_agents_of_a_game(run: Path) -> None:
+    told = found(run, episodes=40)
+    assert set(told["return_by_agent"]) == {"left", "right", "helper"}
+    assert told["return_by_agent"]["left"]["games"] == 40
+    assert told["return_by_agent"]["helper"]["games"] < 40
+    total = sum(one["return_mean"] * one["games"] for one in told["return_by_agent"].values())
+    assert told["return_mean"] == pytest.approx(total / 40)
+
+
+def test_another_policy_may_play_an_agent_and_changes_no_other(run: Path) -> None:
+    own, other = found(run), found(run, policy=["helper=random"])
+    assert own["return_by_agent"]["left"] == other["return_by_agent"]["left"]
+    assert own["return_by_agent"]["helper"] != other["return_by_agent"]["helper"]
+
+
+def test_a_run_of_one_module_plays_every_agent(run: Path) -> None:
+    assert (
+        found(run / "modules" / "sides", policy=[f"helper={run / 'modules' / 'late'}"])["return_mean"]
+        == found(run)["return_mean"]
+    )
+    assert set(found(run / "modules" / "late")["return_by_agent"]) == {"left", "right", "helper"}
+
+
+def test_a_recording_of_the_run_names_its_modules(run: Path, tmp_path: Path) -> None:
+    record(WALKERS, tmp_path / "D", policy=str(run), episodes=4, device="cpu", explore=False)
+    modules = {(one.agent_id, one.module_id) for batch in open_dataset(str(tmp_path / "D")).batches() for one in batch}
+    assert modules <= {("left", "sides"), ("right", "sides"), ("helper", "late")}
+    assert all("action_logp" in batch.extra for batch in open_dataset(str(tmp_path / "D")).batches())
+
+
+def test_a_gate_is_on_the_return_of_games(run: Path) -> None:
+    with pytest.raises(TargetNotMet):
+        found(run, min_return=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"env": "CartPole-v1"}, BadConfig, "has modules of several agents"),
+        ({"env": HEAP}, BadConfig, "agent 'first' has no module|'first'"),
+        ({"policy": ["up=random"]}, BadConfig, "no agent is called so"),
+        ({"env_to_module": [{"name": "mean_std_filter"}]}, OfflineCliError, "pieces"),
+    ],
+)
+def test_what_cannot_be_played_is_named(options: dict[str, Any], kind: type[OfflineCliError], said: str, run: Path) -> None:
+    with pytest.raises((kind, SpaceMismatch), match=said):
+        found(run, **options)
+
+
+def test_a_policy_for_one_agent_of_one_is_a_mistake(run: Path) -> None:
+    with pytest.raises((BadConfig, SpaceMismatch)):
+        found(run / "modules" / "sides", env="CartPole-v1", policy=["a=random"])
+
+
+def test_the_table_has_a_row_for_each_agent(run: Path) -> None:
+    words = ["evaluate", str(run), "--env", WALKERS, "--episodes", "3", "--device", "cpu", "--quiet"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "return of helper" in done.stdout
