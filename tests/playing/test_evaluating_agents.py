@@ -36,15 +36,14 @@ def found(run: Path | str, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", [{"num_envs": 1}, {"num_envs": 5}, {"num_env_runners": 2}], ids=str)
 def test_the_numbers_are_the_same_for_any_number_of_slots_and_processes(how: dict[str, Any], run: Path) -> None:
-    for explore in (False, True):
-        assert found(run, explore=explore, **how) == found(run, explore=explore)
+    assert found(run, explore=True, **how) == found(run, explore=True)
 
 
 def test_a_return_is_the_sum_over_agents_of_a_game(run: Path) -> None:
     told = found(run, episodes=40)
     assert set(told["return_by_agent"]) == {"left", "right", "helper"}
     assert told["return_by_agent"]["left"]["games"] == 40
-    assert told["return_by_agent"]["helper"]["games"] < 40
+    assert 0 < told["return_by_agent"]["helper"]["games"] <= 40
     total = sum(one["return_mean"] * one["games"] for one in told["return_by_agent"].values())
     assert told["return_mean"] == pytest.approx(total / 40)
 
@@ -79,13 +78,13 @@ def test_a_gate_is_on_the_return_of_games(run: Path) -> None:
     ("options", "kind", "said"),
     [
         ({"env": "CartPole-v1"}, BadConfig, "has modules of several agents"),
-        ({"env": HEAP}, BadConfig, "agent 'first' has no module|'first'"),
+        ({"env": HEAP}, SpaceMismatch, r"the policy has Box\(3, float32\)"),
         ({"policy": ["up=random"]}, BadConfig, "no agent is called so"),
         ({"env_to_module": [{"name": "mean_std_filter"}]}, OfflineCliError, "pieces"),
     ],
 )
 def test_what_cannot_be_played_is_named(options: dict[str, Any], kind: type[OfflineCliError], said: str, run: Path) -> None:
-    with pytest.raises((kind, SpaceMismatch), match=said):
+    with pytest.raises(kind, match=said):
         found(run, **options)
 
 

@@ -89,14 +89,13 @@ def test_a_reward_before_an_agents_first_turn_belongs_to_its_first_step(tmp_path
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("env", "options"),
     [
-        {"num_envs": 1},
-        {"num_envs": 5, "num_env_runners": 2},
-        {"num_envs": 3, "vectorize": "async"},
+        (HEAP, {"num_envs": 1}),
+        (WALKERS, {"num_envs": 5, "num_env_runners": 2}),
+        (WALKERS, {"num_envs": 3, "vectorize": "async"}),
     ],
 )
-@pytest.mark.parametrize("env", [WALKERS, HEAP])
 def test_games_are_the_same_for_any_number_of_slots_and_processes(
     env: str, options: dict[str, Any], tmp_path: Path, read: Read, same: Same
 ) -> None:
@@ -130,8 +129,7 @@ def test_infos_belong_to_the_agent_that_got_them(tmp_path: Path, read: Read) -> 
     assert [info.get("t", 0) for info in batch.infos] == times
 
 
-@pytest.mark.parametrize("format", ["episodes", "columns"])
-@pytest.mark.parametrize("failing", [1, 5, 10])
+@pytest.mark.parametrize(("format", "failing"), [("episodes", 1), ("episodes", 5), ("columns", 10)])
 def test_an_interrupted_recording_is_resumed_to_the_same_data(
     failing: int, format: str, tmp_path: Path, read: Read, same: Same, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,8 +75,9 @@ def test_an_agent_learns_in_the_module_that_is_named_last_for_it(
         assert load_policy(tmp_path / "run" / "modules" / name).checkpoint is None
 
 
-@pytest.mark.parametrize("how", [{"streaming": True}, {"env": WALKERS, "eval_every": 6, "eval_episodes": 3}], ids=str)
-@pytest.mark.parametrize("stops_in", [5, 28])
+@pytest.mark.parametrize(
+    ("stops_in", "how"), [(5, {"streaming": True}), (28, {"env": WALKERS, "eval_every": 6, "eval_episodes": 3})]
+)
 def test_a_run_that_broke_off_is_resumed_to_the_same_files(
     stops_in: int, how: dict[str, Any], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
