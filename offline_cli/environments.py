@@ -73,20 +73,16 @@ class Environment:
         self._singles: list[Env] = [self._made()]
         self._vectors: dict[int, Any] = {}
         self._fits: bool | None = None  # whether the vector class does
-        self.observation_space: Space = self._singles[0].observation_space
-        self.action_space: Space = self._singles[0].action_space
+        first = self._singles[0]
+        self.agents = first.spaces_of if isinstance(first, Game) else None  # observations and actions by agent, of several
+        self.observation_space: Space = first.observation_space
+        self.action_space: Space = first.action_space
         try:
             check_supported(self.observation_space, where=f"observations of {name}")
             check_supported(self.action_space, where=f"actions of {name}")
         except Exception:
             self.close()
             raise
-
-    @property
-    def agents(self) -> Mapping[str, tuple[Space, Space]] | None:
-        """Spaces of observations and actions of each agent, where the environment is of several (a `Game`); else None."""
-        made = self._singles[0]
-        return made.spaces_of if isinstance(made, Game) else None
 
     @property
     def has_vector_class(self) -> bool:

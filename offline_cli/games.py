@@ -14,7 +14,7 @@ one, or ends without a last observation) raises ValueError.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import gymnasium as gym
@@ -65,10 +65,10 @@ def rewards_in(state: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(state[:, REWARD], np.float64)
 
 
-def final_returns(state: NDArray[Any]) -> NDArray[np.float64]:
-    """(B,) the agent's return at the end of games; NaN where it took no part."""
+def final_returns(state: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(B,) each: the agent's return at the end of games, 0 where it took no part, and whether it took part."""
     took_part = state[:, TERMINATED : TRUNCATED + 1].any(axis=1)
-    return np.where(took_part, state[:, RETURN], np.nan)
+    return np.where(took_part, state[:, RETURN], 0.0), took_part
 
 
 class StateSpace(spaces.Box):
@@ -95,13 +95,10 @@ def game_of(made: Any, name: str) -> Any:
     return TurnGame(made, name) if isinstance(made, known.AECEnv) else made
 
 
-def common_spaces(
-    agents: Mapping[str, tuple[Space, Space]], name: str, chosen: Iterable[str] | None = None
-) -> tuple[Space, Space]:
-    """The spaces of observations and actions that all agents have, or those `chosen`. Raises BadConfig where they differ."""
+def common_spaces(agents: Mapping[str, tuple[Space, Space]], name: str) -> tuple[Space, Space]:
+    """The spaces of observations and actions that all agents have. Raises BadConfig where they differ."""
     kinds: list[tuple[tuple[Space, Space], list[str]]] = []
-    for agent in agents if chosen is None else chosen:
-        own = agents[agent]
+    for agent, own in agents.items():
         alike = next((who for known, who in kinds if same_space(own[0], known[0]) and same_space(own[1], known[1])), None)
         if alike is None:
             kinds.append((own, [agent]))

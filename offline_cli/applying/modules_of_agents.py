@@ -63,7 +63,9 @@ class OneModule:
 
     def names(self, batch: EpisodeBatch) -> list[str]:
         """(E,) the module of each episode; those of agents without one are left to `AgentsSeen`."""
-        return [self.module_of.module(pair) or "" for pair in pairs_of(batch)]
+        pairs = list(pairs_of(batch))
+        known = {pair: self.module_of.module(pair) or "" for pair in set(pairs)}
+        return [known[pair] for pair in pairs]
 
 
 def pairs_of(batch: EpisodeBatch) -> Iterable[Pair]:

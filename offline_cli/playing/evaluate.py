@@ -23,8 +23,9 @@ from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
 from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, played_with, way_to_step
 from offline_cli.playing.runner_factory import policy_of
-from offline_cli.policies.agents_by_name import MODULES_FOLDER, modules_of_run
+from offline_cli.policies.agents_by_name import modules_of_run
 from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.run_files import MODULES_FOLDER
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 

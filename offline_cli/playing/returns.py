@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadData
-from offline_cli.games import STATE, agents_in, final_returns
+from offline_cli.games import OBS, STATE, agents_in, final_returns, is_acting
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.plan import BLOCK, OWN_CLASS, EvaluationPlan, Plan
 from offline_cli.playing.runner_factory import open_runner
@@ -26,7 +26,7 @@ from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, leaves
+from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "played_with", "way_to_step"]
 
@@ -108,6 +108,8 @@ class Returns:
 
     def act(self, obs: Tree, infos: NDArray[Any] | None, acted: Acted) -> None:
         """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
+        if self._agents:
+            obs = {agent: _acted_on(obs[agent]) for agent in self._agents}
         for leaf in (obs,) if isinstance(obs, np.ndarray) else leaves(obs):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 rows = leaf[: len(self._steps)].reshape(len(self._steps), -1)
@@ -123,14 +125,21 @@ class Returns:
         indices, returns = self._plan.indices(self._runner, self._episode[slots]), self._sums[slots]
         by_agent = np.zeros((len(slots), len(self._agents)))
         if self._agents:
-            by_agent = np.stack([final_returns(finals[agent][STATE]) for agent in self._agents], axis=1)
-            returns = np.nansum(by_agent, axis=1)
+            found, took_part = zip(*(final_returns(finals[agent][STATE]) for agent in self._agents), strict=True)
+            returns = np.sum(found, axis=0)
+            by_agent = np.where(took_part, found, np.nan).T
         self._ended.append(Outcomes(indices, returns, self._steps[slots], self._not_finite[slots], by_agent))
 
     def take(self, limit: int | None = None) -> Outcomes | None:
         """All that have ended, whatever their order."""
         ended, self._ended = self._ended, []
         return Outcomes.in_order(ended) if ended else None
+
+
+def _acted_on(seen: Mapping[str, Any]) -> Tree:
+    """What an agent of games sees, zeros where it does not act."""
+    acting = is_acting(seen[STATE])
+    return map_leaves(lambda leaf: np.where(acting.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0), seen[OBS])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,12 +24,11 @@ from offline_cli.policies.agents_policy import AgentsPolicy, Player, assigned
 from offline_cli.policies.by_name import PYTHON, RANDOM, SB3, open_policy, stand_in
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy
-from offline_cli.policies.run_files import json_object
+from offline_cli.policies.run_files import MODULES_FILE, MODULES_FOLDER, json_object
 from offline_cli.trees import Tree
 
-__all__ = ["MODULES_FILE", "MODULES_FOLDER", "RunModules", "modules_of_run", "names_run", "open_agents"]
+__all__ = ["RunModules", "is_module_name", "modules_of_run", "names_run", "open_agents"]
 
-MODULES_FILE, MODULES_FOLDER = "modules.json", "modules"
 FORMAT: Final = "offline-cli-modules"
 KEYS: Final = frozenset(("format", "version", "modules", "module_of", "agents"))
 VERSION: Final = 1

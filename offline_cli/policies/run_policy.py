@@ -40,6 +40,8 @@ from offline_cli.plugins import NETWORKS, OPTION, check_plugins, is_registered
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
+    MODULES_FILE,
+    MODULES_FOLDER,
     POLICY,
     POLICY_KEYS,
     RESULT,
@@ -159,7 +161,12 @@ def read_run(run: str | os.PathLike[str] | Location, storage_options: Mapping[st
     """The files of a run's policy. Raises StorageNotFound, NoData, Uncommitted as `load_policy` does."""
     folder = open_location(run, storage_options)
     if folder.exists() and not folder.join(CONFIG).is_file():
-        raise NoData("not a run folder of train-bc", where=str(folder), fix="name the folder that train-bc --out made")
+        fix = "name the folder that train-bc --out made"
+        if folder.join(MODULES_FILE).is_file():
+            fix = (
+                f"{folder.url}/{MODULES_FOLDER}/NAME: it is a run of several modules, which play where there are several agents"
+            )
+        raise NoData("not a run folder of train-bc", where=str(folder), fix=fix)
     last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
     described = folder.join(POLICY).is_file()
     if folder.exists() and not (described and (last is not None or folder.join(WEIGHTS).is_file())):

@@ -25,16 +25,17 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.converting.reading import read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
-from offline_cli.errors import BadConfig, Interrupted, OutputExists, UsageError
+from offline_cli.errors import BadConfig, Interrupted, OfflineCliError, OutputExists, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.formats.tables import TableOptions
-from offline_cli.policies.agents_by_name import MODULES_FILE, MODULES_FOLDER, RunModules, is_module_name, modules_of_run
-from offline_cli.policies.run_files import RESULT, copy_into, json_bytes
+from offline_cli.policies.agents_by_name import RunModules, is_module_name, modules_of_run
+from offline_cli.policies.run_files import MODULES_FILE, MODULES_FOLDER, RESULT, copy_into, json_bytes
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import OnProgress
 from offline_cli.training.checks import CONFIRMED
 from offline_cli.training.checks_together import ChecksTogether, Prepared
+from offline_cli.training.config import read_config
 from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.outcomes import finished, interrupted, result_of, unless_missed
 from offline_cli.training.run_lock import TRAINING, RunLock, holds_nothing_else
@@ -93,8 +94,11 @@ def learn_modules(
     told = RunModules(tuple(sorted(agents)), module_of.texts, _played_by(agents))
     _check_names(told, place, options)
     own: dict[str, Any] = {"module_of": None}
-    if options["memory_limit"] is not None:
-        own["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1) // len(told.modules)
+    limit = options["memory_limit"]
+    if limit is None and options["config"] is not None:
+        limit = read_config(options["config"]).get("memory_limit")
+    if limit is not None:
+        own["memory_limit"] = byte_size(limit, option="--memory-limit", minimum=1) // len(told.modules)
     checks = ChecksTogether(place, told)
     with ExitStack() as held:
         for name in told.modules:
@@ -102,7 +106,11 @@ def learn_modules(
             begun = (there.exists() and bool(there.children())) if there.is_local else there.exists()
             how = {"resume": options["resume"], "overwrite": options["overwrite"] and begun}
             kind = {"module": OneModule(name, module_of), "together": checks.of(name)}
-            checks.runs[name] = steps.prepared(held, there, {**own, **how}, **kind)
+            try:
+                checks.runs[name] = steps.prepared(held, there, {**own, **how}, **kind)
+            except OfflineCliError as err:
+                err.where = f"{err.where}, module {name}"
+                raise
         overseer = checks.open_environment(held)
         with StopSignals(overseer) as stop:
             checks.stop = stop

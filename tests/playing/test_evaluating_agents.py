@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.datasets.dataset import open_dataset
-from offline_cli.errors import BadConfig, OfflineCliError, SpaceMismatch, TargetNotMet
+from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, TargetNotMet
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
 from offline_cli.training.train import train
@@ -86,6 +86,27 @@ def test_a_gate_is_on_the_return_of_games(run: Path) -> None:
 def test_what_cannot_be_played_is_named(options: dict[str, Any], kind: type[OfflineCliError], said: str, run: Path) -> None:
     with pytest.raises(kind, match=said):
         found(run, **options)
+
+
+def test_a_reward_that_is_no_number_is_not_taken_for_an_absent_agent(run: Path) -> None:
+    with pytest.raises(BadData, match="a return of nan"):
+        found(run, env="python:agent_games:Strange", env_kwargs={"rule": "nan"})
+
+
+def test_a_module_that_remembers_learns_and_is_refused_by_name_where_several_play(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('hidden = [8]\n[network]\nmemory = "gru"\nmemory_size = 8\n')
+    options: dict[str, Any] = {"config": tmp_path / "c.toml", "updates": 2, "device": "cpu", "module_of": ["*=shared"]}
+    train(run.parent / "D", tmp_path / "run", **options)
+    with pytest.raises(BadConfig, match="remembers"):
+        found(tmp_path / "run")
+    with pytest.raises(BadConfig, match="remember"):
+        train(run.parent / "D", tmp_path / "other", **options, env=WALKERS)
+
+
+def test_a_run_of_several_modules_is_named_where_one_agent_plays(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoData) as caught:
+        record("CartPole-v1", tmp_path / "E", policy=str(run), episodes=1)
+    assert "/modules/NAME" in caught.value.fix
 
 
 def test_a_policy_for_one_agent_of_one_is_a_mistake(run: Path) -> None:

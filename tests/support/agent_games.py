@@ -141,6 +141,8 @@ class Strange(Walkers):
         if self.t == 2 and self.rule == "unknown":
             self.agents.append("stranger")
             seen["stranger"] = seen["left"]
+        if self.t == 2 and self.rule == "nan":
+            rewards["left"] = float("nan")
         if self.t == 2 and self.rule == "unseen":
             seen.pop("left")
         return seen, rewards, terminated, truncated, infos
