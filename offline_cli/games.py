@@ -67,7 +67,7 @@ def rewards_in(state: NDArray[Any]) -> NDArray[np.float64]:
 
 def final_returns(state: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """(B,) each: the agent's return at the end of games, 0 where it took no part, and whether it took part."""
-    took_part = state[:, TERMINATED : TRUNCATED + 1].any(axis=1)
+    took_part = np.asarray(state[:, TERMINATED : TRUNCATED + 1].any(axis=1), np.bool_)
     return np.where(took_part, state[:, RETURN], 0.0), took_part
 
 
