@@ -29,6 +29,7 @@ from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pip
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.opening import AskedEnvironment
@@ -90,7 +91,8 @@ def apply(
     tables = TableOptions.of(options)
     file = PipelineSpec.from_file(options["pipeline"], "learner")
     from_, env, action_scale = options["from_"], AskedEnvironment.of(options), options["action_scale"]
-    said = Said(sources, from_, env, action_scale, tables, storage_options, out, on_progress)
+    engine = EngineSpec.of(options)
+    said = Said(sources, from_, env, action_scale, tables, storage_options, out, engine, on_progress)
     if show:
         return show_pipeline(file, said)
     if trace is not None:

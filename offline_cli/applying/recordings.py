@@ -26,6 +26,7 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.reading import EpisodeStream, read_opened
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
@@ -61,6 +62,7 @@ class Said:
     tables: TableOptions | None = None
     storage_options: Mapping[str, Any] | None = None
     out: str | None = None  # another place that the storage options are for
+    engine: EngineSpec | None = None
     on_progress: OnProgress = no_progress
 
     def open(self) -> Recordings:
@@ -128,6 +130,7 @@ class Recordings:
             limit=limit,
             memory_limit=memory_limit,
             episode_limit=EpisodeLimit.within(memory_limit),
+            engine=self.said.engine,
             on_progress=self.said.on_progress,
         )
 

@@ -31,6 +31,7 @@ from offline_cli.converting.whole_episodes import CHOSEN
 from offline_cli.datasets.shard_sequence import Base
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.files.locations import Location, Sources, expand, open_location
@@ -127,6 +128,7 @@ def convert(
     started = time.monotonic()
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
+    engine = EngineSpec.of(options)
     sink = sink_named(to)
     if options["from_"] != AUTO:
         reader_named(options["from_"])
@@ -157,6 +159,7 @@ def convert(
         episode_limit=EpisodeLimit.within(tables.memory_limit),
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else added_to(target, base),
+        engine=engine,
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:

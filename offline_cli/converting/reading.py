@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns, ElementNames
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
+from offline_cli.converting.partition_reading import on_workers
 from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform
@@ -51,8 +53,7 @@ SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 class EpisodeStream:
     """Whole episodes in batches, read while iterating, once; `tally` and `rejects` are complete when it ends.
 
-    A context manager: its end, an error in reading and `close` close the sources. Use it with `with`: else files and threads
-    stay open where you stop halfway, or raise.
+    A context manager: its end, an error in reading and `close` close the sources. Without `with` files stay open halfway.
     """
 
     observation_space: Space
@@ -142,10 +143,7 @@ class EpisodeStream:
         return None if before is None else before + self.rejects.lost.total()
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
-        """Pass the rows set aside under `quarantine` to `keep`: those so far now, later ones in groups.
-
-        What is held at the end goes with `rejects.hand_on()`.
-        """
+        """Pass the rows set aside to `keep`: those so far now, later ones in groups, the last with `rejects.hand_on()`."""
         self._waiting.hand_to(keep)
         self.rejects.keep = keep
 
@@ -172,20 +170,19 @@ def read_episodes(
     extras: Extras = None,
     added_to: AddedTo | None = None,
     apart: bool = False,
+    engine: EngineSpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """The episodes of all `sources`, in their order.
 
     `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
-    say (`AskedEnvironment.chosen`). `action_scale`: `env` or `normalized`, for sources that do not declare it. `limit`: only
-    the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet files read at a time, and
-    processes that read large SampleBatch JSON or thousands of small files. `tables`, `apart`: see `open_sources`.
-    `episode_limit`: on the size of one episode; None: none, for callers with enough memory. `extras`: chooses the extra model
-    outputs that are kept, from the opened sources; None: all, which have to be the same ones. `added_to`: a dataset whose
-    episodes count as read before, so that what fits in one reading of both is accepted.
-    Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
-    sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
+    say (`AskedEnvironment.chosen`). `action_scale`: for sources that do not declare it. `limit`: only the first so many
+    episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time, and processes for much JSON.
+    `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
+    are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `engine`: whose workers read.
+    Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
+    action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
     _check_scale(action_scale)
     opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options)
@@ -210,6 +207,7 @@ def read_episodes(
         episode_limit=episode_limit,
         extras=extras,
         added_to=added_to,
+        engine=engine,
         temp_dir=None if tables is None else tables.temp_dir,
         on_progress=on_progress,
     )
@@ -229,14 +227,17 @@ def read_opened(
     extras: Extras = None,
     added_to: AddedTo | None = None,
     distinct: bool = False,
+    engine: EngineSpec | None = None,
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of open sources; `env_spaces` are those of `env`; `distinct`: no id is known to come twice."""
-    name = None if env is None else env.id
+    name = env and env.id
     with Scope() as scope:
+        options = ReadOptions(env_spaces, workers, limit, on_progress, memory_limit)
         for source in [scope.enter(closing(one)) for one in opened]:
-            source.prepare(ReadOptions(env_spaces, workers, limit, on_progress, memory_limit))
+            source.prepare(options)
+        opened = on_workers(opened, engine, options, scope)
         said = [source.info for source in opened]
         episodes = WholeEpisodes(
             opened,

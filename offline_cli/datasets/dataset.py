@@ -63,8 +63,7 @@ class Dataset:
 
     `len(dataset)` is E, `dataset[i]` a SingleAgentEpisode, `dataset[3:9]`, `dataset[[4, 1]]` and `dataset[mask]` are an
     EpisodeBatch, and `for episode in dataset` streams. It can be pickled.
-
-    It holds nothing open, so that leaving it as a context manager does nothing; `batches` is a context of its own.
+    It holds nothing open, and leaving it as a context manager does nothing; `batches` is a context of its own.
     """
 
     location: Location  # its folder
@@ -109,7 +108,7 @@ class Dataset:
         (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or changed,
         also where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
-        A caller that does not read to the end uses it with `with`, or calls its `close`.
+        A caller that does not read to the end closes it.
         """
         return Reading(lambda scope: self._batches(columns, target_steps, memory_limit, scope))
 
@@ -117,7 +116,7 @@ class Dataset:
         self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
     ) -> Iterator[EpisodeBatch]:
         shards, reader = self.shards, self._reader(columns, target_steps)
-        found, chosen = self.manifest, self.chosen or (None,) * len(shards)
+        chosen = self.chosen or (None,) * len(shards)
         wanted = [
             (shard, None if mine is None or mine.all() else mine)
             for shard, mine in zip(shards, chosen, strict=True)
@@ -134,9 +133,14 @@ class Dataset:
                         yield batch
                 except BadData as error:
                     raise self._overwritten(shard) or error from error.__cause__
-        for name, count in ends.items():
-            if self.part is self.chosen is None and count != getattr(found.counts, name):
-                raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
+        self.check_ends(**ends)
+
+    def check_ends(self, terminated: int, truncated: int) -> None:
+        """Raise BadData where the manifest counts others, unless only some episodes are read."""
+        for name, count in (("terminated", terminated), ("truncated", truncated)):
+            said = getattr(self.manifest.counts, name)
+            if self.part is self.chosen is None and count != said:
+                raise self._contradiction(f"{said} episodes {name}, its shards hold {count}")
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -276,7 +280,6 @@ class Dataset:
             raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
 
-    # ---- reading ----
     def _ahead(
         self, shards: Sequence[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
     ) -> ShardsAhead | None:
@@ -353,7 +356,7 @@ class Dataset:
     def refuse_unexplained(self) -> None:
         """Raise BadData for `complete: false` that nothing else in the manifest explains.
 
-        A dataset that was committed before it was complete has the note of its writer, one that was repaired says so.
+        One that was committed before it was complete has the note of its writer, one that was repaired says so.
         """
         found = self.manifest
         if not (found.complete or INCOMPLETE_BY & (found.provenance.keys() | found.assumptions.keys())):
@@ -365,10 +368,7 @@ class Dataset:
 
 
 def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """The dataset in folder `url`, its `manifest` read and its `batches()` not yet.
-
-    Raises StorageNotFound, NoData where no dataset is there, Uncommitted, BadData for a broken manifest.
-    """
+    """The dataset in folder `url`, its `manifest` read and its `batches()` not yet. Raises as `Dataset.open` does."""
     return Dataset.open(url, storage_options)
 
 

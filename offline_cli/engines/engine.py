@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from offline_cli.engines.ray_engine import RayEngine
 from offline_cli.engines.worker_processes import ProcessEngine
 from offline_cli.errors import UsageError
 from offline_cli.scopes import Reading
 
-__all__ = ["LOCAL", "PROCESSES", "RAY", "Engine", "LocalEngine", "open_engine"]
+__all__ = ["Engine", "EngineSpec", "LocalEngine"]
 
 LOCAL: Final = "local"
 PROCESSES: Final = "processes"
@@ -63,13 +64,31 @@ class LocalEngine:
         pass
 
 
-def open_engine(name: str, *, workers: int, address: str | None = None) -> Engine:
-    """The engine of that name. Raises UsageError for an address that it does not take."""
-    if address is not None and name != RAY:
-        fix = f"add --engine {RAY}, or leave out --engine-address"
-        raise UsageError(f"--engine {name} has no address", where="--engine-address", fix=fix)
-    if name == RAY:
-        return RayEngine(address, workers)
-    if name == PROCESSES and os.name == "posix" and sys.executable:  # elsewhere no process can be given a socket
-        return ProcessEngine(workers)
-    return LocalEngine()
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """An engine as a caller names it; nothing is started for it."""
+
+    name: str = LOCAL
+    workers: int = 1
+    address: str | None = None  # of a Ray cluster; None: one is started on this machine
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> EngineSpec:
+        """From the options `engine`, `engine_address` and `workers`.
+
+        Raises UsageError for an address that no engine takes, MissingPackage without Ray.
+        """
+        spec = cls(options["engine"], options["workers"], options["engine_address"])
+        if spec.address is not None and spec.name != RAY:
+            fix = f"add --engine {RAY}, or leave out --engine-address"
+            raise UsageError(f"--engine {spec.name} has no address", where="--engine-address", fix=fix)
+        spec.engine()  # raises now what it would raise after reading has begun
+        return spec
+
+    def engine(self) -> Engine:
+        """The engine, to be entered. Raises UsageError for an address of Ray Client, MissingPackage."""
+        if self.name == RAY:
+            return RayEngine(self.address, self.workers)
+        if self.name == PROCESSES and os.name == "posix" and sys.executable:  # elsewhere no process can be given a socket
+            return ProcessEngine(self.workers)
+        return LocalEngine()

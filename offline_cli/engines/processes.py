@@ -108,8 +108,9 @@ def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
 
 
 def interpreter(module: str, theirs: socket.socket, *, output: Any = 2) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that runs `main` of a module of this package, with one end of a pair of sockets; nothing comes before its
-    path. `output`: where both of its outputs go; standard error unless given, because standard output is the caller's.
+    """A fresh interpreter that runs `main` of a module of this package, with one end of a pair of sockets.
+
+    `output`: where both of its outputs go; standard error unless given, because standard output is the caller's.
 
     Raises OSError where the system allows no more processes.
     """

@@ -1,12 +1,13 @@
 """The process between a command and a Ray cluster; the only one that imports Ray, and no part of the command's own.
 
-It makes one task of each item, WINDOW of them at a time, and sends what these yield in the order of the items. A task that dies with
-its worker or node is made again, ATTEMPTS times in all; what was sent of it is left out. It ends, and the cluster that it started,
-when the command closes its socket, or dies.
+It makes one task of each item, and sends what these yield in the order of the items. A task that dies with its worker or its
+node is made again, ATTEMPTS times in all; what was sent of it is left out. It ends, and the cluster that it started, when the
+command closes its socket, or dies. Ray is imported by name: the types that it declares are those of one of its versions.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -24,7 +25,6 @@ from offline_cli.engines.messages import (
     BEAT,
     BROKEN,
     CREDIT,
-    DONE,
     DROP,
     FAILED,
     FUNCTION,
@@ -74,20 +74,24 @@ def main() -> None:
         os._exit(0)
 
 
+def _ray() -> Any:
+    return importlib.import_module("ray")
+
+
 def _connect(address: str | None, workers: int) -> None:
-    """Connect, or start a cluster. Raises ClusterLost where none answers, MissingPackage for another version of Ray or Python."""
+    """Connect, or start a cluster. Raises ClusterLost where none answers, MissingPackage for other versions than its own."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    import ray
-
     where = "--engine ray" if address is None else f"--engine-address {address}"
     own: dict[str, Any] = {"address": "local", "num_cpus": workers, "include_dashboard": False}
     try:
-        ray.init(**(own if address is None else {"address": address}), log_to_driver=False, logging_level="error")
+        _ray().init(**(own if address is None else {"address": address}), log_to_driver=False, logging_level="error")
     except Exception as error:
         said = " ".join(str(error).split())[:400]
         if "ersion mismatch" in said:
-            raise MissingPackage(said, where=where, fix="use the cluster's versions of Ray and Python here, or there these") from error
+            raise MissingPackage(
+                said, where=where, fix="use the cluster's versions of Ray and Python here, or there these"
+            ) from error
         fix = "check the address (ray status), and its token: RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token"
         what = f"no Ray cluster answers ({type(error).__name__}: {said})"
         raise ClusterLost(what, where=where, fix=fix if address else "see the files in /tmp/ray/session_latest/logs") from error
@@ -125,8 +129,7 @@ class _Bridge:
 
     def _beat(self) -> None:
         """Say every few seconds that the cluster answers, that this node belongs to it, and that one can work."""
-        import ray
-
+        ray = _ray()
         own = ray.get_runtime_context().get_node_id()
         while True:
             with suppress(Exception):
@@ -198,8 +201,7 @@ class _Task:
         self._begin()
 
     def _begin(self) -> None:
-        import ray
-
+        ray = _ray()
         options = {"num_returns": "streaming", "max_retries": 0, "_generator_backpressure_num_objects": AHEAD, "num_cpus": 1}
         remote = ray.remote(worker_function()).options(**options)
         self._outcomes = remote.remote(self._stream.function, self._item, self._passed, [*sys.path])
@@ -207,26 +209,25 @@ class _Task:
 
     def cancel(self) -> None:
         """End it, with its worker."""
-        import ray
-
         with suppress(Exception):
-            ray.cancel(self._outcomes, force=True)
+            _ray().cancel(self._outcomes, force=True)
 
     def outcome(self) -> tuple[int, Payload] | None:
         """The next one; None: not yet. Raises ClusterLost where too many workers died of it, MissingPackage."""
-        import ray
-
+        ray = _ray()
         ready, _ = ray.wait([self._outcomes], timeout=PAUSE)
         if not ready:
             return None
         try:
             found = ray.get(next(self._outcomes))
         except StopIteration:
-            return self._again("a worker ended without a word")
+            self._again("a worker ended without a word")
+            return None
         except ray.exceptions.RayTaskError as error:  # before the function began: it raises nothing itself
             raise MissingPackage(f"a worker cannot begin: {_last_line(error)}", where=self._place, fix=self._fix) from error
         except ray.exceptions.RayError as error:
-            return self._again(f"{self._place} is lost ({type(error).__name__})")
+            self._again(f"{self._place} is lost ({type(error).__name__})")
+            return None
         if self._worker is None:
             self._worker = json.loads(bytes(found))
             self._check(self._worker)
@@ -248,7 +249,9 @@ class _Task:
         wanted, found = self._stream.bridge.setup["versions"], worker["versions"]
         if "missing" in worker:
             raise MissingPackage(f"a worker cannot import offline_cli: {worker['missing']}", where=self._place, fix=self._fix)
-        wrong = [f"{name} is {_text(found[name])}, and here {_text(wanted[name])}" for name in wanted if found[name] != wanted[name]]
+        wrong = [
+            f"{name} is {_text(found[name])}, and here {_text(wanted[name])}" for name in wanted if found[name] != wanted[name]
+        ]
         if wrong:
             raise MissingPackage(f"other versions on a worker: {'; '.join(wrong)}", where=self._place, fix=self._fix)
 
@@ -268,4 +271,3 @@ def _text(version: Any) -> str:
 def _last_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
-

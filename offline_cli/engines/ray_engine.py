@@ -1,11 +1,12 @@
 """The engine `ray`: workers of a Ray cluster, behind a process of its own.
 
-That process, the bridge (`ray_bridge.py`), alone imports Ray, connects to the cluster at the address, or starts one on this machine
-where there is no address, and ends with the socket to this process. Ray ends the process that uses it when the cluster is lost, takes
-its signals and prints to its outputs; here a lost cluster is an error like any other, with what was complete kept.
+That process, the bridge (`ray_bridge.py`), alone imports Ray, connects to the cluster at the address, or starts one on this
+machine where there is no address, and ends with the socket to this process. Ray ends the process that uses it when the cluster
+is lost, takes its signals and prints to its outputs; here a lost cluster is an error like any other, and what was complete is
+kept.
 
-Between the two, payloads travel as they are: arguments and results are unpacked at their ends alone. A stream gets CREDIT results ahead
-of what is taken of it, so that streams that are read in turn do not wait for each other.
+Between the two, payloads travel as they are: arguments and results are unpacked at their ends alone. A stream gets CREDIT
+results ahead of what is taken of it, so that streams that are read in turn do not wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import IO, Any, Final, Self, TypeVar
+from typing import IO, Final, Self, TypeVar
 
 from offline_cli.engines.messages import (
     BEAT,
@@ -149,7 +150,7 @@ class _Bridge:
         self._inbox: dict[int, deque[tuple[int, Payload]]] = defaultdict(deque)
         self._heard = time.monotonic()
         self._patience = STARTING
-        self._output: IO[bytes] = tempfile.TemporaryFile()
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the bridge
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(LOOK)
         with theirs:
@@ -189,9 +190,9 @@ class _Bridge:
             elif kind == NOTE:
                 _log.warning("note: %s", payload.decode())
             elif kind == BROKEN:
-                error = unpacked(payload)
-                assert isinstance(error, OfflineCliError), "the bridge reports nothing else"
-                raise error
+                broken = unpacked(payload)
+                assert isinstance(broken, OfflineCliError), "the bridge reports nothing else"
+                raise broken
             elif kind != BEAT:
                 self._inbox[stream].append((kind, payload))
         return self._inbox[number].popleft()

@@ -1,7 +1,7 @@
 """What a worker of a Ray cluster runs: a function of one item, whose outcomes become objects of the cluster.
 
-The first object says which worker this is, with its versions. `worker_function` is sent by value, so that a worker that lacks this
-package can say so.
+The first object says which worker this is, with its versions. `worker_function` is sent by value, so that a worker that lacks
+this package can say so.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ def worker_function() -> Callable[[bytes, bytes, int, Sequence[str]], Iterator[A
     """
 
     def run(function: bytes, item: bytes, skipped: int, path: Sequence[str]) -> Iterator[Any]:
+        import importlib
         import json
         import os
         import platform
         import sys
 
-        import ray
-
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
 
-        worker = {"pid": os.getpid(), "node": ray.util.get_node_ip_address()}
+        worker = {"pid": os.getpid(), "node": importlib.import_module("ray").util.get_node_ip_address()}
         try:
             from offline_cli.engines import ray_worker
         except ImportError as error:
@@ -64,4 +63,4 @@ def outcomes_of(function: bytes, item: bytes, skipped: int, place: str) -> Itera
 
 def opened(found: NDArray[np.uint8]) -> tuple[int, Payload]:
     """Kind and payload of an outcome."""
-    return int(found[0]), memoryview(found)[HEAD:]
+    return int(found[0]), found[HEAD:].data

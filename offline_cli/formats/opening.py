@@ -359,11 +359,14 @@ class OwnSource:
 
     def partitions(self, count: int) -> Sequence[OwnSource]:
         """See `Source`: no episode lies in two shards."""
-        parts = shares(self.dataset.manifest.shards, count)
-        size = (lambda shard: shard.episodes) if self.info.format == "episodes" else (lambda shard: shard.steps)
-        return [
-            replace(self, dataset=replace(self.dataset, part=tuple(part)), size=sum(map(size, part)), done=0) for part in parts
-        ]
+        unit, dataset = "episodes" if self.info.format == "episodes" else "steps", self.dataset
+        parts = []
+        for numbers in shares(range(len(dataset.shards)), count):
+            mine = slice(numbers[0], numbers[-1] + 1)
+            shards, chosen = dataset.shards[mine], None if dataset.chosen is None else dataset.chosen[mine]
+            size = sum(getattr(shard, unit) for shard in shards)
+            parts.append(replace(self, dataset=replace(dataset, part=shards, chosen=chosen), size=size, done=0))
+        return parts
 
 
 def info_of(manifest: Manifest, location: str) -> SourceInfo:

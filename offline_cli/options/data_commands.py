@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal, Required
+from typing import Annotated, Any, Final, Literal, Required, TypedDict
 
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
@@ -38,6 +38,7 @@ __all__ = [
     "BatchFormat",
     "ConvertFlags",
     "ConvertOptions",
+    "Engines",
     "InspectFlags",
     "InspectOptions",
     "RepairFlags",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 BatchFormat = Literal["columns", "safetensors"]
+EngineName = Literal["local", "processes", "ray"]
 
 STEPS_PER_BATCH: Final = Option(
     help="A batch closes with the episode that brings it to N steps.",
@@ -58,7 +60,7 @@ STEPS_PER_BATCH: Final = Option(
 )
 
 WORKERS: Final = Option(
-    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
+    help="Parquet files read at a time; processes for much JSON or 5,000 small files; workers of another {engine} than local.",
     group=Group.WHERE,
     default=4,
     minimum=1,
@@ -66,11 +68,35 @@ WORKERS: Final = Option(
 )
 
 
+class Engines(TypedDict, total=False):
+    """Where work on data is done."""
+
+    engine: Annotated[
+        EngineName,
+        Option(
+            help="Where the work is done: by this process, by processes of this machine, or by workers of a Ray cluster. "
+            "What is written is the same (docs/scaling.md).",
+            group=Group.WHERE,
+            default="local",
+        ),
+    ]
+    engine_address: Annotated[
+        str | None,
+        Option(
+            help="Ray cluster of {engine} ray: HOST:PORT, or auto on one of its nodes.",
+            group=Group.WHERE,
+            without="one is started on this machine",
+            metavar="A",
+        ),
+    ]
+    workers: Annotated[int, WORKERS]
+
+
 @reworded(
     env=f"Environment whose spaces apply, as in train-bc: {ENV_FORMS}.",
     dry_run="Read and make every batch, and write none.",
 )
-class ApplyOptions(Tables, Environment, ActionScale, Limit, Overwriting, DryRun, Storage, total=False):
+class ApplyOptions(Tables, Environment, ActionScale, Limit, Engines, Overwriting, DryRun, Storage, total=False):
     """Keywords of `apply`."""
 
     pipeline: Required[
@@ -130,7 +156,9 @@ class ApplyFlags(Caching, Showing, total=False):
     env=f"Source of spaces for recordings without any: {ENV_FORMS}.",
     dry_run="Read and count everything, show what would be written, write nothing.",
 )
-class ConvertOptions(Tables, Environment, ActionScale, Limit, ShardSizes, Resuming, Overwriting, DryRun, Storage, total=False):
+class ConvertOptions(
+    Tables, Environment, ActionScale, Limit, Engines, ShardSizes, Resuming, Overwriting, DryRun, Storage, total=False
+):
     """Keywords of `convert`."""
 
     to: Annotated[
@@ -163,7 +191,6 @@ class ConvertOptions(Tables, Environment, ActionScale, Limit, ShardSizes, Resumi
             default="fail",
         ),
     ]
-    workers: Annotated[int, WORKERS]
 
 
 class ConvertFlags(Sources, Out, Caching, Showing, total=False):
