@@ -232,7 +232,7 @@ def read_opened(
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of open sources; `env_spaces` are those of `env`; `distinct`: no id is known to come twice."""
-    name = env and env.id
+    name = None if env is None else env.id
     with Scope() as scope:
         options = ReadOptions(env_spaces, workers, limit, on_progress, memory_limit)
         for source in [scope.enter(closing(one)) for one in opened]:

@@ -15,9 +15,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
+from offline_cli.engines.messages import never
 from offline_cli.engines.ray_engine import RayEngine
 from offline_cli.engines.worker_processes import ProcessEngine
 from offline_cli.errors import UsageError
@@ -40,11 +42,14 @@ class Engine(AbstractContextManager["Engine"], Protocol):
     def is_local(self) -> bool:
         """Whether this process does all work."""
 
-    def streamed(self, function: Callable[[T], Iterator[R]], items: Iterable[T]) -> Reading[R]:
+    def streamed(
+        self, function: Callable[[T], Iterator[R]], items: Iterable[T], *, stopped: Callable[[], bool] = never
+    ) -> Reading[R]:
         """What `function` yields for each item, in the order of the items; raises in its turn what it raises, and stops.
 
-        Items are taken from the iterable some time before their turn. Raises ClusterLost where workers die again and again, or
-        none is left; MissingPackage where a worker lacks what it needs. A caller that does not read to the end closes it.
+        Items are taken from the iterable some time before their turn. `stopped` is called before each result, and every second
+        without one; True ends it there. Raises ClusterLost where workers die again and again, or none is left; MissingPackage
+        where a worker lacks what it needs. A caller that does not read to the end closes it.
         """
 
 
@@ -53,9 +58,11 @@ class LocalEngine:
 
     is_local: Final = True
 
-    def streamed(self, function: Callable[[T], Iterator[R]], items: Iterable[T]) -> Reading[R]:
+    def streamed(
+        self, function: Callable[[T], Iterator[R]], items: Iterable[T], *, stopped: Callable[[], bool] = never
+    ) -> Reading[R]:
         """See `Engine`."""
-        return Reading(lambda _: (result for item in items for result in function(item)))
+        return Reading(lambda _: takewhile(lambda _: not stopped(), (result for item in items for result in function(item))))
 
     def __enter__(self) -> Self:
         return self

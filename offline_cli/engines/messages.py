@@ -31,6 +31,7 @@ __all__ = [
     "SETUP",
     "TAKEN",
     "Payload",
+    "never",
     "outcomes",
     "packed",
     "received",
@@ -115,6 +116,11 @@ def _as_sent(error: Exception) -> bytearray:
     except Exception:  # noqa: BLE001  a class of a user's may raise anything
         return packed(RuntimeError(f"{type(error).__name__}: {error}"))
     return data
+
+
+def never() -> bool:
+    """Whether to stop, where nothing stops."""
+    return False
 
 
 # ---- through a socket ----

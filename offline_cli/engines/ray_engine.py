@@ -39,6 +39,7 @@ from offline_cli.engines.messages import (
     SETUP,
     TAKEN,
     Payload,
+    never,
     packed,
     received,
     sent,
@@ -78,11 +79,15 @@ class RayEngine:
         self._scope = Scope()
         self._bridge: _Bridge | None = None
 
-    def streamed(self, function: Callable[[T], Iterator[R]], items: Iterable[T]) -> Reading[R]:
+    def streamed(
+        self, function: Callable[[T], Iterator[R]], items: Iterable[T], *, stopped: Callable[[], bool] = never
+    ) -> Reading[R]:
         """See `Engine`."""
-        return Reading(lambda scope: self._streamed(function, items, scope))
+        return Reading(lambda scope: self._streamed(function, items, stopped, scope))
 
-    def _streamed(self, function: Callable[[T], Iterator[R]], items: Iterable[T], scope: Scope) -> Iterator[R]:
+    def _streamed(
+        self, function: Callable[[T], Iterator[R]], items: Iterable[T], stopped: Callable[[], bool], scope: Scope
+    ) -> Iterator[R]:
         if self._bridge is None:
             self._bridge = self._scope.enter(_Bridge(self._address, self._workers))
         with scope.part() as held:
@@ -95,9 +100,12 @@ class RayEngine:
                         waiting += 1
                     except StopIteration:
                         is_ended = True
-                if not waiting:
+                if not waiting or stopped():
                     return
-                kind, payload = stream.receive()
+                outcome = stream.receive(stopped)
+                if outcome is None:
+                    return
+                kind, payload = outcome
                 if kind == FAILED:
                     raise unpacked(payload)
                 if kind == DONE:
@@ -125,9 +133,12 @@ class _Stream:
         """Raises ClusterLost."""
         self._bridge.send(kind, self._number, payload)
 
-    def receive(self) -> tuple[int, Payload]:
-        """The next outcome. Raises ClusterLost, and what the bridge reports."""
-        kind, payload = self._bridge.receive(self._number)
+    def receive(self, stopped: Callable[[], bool]) -> tuple[int, Payload] | None:
+        """The next outcome; None: stopped. Raises ClusterLost, and what the bridge reports."""
+        try:
+            kind, payload = self._bridge.receive(self._number, stopped)
+        except _Stopped:
+            return None
         if kind == RESULT:
             self.send(TAKEN)
         return kind, payload
@@ -139,6 +150,10 @@ class _Stream:
         with suppress(ClusterLost):
             self.send(DROP)
         self._bridge.forget(self._number)
+
+
+class _Stopped(Exception):
+    """The caller wants no more."""
 
 
 class _Bridge:
@@ -177,12 +192,19 @@ class _Bridge:
         finally:
             self._socket.settimeout(LOOK)
 
-    def receive(self, number: int) -> tuple[int, Payload]:
-        """The next outcome of a stream. Raises ClusterLost, and what the bridge reports."""
+    def receive(self, number: int, stopped: Callable[[], bool]) -> tuple[int, Payload]:
+        """The next outcome of a stream. Raises ClusterLost, what the bridge reports, and _Stopped."""
+
+        def look() -> None:
+            if stopped():
+                raise _Stopped
+            if time.monotonic() > self._heard + self._patience:
+                raise self._lost(f"no answer within {self._patience:.0f} s")
+
         while not self._inbox[number]:
             self._heard = time.monotonic()  # not the time that the caller took
             try:
-                kind, stream, payload = received(self._socket, self._look)
+                kind, stream, payload = received(self._socket, look)
             except (EOFError, OSError) as error:
                 raise self._lost() from error
             if kind == READY:
@@ -200,11 +222,6 @@ class _Bridge:
     def forget(self, number: int) -> None:
         """Drop what has come for a stream; what comes later takes CREDIT results at most."""
         self._inbox.pop(number, None)
-
-    def _look(self) -> None:
-        """Raise ClusterLost where there was no sign of life for too long."""
-        if time.monotonic() > self._heard + self._patience:
-            raise self._lost(f"no answer within {self._patience:.0f} s")
 
     def _lost(self, how: str = "") -> ClusterLost:
         with suppress(subprocess.TimeoutExpired):

@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from offline_cli.engines.messages import DONE, FAILED, RESULT, Payload, outcomes, packed, received, sent, unpacked
+from offline_cli.engines.messages import DONE, FAILED, RESULT, Payload, never, outcomes, packed, received, sent, unpacked
 from offline_cli.engines.processes import interpreter
 from offline_cli.errors import ClusterLost
 from offline_cli.scopes import Reading, Scope
@@ -29,6 +29,7 @@ __all__ = ["ATTEMPTS", "ProcessEngine", "main", "worker_lost"]
 
 ATTEMPTS: Final = 4  # of one item, before its workers' deaths are no accident
 HELD: Final = 64 << 20  # bytes of results that wait for the turn of their item
+LOOK: Final = 1.0  # seconds between two looks at whether to stop
 GRACE: Final = 5.0  # seconds for a killed process to be gone
 
 T = TypeVar("T")
@@ -53,11 +54,15 @@ class ProcessEngine:
         self._workers = workers
         self._scope = Scope()
 
-    def streamed(self, function: Callable[[T], Iterator[R]], items: Iterable[T]) -> Reading[R]:
+    def streamed(
+        self, function: Callable[[T], Iterator[R]], items: Iterable[T], *, stopped: Callable[[], bool] = never
+    ) -> Reading[R]:
         """See `Engine`."""
-        return Reading(lambda scope: self._streamed(function, items, scope))
+        return Reading(lambda scope: self._streamed(function, items, stopped, scope))
 
-    def _streamed(self, function: Callable[[T], Iterator[R]], items: Iterable[T], scope: Scope) -> Iterator[R]:
+    def _streamed(
+        self, function: Callable[[T], Iterator[R]], items: Iterable[T], stopped: Callable[[], bool], scope: Scope
+    ) -> Iterator[R]:
         with self._scope.part() as ours, scope.part() as held:
             team = held.enter(ours.enter(_Team(packed(function), self._workers)))
             source, waiting, is_ended = iter(items), deque[_Item](), False
@@ -67,9 +72,9 @@ class ProcessEngine:
                         waiting.append(team.begin(packed(next(source))))
                     except StopIteration:
                         is_ended = True
-                if not waiting:
+                if not waiting or stopped():
                     return
-                yield from waiting.popleft().results()
+                yield from waiting.popleft().results(stopped)
 
     def __enter__(self) -> Self:
         return self
@@ -107,12 +112,13 @@ class _Item:
             self._is_given_up = True
             self._changed.notify_all()
 
-    def results(self) -> Iterator[Any]:
-        """What the function yields for it. Raises what it raises."""
-        while True:
+    def results(self, stopped: Callable[[], bool]) -> Iterator[Any]:
+        """What the function yields for it, until it is stopped. Raises what it raises."""
+        while not stopped():
             with self._changed:
-                while not self._outcomes:
-                    self._changed.wait(1.0)  # with a limit, so that a signal is seen
+                if not self._outcomes:
+                    self._changed.wait(LOOK)  # with a limit, so that a signal is seen
+                    continue
                 kind, payload = self._outcomes.popleft()
                 self._held -= len(payload)
                 self._changed.notify_all()

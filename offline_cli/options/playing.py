@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal, Required, TypedDict
 
+from offline_cli.options.data_commands import Engines
 from offline_cli.options.option import Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
@@ -58,8 +59,11 @@ class Slots(TypedDict, total=False):
     dry_run="Check options, environment and policy, write nothing.",
     env_kwargs={"without": ""},
     wrappers={"without": ""},
+    workers="Workers of another {engine} than local, each of which plays {num_envs} copies.",
 )
-class RecordOptions(EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class RecordOptions(
+    EnvironmentParts, Acting, Slots, Engines, Shards, Resuming, Overwriting, DryRun, Plugins, Storage, total=False
+):
     """Keywords of `record`."""
 
     policy: Required[

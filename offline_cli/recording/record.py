@@ -21,6 +21,7 @@ from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.row_groups import raw_bytes
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
@@ -39,6 +40,7 @@ from offline_cli.recording.results import (
     Amount,
     RecordResult,
     broken_off,
+    check_divisible,
     checked_plan,
     filled,
     is_enough,
@@ -91,10 +93,12 @@ def record(
     target = open_location(out, options["storage_options"], beside=_places_of(policy))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
-    overseer = Overseer(env, saving=SAVING, step_timeout=None if num_env_runners else step_timeout)
-    with overseer, overseer.guarding(), open_planned(plan) as environment:
+    spec = EngineSpec.of(options)
+    overseer = Overseer(env, saving=SAVING, step_timeout=None if plan.in_processes else step_timeout)
+    with spec.engine() as engine, overseer, overseer.guarding(), open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
+        check_divisible(opened, spec.name)
         tell_unlike_training(opened)
         result = nothing_recorded(plan, opened, out=target.url, format=format)
         fill = partial(filled, result, started=started)
@@ -128,7 +132,8 @@ def record(
             check_ids=False,  # each is a hash of what its episode follows from, its index among it
         )
         with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once
-            player = Player(environment, opened, in_processes=num_env_runners > 0, stopped=lambda: stop.requested is not None)
+            kind: dict[str, Any] = {"in_processes": num_env_runners > 0, "engine": engine, "workers": spec.workers}
+            player = Player(environment, opened, stopped=lambda: stop.requested is not None, **kind)
             return _Recording(writer, target.url, plan, player, stop, fill, on_progress).recorded(overseer)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "Amount",
     "RecordResult",
     "broken_off",
+    "check_divisible",
     "checked_plan",
     "filled",
     "is_enough",
@@ -112,13 +113,14 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         fix = "--episodes 100, or --steps 100000"
     if callable(options["policy"]):
         fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
+    wrong += _wrong_on_workers(options)
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
-    num_env_runners = options["num_env_runners"]
+    num_env_runners, on_workers = options["num_env_runners"], options["engine"] != "local"
     pieces = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     asked = AskedEnvironment.of({**options, "env": env}, known=False)
     assert asked is not None
-    if num_env_runners:
+    if num_env_runners or on_workers:
         pieces.check_travels()
     return Plan(
         env=env,
@@ -127,7 +129,7 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         policy=options["policy"],
         explore=options["explore"],
         seed=options["seed"],
-        vectorize=options["vectorize"],
+        vectorize="sync" if on_workers and options["vectorize"] == "auto" else options["vectorize"],
         num_envs=options["num_envs"],
         runners=max(1, num_env_runners),
         device=choose_device(options["device"]).type,
@@ -135,10 +137,26 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         episodes=options["episodes"],
         steps=options["steps"],
         pieces=pieces,
-        in_processes=num_env_runners > 0,
+        in_processes=num_env_runners > 0 or on_workers,
         plugins=tuple(options["plugins"]),
         step_timeout=options["step_timeout"],
     )
+
+
+def _wrong_on_workers(options: RecordOptions) -> Iterator[str]:
+    """What does not go with an engine's workers."""
+    if options["engine"] != "local":
+        if options["num_env_runners"]:
+            yield "--num-env-runners are processes of --engine local; give --workers"
+        if options["vectorize"] == OWN_CLASS:
+            yield f"--engine {options['engine']} divides the episodes, and --vectorize {OWN_CLASS} has one generator for all"
+
+
+def check_divisible(policy: Policy | PipedPolicy, engine: str) -> None:
+    """Raise BadConfig where episodes depend on those before them, and workers of an engine would play them."""
+    if engine != "local" and isinstance(policy, PipedPolicy) and policy.may_learn:
+        what = f"pieces that learn while they play depend on the order of episodes, and --engine {engine} divides them"
+        raise BadConfig(what, where="--engine", fix="--engine local, or play through the pieces of a trained run")
 
 
 def resolved_plan(plan: Plan, environment: Environment) -> Plan:
