@@ -1,0 +1,76 @@
+"""Ray clusters of several nodes on this machine, whose workers and nodes tests kill."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class LocalCluster:
+    """A head without processors, and nodes with one each."""
+
+    def __init__(self, nodes: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(nodes)]
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def kill_worker(self, chance: random.Random) -> bool:
+        """Kill one that is at work; False: none is."""
+        found = workers()
+        if found:
+            os.kill(chance.choice(found), signal.SIGKILL)
+        return bool(found)
+
+    def kill_node(self, chance: random.Random) -> None:
+        """Kill one, with its workers and objects, and start another."""
+        node = self.nodes.pop(chance.randrange(len(self.nodes)))
+        self.cluster.remove_node(node, allow_graceful=False)
+        self.nodes.append(self.cluster.add_node(num_cpus=1))
+
+
+@contextmanager
+def local_cluster(nodes: int) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(nodes)
+    try:
+        yield cluster
+    finally:
+        cluster.cluster.shutdown()
+
+
+def workers() -> list[int]:
+    """The processes of Ray's workers that are at work."""
+    return [pid for pid, title in titles() if title.startswith(b"ray::run")]
+
+
+def ray_processes() -> set[int]:
+    """Everything of Ray that runs on this machine, as far as it is a process of its own."""
+    words = (b"raylet", b"gcs_server", b"ray::", b"ray_bridge", b"default_worker.py")
+    return {pid for pid, title in titles() if any(word in title for word in words)}
+
+
+def titles() -> Iterator[tuple[int, bytes]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                yield int(folder.name), (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+
+
+def gone(processes: set[int], seconds: float) -> set[int]:
+    """Which of them still run after so many seconds, or as soon as none does."""
+    until = time.monotonic() + seconds
+    while (left := processes & ray_processes()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
