@@ -13,7 +13,7 @@ RADOSGW ?=
 GPU_WHEELS ?= .gpu-wheels
 GPU_PYTHONS ?= 3.11 3.12
 
-.PHONY: help demo test test-full test-offline test-radosgw check format fuzz bench gpu gpu-wheels sample-data docs clean
+.PHONY: help demo test test-full test-offline test-radosgw check format fuzz chaos bench gpu gpu-wheels sample-data docs clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,9 @@ fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hour
 $(VENV)/.installed-mujoco: $(VENV)/.installed-full benchmarks/rivals/requirements/d3rlpy.txt
 	$(PIP) $$(grep -E '^(mujoco|imageio)==' benchmarks/rivals/requirements/d3rlpy.txt)
 	touch $@
+
+chaos: $(VENV)/.installed-full  ## Kill workers and nodes of a local Ray cluster, 100 times: the same data must come out.
+	OFFLINE_CLI_KILLS=100 $(BIN)/python -m pytest -q -m ray tests/engines/test_ray_engine.py -k "killed or lost"
 
 bench: $(VENV)/.installed-mujoco  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
 	$(BIN)/python -m benchmarks.rival_environments

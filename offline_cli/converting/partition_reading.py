@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offline_cli.converting.open_episode import changed
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.engines.engine import Engine, EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
@@ -62,6 +63,7 @@ class _Read:
     tally: Tally
     rejects: RejectsAhead
     done: int
+    before: int  # entries of the partition before these: the same when it is read again in place of a dead worker
     rows: tuple[pa.Buffer, NDArray[np.int64]] | None = None  # those that `fragments` were made from, as an Arrow stream
 
 
@@ -95,9 +97,12 @@ class PartitionedSource:
         self.done = 0
         own = self.source.dataset if isinstance(self.source, OwnSource) else None
         ends = np.zeros(2, np.int64)
-        spaces = _SpacesOnce()
+        spaces, entries = _SpacesOnce(), 0
         with self.scope.part() as held:
             for read in held.enter(self.engine.streamed(partial(_reads, rejects.on_error), self.parts)):
+                if read.before != entries:
+                    raise changed(f"{self.info.location}: a part gave {read.before} episodes or pieces, and {entries} before")
+                entries = 0 if read.fragments is None else entries + len(read.fragments.batch)
                 tally.merge(read.tally)
                 read.rejects.tell(rejects)
                 self.done += read.done
@@ -143,12 +148,13 @@ def _reads(on_error: OnError, source: Source) -> Iterator[_Read]:
     if isinstance(source, OwnSource) and source.dataset.kept is not None:
         kept = KeptRows()
         source = replace(source, dataset=replace(source.dataset, kept=kept))
-    tally, ahead, done = Tally(), RejectsAhead(on_error), 0
+    tally, ahead, done, entries = Tally(), RejectsAhead(on_error), 0, 0
     with closing(source):
         for fragments in source.fragments(tally, ahead):
-            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done, _rows(kept, fragments.batch))
-            done = source.done
-    yield _Read(None, _taken(tally), _told(ahead), source.done - done)
+            rows = _rows(kept, fragments.batch)
+            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done, entries, rows)
+            done, entries = source.done, entries + len(fragments.batch)
+    yield _Read(None, _taken(tally), _told(ahead), source.done - done, entries)
 
 
 def _taken(tally: Tally) -> Tally:

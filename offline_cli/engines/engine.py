@@ -3,7 +3,7 @@
 An engine calls a function of many items on its workers and gives what they yield in the order of the items, so that nothing
 depends on how many workers there are, or which is faster. A function, its items and what it yields can be pickled; calls do
 not depend on each other, and a call that is made again yields the same. A worker that dies costs the call that it was making:
-it is made again elsewhere, ATTEMPTS times in all, and what was taken of it is not given twice.
+it is made again elsewhere, ATTEMPTS times without a further result, and what was taken of it is not given twice.
 
 Nothing is started before the first call. An engine is closed with `with`, on every path; its workers end with it.
 """

@@ -233,6 +233,7 @@ class _Task:
             self._check(self._worker)
             return None
         self._passed += 1
+        self._lost.clear()
         return opened(found)
 
     @property

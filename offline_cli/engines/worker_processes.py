@@ -27,7 +27,7 @@ from offline_cli.scopes import Reading, Scope
 
 __all__ = ["ATTEMPTS", "ProcessEngine", "main", "worker_lost"]
 
-ATTEMPTS: Final = 4  # of one item, before its workers' deaths are no accident
+ATTEMPTS: Final = 6  # of one item without a further result, before its workers' deaths are no accident
 HELD: Final = 64 << 20  # bytes of results that wait for the turn of their item
 LOOK: Final = 1.0  # seconds between two looks at whether to stop
 GRACE: Final = 5.0  # seconds for a killed process to be gone
@@ -197,6 +197,7 @@ class _Team:
                 for kind, payload in process.asked(item.payload, item.count):
                     if not item.put(kind, payload):
                         return
+                    item.lost.clear()
                 return
             except (OSError, EOFError):
                 name = self._buried()

@@ -54,13 +54,13 @@ def test_a_worker_that_is_killed_costs_its_item_and_nothing_is_given_twice(
 ) -> None:
     found = list(processes.streamed(partial(tasks.dies_once, str(tmp_path)), range(5)))
     assert found == [10 * number + part for number in range(5) for part in range(3)]
-    assert "died (signal SIGKILL); part 2 is done again (2 of 4)" in caplog.text
+    assert "died (signal SIGKILL); part 2 is done again (2 of 6)" in caplog.text
 
 
 def test_an_item_that_kills_its_workers_again_and_again_ends_the_work_with_their_names(processes: Engine) -> None:
-    with pytest.raises(ClusterLost, match="part 1 of the work ended 4 workers") as raised:
+    with pytest.raises(ClusterLost, match="part 1 of the work ended 6 workers") as raised:
         list(processes.streamed(tasks.dies, range(3)))
-    assert raised.value.what.count("(signal SIGKILL)") == 4
+    assert raised.value.what.count("(signal SIGKILL)") == 6
     assert raised.value.exit_code == 5
 
 

@@ -13,7 +13,7 @@ from offline_cli.formats.reader import NO, Reader
 from offline_cli.formats.source import FileSource, Fragments, shares
 from offline_cli.tally import Rejects, Tally
 
-PAUSE = 0.02  # seconds for a fragment
+PAUSE = 0.04  # seconds for a fragment
 FRAGMENTS = 4  # of a file
 
 
