@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from socket import socket
+from socket import create_connection, socket
 from typing import Any, Final
 
 from offline_cli.engines.messages import (
@@ -46,6 +46,7 @@ __all__ = ["main"]
 
 AHEAD: Final = 16  # results of a task that wait in the cluster for their turn
 PAUSE: Final = 0.2  # seconds between two looks at whether the stream was dropped
+CONNECTING: Final = 20.0  # seconds for a cluster's head to take a connection
 BEATING: Final = 2.0  # seconds between two signs of life
 QUIET: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 EXTRA: Final = "install there what is installed here: pip install offline-cli=={}, with Python {}"
@@ -85,6 +86,9 @@ def _connect(address: str | None, workers: int) -> None:
     where = "--engine ray" if address is None else f"--engine-address {address}"
     own: dict[str, Any] = {"address": "local", "num_cpus": workers, "include_dashboard": False}
     try:
+        if address is not None and ":" in address:  # Ray itself tries for minutes
+            host, _, port = address.rpartition(":")
+            create_connection((host.strip("[]"), int(port)), CONNECTING).close()
         _ray().init(**(own if address is None else {"address": address}), log_to_driver=False, logging_level="error")
     except Exception as error:
         said = " ".join(str(error).split())[:400]

@@ -86,7 +86,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 def begun(out: Path, process: subprocess.Popen[str], shards: int = 1) -> None:
     """Wait until so many shards are there."""
     until = time.monotonic() + LIMIT
-    while len([*out.glob("data/*.parquet")]) < shards and process.poll() is None:
+    while len([*out.glob("data/*.parquet")]) < shards:
+        assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < until, "no shard was written"
         time.sleep(0.05)
 
@@ -239,9 +240,10 @@ def test_a_cluster_that_is_lost_is_exit_5_and_the_command_is_resumed_without_it(
         ray = {"engine": "ray", "engine_address": lost.address, "workers": 1}
 
         def kill(_: Any) -> None:
-            if [*tmp_path.glob("out/data/*.parquet")]:
-                for process in lost.cluster.head_node.all_processes["gcs_server"]:
-                    process.process.kill()
+            for node in (lost.cluster.head_node, *lost.nodes):
+                for kind in ("gcs_server", "raylet"):
+                    for process in node.all_processes.get(kind, ()):
+                        process.process.kill()
 
         began = time.monotonic()
         with pytest.raises(ClusterLost, match="the Ray cluster is lost") as raised:
