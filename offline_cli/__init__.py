@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.playing.evaluate import evaluate as evaluate
     from offline_cli.policies.by_name import load_policy as load_policy
     from offline_cli.recording.record import record as record
+    from offline_cli.recording.recorder import Recorder as Recorder
+    from offline_cli.recording.recorder import VectorRecorder as VectorRecorder
     from offline_cli.training.train import train as train
     from offline_cli.training.train import train_bc as train_bc
 
@@ -49,7 +51,9 @@ _HOMES = {
     "MultiAgentEpisode": "offline_cli.episodes.multi_agent.multi_agent_episode",
     "OfflineCliError": "offline_cli.errors",
     "RLModule": "offline_cli.modules",
+    "Recorder": "offline_cli.recording.recorder",
     "SingleAgentEpisode": "offline_cli.episodes.single_agent_episode",
+    "VectorRecorder": "offline_cli.recording.recorder",
     "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
     "diff": "offline_cli.converting.operations.differences",
@@ -80,7 +84,9 @@ __all__ = [
     "MultiAgentEpisode",
     "OfflineCliError",
     "RLModule",
+    "Recorder",
     "SingleAgentEpisode",
+    "VectorRecorder",
     "__version__",
     "apply",
     "convert",

@@ -21,7 +21,7 @@ from offline_cli.options.shared import (
     Storage,
 )
 
-__all__ = ["EvaluateFlags", "EvaluateOptions", "RecordFlags", "RecordOptions", "Vectorize"]
+__all__ = ["EvaluateFlags", "EvaluateOptions", "RecordFlags", "RecordOptions", "RecorderOptions", "Vectorize"]
 
 Vectorize = Literal["auto", "sync", "async", "vector_entry_point"]
 
@@ -116,6 +116,29 @@ class RecordFlags(Out, Showing, total=False):
             str,
             Option(help=f"Environment to play in: {ENV_FORMS}.", group=Group.DATA, is_argument=True, metavar="ENV"),
         ]
+    ]
+
+
+class RecorderOptions(Shards, Resuming, Overwriting, Storage, total=False):
+    """Keywords of `Recorder` and `VectorRecorder`, which no command is."""
+
+    format: Annotated[RowFormat, ROW_FORMAT]
+    append: Annotated[
+        bool,
+        Option(help="Add to the dataset that is there, which keeps its shards as they are.", group=Group.OUTPUT, default=False),
+    ]
+    policy: Annotated[
+        str | None,
+        Option(help="What acts, for the provenance of the data: any text.", group=Group.PLAYING, metavar="TEXT"),
+    ]
+    env_id: Annotated[
+        str | None,
+        Option(
+            help=f"What commands call the environment, for the manifest: {ENV_FORMS}.",
+            group=Group.DATA,
+            without="the id, arguments and wrappers that gymnasium knows of it",
+            metavar="ENV",
+        ),
     ]
 
 

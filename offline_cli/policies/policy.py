@@ -83,46 +83,46 @@ def rows_of(tree: Tree, rows: Any) -> Tree:
     return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
 
 
-def row_writer(rows: Tree) -> Callable[[int, Tree], None]:
-    """What puts one value into its row of `rows`, leaves (B, *shape).
+def row_writer(rows: Tree, noun: str = "an observation") -> Callable[[int, Tree], None]:
+    """What puts one value, `noun` in messages, into its row of `rows`, leaves (B, *shape).
 
     It raises ValueError for another structure or shape, and for numbers that the leaf's dtype cannot hold.
     """
     if not isinstance(rows, np.ndarray):
-        return lambda row, value: _write_tree(rows, row, value)
+        return lambda row, value: _write_tree(rows, row, value, noun)
     shape, dtype = rows.shape[1:], rows.dtype
 
     def write(row: int, value: Any) -> None:
         if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # the usual case, and quick
             rows[row] = value
         else:
-            _write(rows, row, value)
+            _write(rows, row, value, noun)
 
     return write
 
 
-def _write_tree(rows: Tree, row: int, value: Tree) -> None:
-    map_leaves(lambda target, leaf: _write(target, row, leaf), rows, value)
+def _write_tree(rows: Tree, row: int, value: Tree, noun: str) -> None:
+    map_leaves(lambda target, leaf: _write(target, row, leaf, noun), rows, value)
 
 
-def _write(target: NDArray[Any], row: int, value: Any) -> None:
+def _write(target: NDArray[Any], row: int, value: Any, noun: str) -> None:
     value = np.asarray(value)
     if value.shape != target.shape[1:]:
-        raise ValueError(f"an observation of shape {value.shape}, and the space says {target.shape[1:]}")
-    target[row] = fitted(value, target.dtype)
+        raise ValueError(f"{noun} of shape {value.shape}, and the space says {target.shape[1:]}")
+    target[row] = fitted(value, target.dtype, noun)
 
 
-def fitted(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> NDArray[Any]:
     """`values` as `dtype`, rounded where both are floats. Raises ValueError where that changes what they say."""
     if values.dtype == dtype:
         return values
     if values.dtype.kind not in "biufO":
-        raise ValueError(f"an observation of {values.dtype}, which is not numeric")
+        raise ValueError(f"{noun} of {values.dtype}, which is not numeric")
     with np.errstate(invalid="ignore", over="ignore"):  # NaN is not an integer, which the comparison finds
         turned = values.astype(dtype)
     rounded = values.dtype.kind == turned.dtype.kind == "f"
     if not rounded and not np.array_equal(turned, values):
-        raise ValueError(f"an observation of {values.dtype}, and the space's {np.dtype(dtype)} cannot hold its values")
+        raise ValueError(f"{noun} of {values.dtype}, and the space's {np.dtype(dtype)} cannot hold its values")
     return turned
 
 

@@ -1,0 +1,342 @@
+"""What a program's own loop plays becomes a dataset: every step once, whole episodes whatever ends the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recording_envs import Aim, Count, Nested, OwnVector
+
+from offline_cli import Recorder, SingleAgentEpisode, VectorRecorder, inspect, open_dataset, validate
+from offline_cli.errors import BadData, OfflineCliError, OutputExists, UsageError
+
+
+def episodes_of(folder: Path) -> list[SingleAgentEpisode]:
+    with open_dataset(folder) as dataset:
+        return [episode.to_numpy() for episode in dataset]
+
+
+def played(env: gym.Env[Any, Any], seeds: range, leave_at: dict[int, int] | None = None) -> list[SingleAgentEpisode]:
+    """The loop of a program, which writes down by itself what it sees; `leave_at`: steps after which an episode is left."""
+    found = []
+    env.action_space.seed(seeds.start)
+    for seed in seeds:
+        episode = SingleAgentEpisode(observation_space=env.observation_space, action_space=env.action_space)
+        episode.add_env_reset(*env.reset(seed=seed))
+        while not episode.is_done and len(episode) != (leave_at or {}).get(seed):
+            action = env.action_space.sample()
+            observation, reward, terminated, truncated, info = env.step(action)
+            episode.add_env_step(observation, action, reward, info, terminated=terminated, truncated=truncated)
+        found.append(episode.to_numpy())
+    return found
+
+
+def assert_same(ours: list[SingleAgentEpisode], theirs: list[SingleAgentEpisode]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        for get in ("get_observations", "get_actions", "get_rewards"):
+            left, right = (flat(getattr(episode, get)()) for episode in (one, other))
+            assert [leaf.tolist() for leaf in left] == [leaf.tolist() for leaf in right]
+        assert (one.is_terminated, one.is_truncated) == (other.is_terminated, other.is_truncated)
+        assert [info or {} for info in one.get_infos()] == [info or {} for info in other.get_infos()]
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for name in sorted(value) for leaf in flat(value[name])]
+    return [leaf for part in value for leaf in flat(part)] if isinstance(value, tuple) else [np.asarray(value)]
+
+
+@pytest.mark.parametrize("format", ["episodes", "columns"])
+@pytest.mark.parametrize("make", [Count, Aim, Nested])
+def test_every_step_of_a_loop_is_recorded_once(make: Any, format: str, tmp_path: Path) -> None:
+    with Recorder(make(), tmp_path / "D", format=format) as env:
+        theirs = played(env, range(1, 40))
+    assert_same(episodes_of(tmp_path / "D"), theirs)
+    assert [problem.code for problem in validate(tmp_path / "D").problems if problem.severity != "note"] == []
+
+
+def test_the_loop_gets_what_the_environment_returns(tmp_path: Path) -> None:
+    with Recorder(Nested(), tmp_path / "D") as env:
+        ours = played(env, range(12))
+    assert_same(ours, played(Nested(), range(12)))
+
+
+def test_what_the_loop_does_to_an_observation_is_not_recorded(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as env:
+        observation, _ = env.reset(seed=1)
+        first = observation.copy()
+        observation[:] = 99
+        done = False
+        while not done:
+            observation, _, terminated, truncated, _ = env.step(1)
+            observation[:] = 99
+            done = terminated or truncated
+    observations = episodes_of(tmp_path / "D")[0].get_observations()
+    assert (observations[0] == first).all()
+    assert (observations < 99).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(left=st.dictionaries(st.integers(0, 9), st.integers(0, 30), max_size=10))
+def test_episodes_left_before_their_end_are_kept_as_truncated(left: dict[int, int], tmp_path_factory: Any) -> None:
+    out = tmp_path_factory.mktemp("left") / "D"
+    with Recorder(Count(), out) as env:
+        theirs = played(env, range(10), leave_at=left)
+    kept = [episode for episode in theirs if len(episode)]
+    unfinished = sum(not episode.is_done for episode in kept)
+    if not kept:
+        assert not out.exists()
+        return
+    for episode in kept:
+        episode.is_truncated = episode.is_truncated or not episode.is_done
+    assert_same(episodes_of(out), kept)
+    found = inspect(out)
+    assert (found.episodes, found.assumptions.get("unfinished-episode", 0)) == (len(kept), unfinished)
+
+
+def test_an_episode_of_many_blocks_of_steps_is_left_whole(tmp_path: Path) -> None:
+    env = gym.wrappers.TimeLimit(gym.make("Pendulum-v1").unwrapped, 5000)
+    with Recorder(env, tmp_path / "D") as recorder:
+        theirs = played(recorder, range(2), leave_at={0: 3072})
+    theirs[0].is_truncated = True
+    assert_same(episodes_of(tmp_path / "D"), theirs)
+
+
+def in_order(envs: Any, steps: int, mode: AutoresetMode) -> list[list[tuple[Any, ...]]]:
+    """Episodes in the order of their beginnings: (observation, action, reward, next observation, terminated, truncated)."""
+    found: list[list[tuple[Any, ...]]] = []
+    envs.action_space.seed(3)
+    obs, _ = envs.reset(seed=5)
+    over, at = np.zeros(envs.num_envs, np.bool_), np.full(envs.num_envs, -1)
+    for _ in range(steps):
+        if mode == AutoresetMode.DISABLED and over.any():
+            obs, _ = envs.reset(options={"reset_mask": over.copy()})
+        actions = envs.action_space.sample()
+        new, rewards, terminated, truncated, infos = envs.step(actions)
+        for copy in range(envs.num_envs):
+            if mode == AutoresetMode.NEXT_STEP and over[copy]:
+                at[copy] = -1
+                continue
+            if at[copy] < 0 or (mode != AutoresetMode.NEXT_STEP and over[copy]):
+                at[copy] = len(found)
+                found.append([])
+            ended = terminated[copy] or truncated[copy]
+            last = infos["final_obs"][copy] if ended and mode == AutoresetMode.SAME_STEP else new[copy]
+            told = obs[copy].tolist(), int(actions[copy]), float(rewards[copy]), np.asarray(last).tolist()
+            found[at[copy]].append((*told, bool(terminated[copy]), bool(truncated[copy])))
+        obs, over = new.copy(), terminated | truncated
+    for episode in found:
+        if not (episode[-1][-2] or episode[-1][-1]):  # the loop left it
+            episode[-1] = (*episode[-1][:-1], True)
+    return found
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("own_class", [False, True])
+def test_a_vector_is_recorded_however_it_begins_again(mode: AutoresetMode, own_class: bool, tmp_path: Path) -> None:
+    envs = OwnVector(3, mode.value) if own_class else SyncVectorEnv([Count] * 3, autoreset_mode=mode)
+    with VectorRecorder(envs, tmp_path / "D") as recorder:
+        theirs = in_order(recorder, 400, mode)
+    ours = []
+    for episode in episodes_of(tmp_path / "D"):
+        obs, actions, rewards, last = episode.get_observations(), episode.get_actions(), episode.get_rewards(), len(episode) - 1
+        flags = [(t == last and episode.is_terminated, t == last and episode.is_truncated) for t in range(last + 1)]
+        rows = zip(obs[:-1].tolist(), actions.tolist(), rewards.tolist(), obs[1:].tolist(), flags, strict=True)
+        ours.append([(*row, *ends) for *row, ends in rows])
+    assert ours == theirs
+
+
+def test_a_vector_without_a_reset_is_refused(tmp_path: Path) -> None:
+    envs = SyncVectorEnv([Count] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    with VectorRecorder(envs, tmp_path / "D") as recorder, pytest.raises(UsageError, match="outside of an episode"):
+        recorder.step(np.zeros(2, np.int64))
+    assert not (tmp_path / "D").exists()
+
+
+def test_extra_model_outputs_are_recorded_beside_the_step(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as env:
+        env.reset(seed=3)
+        done, count = False, 0
+        while not done:
+            env.add_outputs(action_logp=-0.5 * count, action_dist_inputs=np.full(3, count, np.float32))
+            _, _, terminated, truncated, _ = env.step(0)
+            done, count = terminated or truncated, count + 1
+    episode = episodes_of(tmp_path / "D")[0]
+    assert episode.get_extra_model_outputs("action_logp").tolist() == [-0.5 * t for t in range(count)]
+    assert episode.get_extra_model_outputs("action_dist_inputs").tolist() == [[t] * 3 for t in range(count)]
+
+
+def test_outputs_of_some_steps_only_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="action_logp"), Recorder(Aim(), tmp_path / "D") as env:
+        env.reset(seed=3)
+        env.step(np.zeros(2, np.float32))
+        env.add_outputs(action_logp=-0.5)
+        env.step(np.zeros(2, np.float32))
+
+
+class Odd(Count):
+    reward: Any = 1.0
+    observation: Any = None
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation if self.observation is None else self.observation, self.reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("reward", None, "a reward of None"),
+        ("reward", "1.0", "a reward of '1.0'"),
+        ("observation", np.zeros(2, np.float32), r"an observation of shape \(2,\)"),
+    ],
+)
+def test_values_that_no_dataset_can_hold_are_named(name: str, value: Any, said: str, tmp_path: Path) -> None:
+    env = Odd()
+    setattr(env, name, value)
+    with pytest.raises(BadData, match=said), Recorder(env, tmp_path / "D") as recorder:
+        recorder.reset(seed=1)
+        for _ in range(40):
+            recorder.step(0)
+
+
+def test_an_action_of_another_shape_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"an action of shape \(3,\)"), Recorder(Aim(), tmp_path / "D") as env:
+        env.reset(seed=1)
+        env.step(np.zeros(3, np.float32))
+
+
+def test_values_that_are_not_finite_are_kept_and_counted(tmp_path: Path) -> None:
+    env = Odd()
+    env.reward = float("nan")
+    with Recorder(env, tmp_path / "D") as recorder:
+        steps = sum(len(episode) for episode in played(recorder, range(3)))
+    assert inspect(tmp_path / "D").assumptions == {"nan-in-rewards": steps}
+
+
+def test_a_step_after_the_end_is_refused(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as env:
+        played(env, range(1))
+        with pytest.raises(UsageError, match="outside of an episode"):
+            env.step(0)
+    assert len(episodes_of(tmp_path / "D")) == 1
+
+
+def test_what_the_environment_raises_comes_through_and_whole_episodes_stay(tmp_path: Path) -> None:
+    env = Count()
+    env.reset(seed=5)
+    env.fail_at = env.length
+    with pytest.raises(RuntimeError, match="on fire"), Recorder(env, tmp_path / "D") as recorder:
+        played(recorder, range(6))
+    found = inspect(tmp_path / "D")
+    assert found.episodes == 5
+    assert found.complete is False
+    assert found.assumptions == {}
+
+
+def test_resume_continues_what_was_left_incomplete(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Recorder(Count(), tmp_path / "D") as recorder:
+        first = played(recorder, range(5))
+        raise KeyboardInterrupt
+    with Recorder(Count(), tmp_path / "D", resume=True) as recorder:
+        second = played(recorder, range(5, 9))
+    assert_same(episodes_of(tmp_path / "D"), [*first, *second])
+    assert inspect(tmp_path / "D").complete
+
+
+def test_append_adds_to_a_dataset(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as recorder:
+        first = played(recorder, range(5))
+    with Recorder(Count(), tmp_path / "D", append=True) as recorder:
+        second = played(recorder, range(5))  # the same episodes again, which are others by their ids
+    assert_same(episodes_of(tmp_path / "D"), [*first, *second])
+
+
+def test_a_dataset_that_is_there_stays(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as recorder:
+        played(recorder, range(2))
+    with pytest.raises(OutputExists):
+        Recorder(Count(), tmp_path / "D")
+    assert len(episodes_of(tmp_path / "D")) == 2
+
+
+def test_two_recorders_of_one_folder_exclude_each_other(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as recorder:
+        with pytest.raises(OfflineCliError, match="another writer"):
+            Recorder(Count(), tmp_path / "D")
+        played(recorder, range(2))
+    assert len(episodes_of(tmp_path / "D")) == 2
+
+
+def test_a_recorder_that_saw_no_step_leaves_nothing(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as recorder:
+        recorder.reset(seed=1)
+    assert not (tmp_path / "D").exists()
+
+
+def test_closing_twice_changes_nothing_more(tmp_path: Path) -> None:
+    recorder = Recorder(Count(), tmp_path / "D")
+    played(recorder, range(2))
+    recorder.close()
+    recorder.close()
+    assert len(episodes_of(tmp_path / "D")) == 2
+    with pytest.raises(UsageError, match="after the recorder was closed"):
+        played(recorder, range(1))
+
+
+def test_a_wrong_option_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="format"):
+        Recorder(Count(), tmp_path / "D", fromat="columns")
+
+
+def test_the_manifest_says_how_gymnasium_made_the_environment(tmp_path: Path) -> None:
+    made = gym.make("CartPole-v1", max_episode_steps=20, sutton_barto_reward=True)
+    with Recorder(gym.wrappers.TimeAwareObservation(made), tmp_path / "D") as env:
+        played(env, range(2))
+    with open_dataset(tmp_path / "D") as dataset:
+        environment = dataset.manifest.environment
+    assert environment is not None
+    assert (environment.id, environment.kwargs) == ("CartPole-v1", {"max_episode_steps": 20, "sutton_barto_reward": True})
+    assert [text.partition(":")[0] for text in environment.wrappers] == ["TimeAwareObservation"]
+
+
+def test_an_environment_that_gymnasium_does_not_know_has_the_name_that_is_given(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D", env_id="python:recording_envs:Count", policy="by hand") as env:
+        played(env, range(2))
+    with open_dataset(tmp_path / "D") as dataset:
+        manifest = dataset.manifest
+    assert manifest.environment is not None
+    assert manifest.environment.id == "python:recording_envs:Count"
+    assert manifest.provenance["policy"] == "by hand"
+
+
+SCRIPT = """
+import sys
+import gymnasium as gym
+from offline_cli import Recorder
+env = Recorder(gym.make("CartPole-v1"), sys.argv[1])
+for seed in range(3):
+    env.reset(seed=seed)
+    done = False
+    while not done:
+        _, _, terminated, truncated, _ = env.step(0)
+        done = terminated or truncated
+env.reset(seed=9)
+env.step(0)
+"""
+
+
+def test_a_program_that_forgets_to_close_keeps_its_whole_episodes(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "D")], capture_output=True, text=True, check=True)
+    assert "the recorder was not closed; 3 episodes are saved as incomplete" in done.stderr
+    found = inspect(tmp_path / "D")
+    assert (found.episodes, found.complete) == (3, False)
