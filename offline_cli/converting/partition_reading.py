@@ -36,7 +36,9 @@ MOST: Final = 4096  # partitions
 
 
 def on_workers(opened: Sequence[Source], spec: EngineSpec | None, options: ReadOptions, scope: Scope) -> Sequence[Source]:
-    """The prepared sources, read by an engine's workers, which `scope` owns; under a limit of episodes as they are."""
+    """The sources, prepared: read by an engine's workers, which `scope` owns; under a limit of episodes as they are."""
+    for source in opened:
+        source.prepare(options)
     if spec is None or options.limit is not None:
         return opened
     engine = scope.enter(spec.engine())

@@ -234,10 +234,9 @@ def read_opened(
     """As `read_episodes`, of open sources; `env_spaces` are those of `env`; `distinct`: no id is known to come twice."""
     name = None if env is None else env.id
     with Scope() as scope:
-        options = ReadOptions(env_spaces, workers, limit, on_progress, memory_limit)
-        for source in [scope.enter(closing(one)) for one in opened]:
-            source.prepare(options)
-        opened = on_workers(opened, engine, options, scope)
+        for source in opened:
+            scope.enter(closing(source))
+        opened = on_workers(opened, engine, ReadOptions(env_spaces, workers, limit, on_progress, memory_limit), scope)
         said = [source.info for source in opened]
         episodes = WholeEpisodes(
             opened,

@@ -60,7 +60,7 @@ STEPS_PER_BATCH: Final = Option(
 )
 
 WORKERS: Final = Option(
-    help="Parquet files read at a time; processes for much JSON or 5,000 small files; workers of another {engine} than local.",
+    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
     group=Group.WHERE,
     default=4,
     minimum=1,
@@ -89,7 +89,7 @@ class Engines(TypedDict, total=False):
             metavar="A",
         ),
     ]
-    workers: Annotated[int, WORKERS]
+    workers: Annotated[int, replace(WORKERS, help=f"{WORKERS.help[:-1]}; workers of another {{engine}} than local.")]
 
 
 @reworded(
