@@ -36,7 +36,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SAMPLE = REPOSITORY / "sample_data" / "rllib_cartpole_expert"
 KILLS = int(os.environ.get("OFFLINE_CLI_KILLS", "8"))
 LIMIT = 120  # seconds for one command
-FILES = 80
+FILES = 56
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_a_cluster_that_is_lost_is_exit_5_and_the_command_is_resumed_without_it(
 ) -> None:
     from ray_clusters import local_cluster
 
-    monkeypatch.setattr(ray_engine, "SILENCE", 8.0)
+    monkeypatch.setattr(ray_engine, "SILENCE", 5.0)
     kind: dict[str, Any] = {"from_": "python:slow_reader:SLOW", "max_rows_per_file": 16}
     with local_cluster(1) as lost:
         ray = {"engine": "ray", "engine_address": lost.address, "workers": 1}
