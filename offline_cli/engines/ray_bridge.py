@@ -106,7 +106,7 @@ class _Bridge:
 
     def __init__(self, command: socket, setup: Mapping[str, Any]) -> None:
         self._command, self.setup = command, setup
-        self.window = setup["workers"] + (1 if setup["address"] is None else 0)  # of its own cluster one more task may queue
+        self.window = setup["workers"] + 1  # tasks at a time: one more, so that a worker that is done has the next
         self._sending = threading.Lock()
         self._streams: dict[int, _Stream] = {}
 

@@ -22,9 +22,9 @@ from offline_cli.playing.runner_factory import open_planned, open_runner, policy
 
 __all__ = ["played_by_engine"]
 
-ROUNDS: Final = 8  # episodes of a slot in one run, so that slots are seldom idle at its end
+ROUNDS: Final = 32  # episodes of a slot in one run: slots are seldom idle at its end, and a task is worth its start
 SHARES: Final = 4  # runs of each worker, where the number of episodes is known
-EPISODES: Final = 64  # given at a time, or as many as have
+EPISODES: Final = 512  # given at a time, or as many as have
 BYTES: Final = 4 << 20
 
 
