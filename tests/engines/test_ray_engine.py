@@ -232,12 +232,15 @@ def test_sigterm_ends_the_tasks_and_says_how_to_resume(ray: dict[str, Any], slow
 def test_a_cluster_that_is_lost_is_exit_5_and_the_command_is_resumed_without_it(
     slow: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ray_clusters import local_cluster
+    from ray_clusters import agents_of, local_cluster
 
     monkeypatch.setattr(ray_engine, "SILENCE", 5.0)
     kind: dict[str, Any] = {"from_": "python:slow_reader:SLOW", "max_rows_per_file": 16}
     with local_cluster(1) as lost:
         ray = {"engine": "ray", "engine_address": lost.address, "workers": 1}
+
+        for node in (lost.cluster.head_node, *lost.nodes):
+            lost.agents |= agents_of(node)
 
         def kill(_: Any) -> None:
             for node in (lost.cluster.head_node, *lost.nodes):

@@ -20,6 +20,7 @@ class LocalCluster:
 
         self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(nodes)]
+        self.agents: set[int] = set()  # of nodes that were killed
 
     @property
     def address(self) -> str:
@@ -35,17 +36,36 @@ class LocalCluster:
     def kill_node(self, chance: random.Random) -> None:
         """Kill one, with its workers and objects, and start another."""
         node = self.nodes.pop(chance.randrange(len(self.nodes)))
+        self.agents |= agents_of(node)
         self.cluster.remove_node(node, allow_graceful=False)
         self.nodes.append(self.cluster.add_node(num_cpus=1))
 
 
 @contextmanager
 def local_cluster(nodes: int) -> Iterator[LocalCluster]:
+    before = ray_processes()
     cluster = LocalCluster(nodes)
     try:
         yield cluster
     finally:
+        mine = {pid for node in (cluster.cluster.head_node, *cluster.nodes) for pid in agents_of(node)} | cluster.agents
         cluster.cluster.shutdown()
+        for pid in gone(mine - before, 3):  # agents of nodes that were killed outlive them
+            os.kill(pid, signal.SIGKILL)
+
+
+def agents_of(node: Any) -> set[int]:
+    """The processes that a node's raylet has started, as far as it still runs."""
+    raylets = {process.process.pid for process in node.all_processes.get("raylet", ())}
+    return {pid for pid in ray_processes() if parent_of(pid) in raylets}
+
+
+def parent_of(pid: int) -> int:
+    """0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def workers() -> list[int]:
