@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 HANGING := tests/recording/test_hanging.py tests/recording/test_hanging_evaluation.py
-QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big and not rivals
+QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big and not rivals and not engines
 DEMO ?= out/demo
 TARGET ?= all
 RUNS ?= 1000000
@@ -53,8 +53,9 @@ test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: 
 	$(BIN)/python -m pytest -q -m "ray" --require-markers ray
 	$(BIN)/python -m pytest -q -m "rivals"  # in an environment of its own, which the first test makes
 	.ci/offline --or-online $(BIN)/python -m pytest -q -n 2 -m "cloud and not kill" --require-markers cloud
-	$(BIN)/python -m pytest -q -n 3 -m kill $(HANGING)  # which mostly wait
-	$(BIN)/python -m pytest -q -n 2 -m "(kill or learn or big) and not ray" $(HANGING:%=--ignore=%) --require-markers kill,learn
+	$(BIN)/python -m pytest -q -m engines --require-markers engines
+	$(BIN)/python -m pytest -q -n 3 -m "kill and not engines" $(HANGING)  # which mostly wait
+	$(BIN)/python -m pytest -q -n 2 -m "(kill or learn or big) and not ray and not engines" $(HANGING:%=--ignore=%) --require-markers kill,learn
 
 test-offline: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the cloud tests with no network but loopback (on Linux).
 	.ci/offline $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud

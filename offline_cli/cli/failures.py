@@ -23,13 +23,16 @@ from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.streams import colour_wanted, printable, write
 from offline_cli.cli.termination import interrupt_behind, signal_exit_code
+from offline_cli.engines.ranks import is_first
 from offline_cli.errors import (
     BadData,
+    Diverged,
     Interrupted,
     MissingPackage,
     OfflineCliError,
     StorageError,
     StorageNotFound,
+    TargetNotMet,
     UsageError,
     as_convert_would,
     causes,
@@ -52,6 +55,7 @@ SAID: Final = re.compile(
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
 
+_AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
 _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _WITH_ON_ERROR = (("convert",), ("inspect",))
 _BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
@@ -132,6 +136,8 @@ def report(error: BaseException, invocation: Invocation) -> int:
     _RESERVE.close()
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
+    if isinstance(told, _AGREED) and not is_first():
+        return exit_code
     if invocation.args[:1] not in _WITH_ON_ERROR:
         told.fix = as_convert_would(told.fix)
     if invocation.debug:
@@ -139,7 +145,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
     what, fix = _blanked_lines(told.what_lines, invocation), _blanked_lines(_fix_lines(told), invocation)
     told.what, told.where, told.fix = (invocation.without_secrets(text) for text in (told.what, told.where, told.fix))
     write(sys.stderr, _message(what, told.where, fix))
-    if invocation.as_json:
+    if invocation.as_json and is_first():
         fields = {key: value for key, value in told.as_dict().items() if key != "exit_code"}
         write(sys.stdout, to_json({**_blanked({**told.result, "error": fields}, invocation), "exit_code": exit_code}))
     return exit_code

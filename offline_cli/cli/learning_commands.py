@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -13,6 +14,7 @@ from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
 from offline_cli.cli.texts import with_stdin
+from offline_cli.engines.ranks import is_first
 from offline_cli.errors import OfflineCliError
 from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
 from offline_cli.options.training import TrainBCFlags, TrainBCOptions, TrainOptions
@@ -59,9 +61,19 @@ def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> Non
     """
     from offline_cli.training.train import train
 
-    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
-        result = train(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
-    render.show(result, as_json=flags["as_json"], summary=_measured)
+    _learned(ctx, flags, lambda places, **how: train(places, flags["out"], **options, **how))
+
+
+def _learned(ctx: typer.Context, flags: TrainBCFlags, call: Callable[..., render.Result]) -> None:
+    """Call and show; of processes that train together the first one alone prints."""
+    quiet = flags["quiet"]
+    if not is_first():
+        logging.disable(logging.WARNING)
+        quiet = True
+    with with_stdin(flags["sources"]) as places, working(quiet=quiet) as on_progress:
+        result = call(places, on_progress=on_progress, command=ctx.obj.recorded())
+    if is_first():
+        render.show(result, as_json=flags["as_json"], summary=_measured)
 
 
 def _options_of(arguments: Sequence[str]) -> Mapping[str, list[tuple[str, str]]]:
@@ -92,9 +104,7 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
     """
     from offline_cli.training.train import train_bc
 
-    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
-        result = train_bc(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
-    render.show(result, as_json=flags["as_json"], summary=_measured)
+    _learned(ctx, flags, lambda places, **how: train_bc(places, flags["out"], **options, **how))
 
 
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -31,10 +31,10 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def choose_threads(module: nn.Module, rows: int) -> int:
-    """One thread unless an update is heavy; then one per core that this process may use."""
+def choose_threads(module: nn.Module, rows: int, processes: int = 1) -> int:
+    """One thread unless an update is heavy; then one per core that this process may use, or its share where several train."""
     weights = sum(parameter.numel() for parameter in module.parameters())
-    return 1 if weights * rows < WORK_PER_THREAD else min(_cores(), MAX_THREADS)
+    return 1 if weights * rows < WORK_PER_THREAD * processes else min(max(1, _cores() // processes), MAX_THREADS)
 
 
 def _cores() -> int:

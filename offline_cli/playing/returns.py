@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.environments import Environment
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.plan import BLOCK, OWN_CLASS, EvaluationPlan, Plan
 from offline_cli.playing.runner_factory import open_runner
@@ -163,8 +164,9 @@ def play(
     step_timeout: float | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
+    ranks: Ranks = ALONE,
 ) -> Played:
-    """`episodes` whole episodes, greedily unless `explore`, in this process.
+    """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
 
     `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are.
     `num_envs`: single copies side by side, which changes no episode unless pieces learn while they play. `on_step` is called at
@@ -183,7 +185,7 @@ def play(
         seed=seed,
         vectorize=way_to_step(environment, pieces),
         num_envs=num_envs,
-        runners=1,
+        runners=ranks.count,
         device=next(module.parameters()).device.type,
         episodes=episodes,
         step_timeout=step_timeout,
@@ -192,7 +194,7 @@ def play(
         round_=round_,
     )
 
-    return played_here(plan, module, environment, pieces, on_step=on_step, on_episodes=on_episodes)
+    return played_here(plan, module, environment, pieces, on_step=on_step, on_episodes=on_episodes, ranks=ranks)
 
 
 def played_here(
@@ -203,6 +205,7 @@ def played_here(
     *,
     on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
+    ranks: Ranks = ALONE,
 ) -> Played:
     """The plan's episodes, in this process: see `play`."""
 
@@ -212,8 +215,27 @@ def played_here(
 
     with evaluating(module):
         policy = _policy(module, environment, pieces, explore=plan.explore)
-        with open_runner(plan, 0, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
-            return _checked(plan, runner.batches(), on_episodes)
+        own: dict[str, Any] = {"environment": environment, "policy": policy, "sink": Returns, "stopped": stopped}
+        with open_runner(plan, ranks.rank, **own) as runner:
+            outcomes = runner.batches() if ranks.count == 1 else iter([_of_all(ranks, plan, runner.batches())])
+            return _checked(plan, outcomes, on_episodes)
+
+
+def _of_all(ranks: Ranks, plan: EvaluationPlan, outcomes: Iterator[Outcomes]) -> Outcomes:
+    """The episodes of every rank. Raises what ended this rank's own early; RankFailed where another one's did."""
+    numbers = np.zeros((plan.count, 5))  # each rank has its own rows: 1 where an episode is, return, length, not finite
+    failure: Exception | None = None
+    try:
+        for part in outcomes:
+            numbers[part.indices] = np.column_stack([np.ones(len(part)), part.returns, part.lengths, part.not_finite])
+    except Exception as err:  # noqa: BLE001  # raised once the others know
+        failure = err
+    ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
+    numbers[:, 1][~np.isfinite(numbers[:, 1])] = np.finfo(np.float64).max  # NaN of one rank would spread
+    whole = np.reshape(ranks.summed(numbers.ravel().tolist()), numbers.shape)
+    there = np.flatnonzero(whole[:, 0])
+    returns = np.where(whole[:, 1] == np.finfo(np.float64).max, np.inf, whole[:, 1])
+    return Outcomes(there, returns[there], whole[there, 2].astype(np.int64), whole[there, 3:].astype(np.int64))
 
 
 def played_by_runners(plan: EvaluationPlan, *, on_episodes: Each = lambda done: None) -> Played:

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
+from offline_cli.engines.ranks import ALONE, RankFailed, Ranks
 from offline_cli.environments import Environment
+from offline_cli.errors import BadData
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
@@ -26,7 +28,7 @@ from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.stop_signals import StopSignals
+from offline_cli.training.stop_signals import StopRequested, StopSignals
 
 __all__ = ["Checks", "score"]
 
@@ -45,7 +47,9 @@ class Checks:
         environment: Environment | None,
         pieces: PlaySpec | None,
         updates_per_epoch: int,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._learner, self._config, self._val = learner, config, val
         self._environment, self._pieces = environment, pieces
         self.bound = config.bound(updates_per_epoch)
@@ -64,7 +68,7 @@ class Checks:
         """Figures by name: `val_*`, `eval_return_*`, `confirm_return_*`. Raises StopRequested, BadData from the environment."""
         figures: dict[str, float] = {}
         if self._val is not None:
-            figures |= {f"val_{name}": value for name, value in score(self._learner, self._val, self._config.precision).items()}
+            figures |= {f"val_{name}": value for name, value in self._scores(self._val).items()}
         if self._environment is not None:
             checked = self._play(self._config.eval_episodes, Purpose.CHECK, update, stop)
             figures |= _returns("eval", checked)
@@ -76,7 +80,16 @@ class Checks:
         assert self._environment is not None
         how: dict[str, Any] = {"seed": self._config.seed, "purpose": purpose, "round_": update, "pieces": self._pieces}
         with stop.playing():
-            return play(self._learner.policy, self._environment, episodes, **how, on_step=stop.check)
+            try:
+                return play(self._learner.policy, self._environment, episodes, **how, on_step=stop.check, ranks=self._ranks)
+            except RankFailed as err:
+                if not err.said:
+                    raise StopRequested from err
+                fix = "see the message of that process"
+                raise BadData("; ".join(err.said), where=f"--env {self._environment.name}", fix=fix) from err
+
+    def _scores(self, val: StepLoader) -> dict[str, float]:
+        return score(self._learner, val, self._config.precision, self._ranks)
 
     def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
         """Update `state` by `figures`, and end the run where they say so; returns whether this policy is the best so far."""
@@ -116,8 +129,9 @@ def _returns(name: str, played: Played) -> dict[str, float]:
     return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
 
 
-def score(learner: Learner, loader: StepLoader, precision: str) -> dict[str, float]:
-    """The algorithm's scores, as means over all that `loader` holds: of cloning `loss`, and `accuracy` or `mse`."""
+def score(learner: Learner, loader: StepLoader, precision: str, ranks: Ranks = ALONE) -> dict[str, float]:
+    """The algorithm's scores, as means over all that `loader` holds, shared out among `ranks`: of cloning `loss`, and
+    `accuracy` or `mse`."""
     totals: dict[str, Any] = {}
     counts: Counter[str] = Counter()
     device = next(learner.policy.parameters()).device
@@ -126,4 +140,8 @@ def score(learner: Learner, loader: StepLoader, precision: str) -> dict[str, flo
             for name, values in learner.algorithm.scores(learner.modules, batch).items():
                 totals[name] = totals.get(name, 0) + values.double().sum()
                 counts[name] += values.numel()
-    return {name: float(total) / counts[name] for name, total in totals.items()}
+    if ranks.count == 1:
+        return {name: float(total) / counts[name] for name, total in totals.items()}
+    names = sorted({*filter(None, "\n".join(ranks.texts("\n".join(totals))).split("\n"))})  # a rank may have had no batch
+    sums = ranks.summed([float(totals.get(name, 0)) for name in names] + [counts[name] for name in names])
+    return {name: sums[number] / sums[len(names) + number] for number, name in enumerate(names)}

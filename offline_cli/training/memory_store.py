@@ -270,8 +270,8 @@ class _MemoryReader:
             torch.index_select(source, 0, chosen, out=target)
 
     def _padded(self, order: Tensor, size: int) -> Tensor:
-        """`order`, with its own first steps behind it, up to whole batches of `size`."""
-        return torch.cat([order, order[: -len(order) % size]]).to(self._home)
+        """`order`, with its own first steps behind it, so that wherever a batch of `size` begins, it is whole."""
+        return torch.cat([order, order[:size]]).to(self._home)
 
     def settle(self) -> None:
         """Nothing: the targets are the columns."""

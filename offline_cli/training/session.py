@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged, TrainingDiverged
+from offline_cli.playing.slots import draw
 from offline_cli.policies.run_files import (
     BEST,
     REFRESHED,
@@ -36,7 +38,10 @@ from offline_cli.training.stop_signals import StopSignals
 from offline_cli.training.training_data import TrainingData, data_difference
 from offline_cli.training.updates import Launch, Update, captured, rate_factor
 
-__all__ = ["Session", "check_same_run"]
+__all__ = ["CHANCE", "Session", "check_same_run"]
+
+CHANCE: Final = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
+LOOK: Final = 20  # updates after which ranks on GPUs look whether one of them has to stop: it waits for the device
 
 
 class Session:
@@ -51,13 +56,16 @@ class Session:
         *,
         environment: Environment | None,
         on_progress: OnProgress,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
+        self._stopping = False  # whether a rank has to stop: all of them know, at the same number of updates
         device = torch.device(state.device)
         self.learner = data.learner
         self.learner.to(device)
         self.data, self.config, self.state, self.folder = data, config, state, folder
         form: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "device": device}
-        form["before"] = self.learner.before_sequences()
+        form |= {"before": self.learner.before_sequences(), "ranks": ranks}
         self.loader = StepLoader(data.train, **form)
         self._val = None if data.val is None else StepLoader(data.val, **form)
         self.checks = Checks(
@@ -67,6 +75,7 @@ class Session:
             environment=environment,
             pieces=data.pieces,
             updates_per_epoch=self.loader.updates_per_epoch,
+            ranks=ranks,
         )
         self._update = Update(
             self.learner,
@@ -76,6 +85,7 @@ class Session:
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
             ema=config.ema,
+            ranks=ranks,
         )
         self._best: dict[str, Tensor] = {}  # the policy of the best check
         self._refreshed: dict[str, Tensor] = {}  # the modules that the columns were last computed with, where they change
@@ -130,13 +140,23 @@ class Session:
 
     def prepare(self) -> None:
         """Capture the update where there is a GPU, and report where training begins; once, after `restore`."""
-        if self._update.device.type == "cuda":
+        if self.ranks.rank:  # what losses draw is of each rank's own rows
+            torch.manual_seed(draw(self.config.seed, CHANCE, self.state.update, self.ranks.rank))
+        if self._update.device.type == "cuda" and self.ranks.count == 1:
             self.loader.fill(self.state.update)
             self._launch = captured(self._update)
         self._clock = time.perf_counter()
         self._report()
 
-    def advance(self) -> None:
+    def is_to_stop(self, stop: StopSignals) -> bool:
+        """Whether a signal ends the run before the next update; for all ranks alike."""
+        return stop.requested is not None if self.ranks.count == 1 else self._stopping
+
+    def cut_short(self) -> None:
+        """A check has ended early, in every rank, because one of them has to stop."""
+        self._stopping = True
+
+    def advance(self, stop: StopSignals) -> None:
         """One update."""
         before = time.perf_counter()
         every = self.learner.algorithm.refresh_every
@@ -146,7 +166,10 @@ class Session:
         self._samples += self.loader.fill(self.state.update)
         if self.config.lr_schedule != "constant" or self.config.lr_warmup:
             self._update.scale_rates(self._rate_factor())
+        self._update.tell(stop.requested or 0)
         self._launch(self.state.update)
+        if self.ranks.count > 1 and (self._update.device.type == "cpu" or self.state.update % LOOK == 0):
+            self._stopping = self._update.stopped(self.state.update)
         self.state.update += 1
         self.state.summed += 1
         self.state.train_seconds += time.perf_counter() - before

@@ -19,6 +19,7 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer, exit_code_of
+from offline_cli.engines.ranks import is_first, joined
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, Interrupted, TargetNotMet, UsageError
 from offline_cli.files.blanking import this_command
@@ -40,14 +41,13 @@ from offline_cli.training.learner import Setup
 from offline_cli.training.memory_store import check_training_fits
 from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.mixing import Selection, Weights, place_named
+from offline_cli.training.read_run import ReadRun
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.session import Session, check_same_run
+from offline_cli.training.session import CHANCE, Session, check_same_run
 from offline_cli.training.stop_signals import StopRequested, StopSignals
 from offline_cli.training.training_data import TrainingData, load_data
 
 __all__ = ["train", "train_bc"]
-
-CHANCE = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ def fit(session: Session, stop: StopSignals) -> None:
     """
     state, bound = session.state, session.checks.bound
     while True:
-        if stop.requested is not None:
+        if session.is_to_stop(stop):
             session.save()
             session.folder.keep_policy(session.policy_state())
-            raise _interrupted(session, stop.requested)
+            raise _interrupted(session, stop.requested or signal.SIGTERM)
         if state.update == bound:
             session.save()
         else:
@@ -72,12 +72,13 @@ def fit(session: Session, stop: StopSignals) -> None:
         try:
             session.settle(stop)
         except StopRequested:  # the check that was cut short is made again by the resumed run
+            session.cut_short()
             continue
         if state.stopped_by is not None:
             if state.update < bound:
                 session.save()
             return
-        session.advance()
+        session.advance(stop)
 
 
 @takes(TrainOptions)
@@ -165,7 +166,7 @@ def _learned(
     asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
     weights = Weights.of(weight, asked)
-    folder = RunFolder(open_location(out, storage_options, beside=beside))
+    folder = (RunFolder if is_first() else ReadRun)(open_location(out, storage_options, beside=beside))
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])
@@ -178,6 +179,7 @@ def _learned(
     elif resolved.init_from is not None:
         setup = setup.starting(resolved, storage_options, options["plugins"], out=folder.url, beside=beside)
     with contextlib.ExitStack() as held:
+        ranks = held.enter_context(joined(lambda: target.type))
         places = expand(asked, storage_options, beside=beside)
         numbers = () if weights is None else weights.numbers(asked, storage_options, beside=beside)
         played_in, notes = _played_in(resolved, places)
@@ -200,7 +202,7 @@ def _learned(
             check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
         state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
         state.init_from = setup.told(data.learner) if checkpoint is None else checkpoint[0].init_from
-        state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size)
+        state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size, ranks.count)
         _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
         for note in _notes(data, resolved, state):
             _log.warning("note: %s", note)
@@ -209,7 +211,7 @@ def _learned(
             _check_same(checkpoint[0], state, data, folder)
             state, tensors = checkpoint
         with use_threads(state.threads), StopSignals(overseer) as stop:
-            session = Session(data, resolved, state, folder, environment=environment, on_progress=on_progress)
+            session = Session(data, resolved, state, folder, environment=environment, on_progress=on_progress, ranks=ranks)
             with _own_chance(state):
                 session.check_losses()  # before anything is written: an algorithm's mistake leaves no run folder
             if options["dry_run"]:
@@ -262,6 +264,7 @@ def _train(
         fix = f"{session.checks.least_bound(state.update)} or more, or train again with --overwrite"
         raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
     known = None if tensors is None else folder.result()
+    session.ranks.wait()  # until each has read what is there
     if known is not None and (state.stopped_by is not None or state.update == bound):
         folder.remove_note(command)
         return known

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.errors import BadConfig
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
@@ -50,16 +51,19 @@ class FlatAdam:
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
+        beside: int = 0,
     ) -> None:
         """`parameters`: of a module, with or without their names, which errors then name. `weight_decay`: as AdamW has it
         (Loshchilov and Hutter 2019, Algorithm 2). `clip_norm`: the longest gradient, of all parameters as one vector. Raises
-        BadConfig for parameters of several dtypes or devices: one tensor would change the dtype of some.
+        BadConfig for parameters of several dtypes or devices: one tensor would change the dtype of some. `beside`: numbers
+        that are exchanged with the gradient, and behind it in `exchanged`.
         """
         named = [part if isinstance(part, tuple) else (str(number), part) for number, part in enumerate(parameters)]
         _check_alike(named)
         owners = [owner for _, owner in named]
         self.weights = torch.cat([owner.detach().reshape(-1) for owner in owners])
-        self.gradients = torch.zeros_like(self.weights)
+        self.exchanged = torch.zeros(len(self.weights) + beside, dtype=self.weights.dtype, device=self.weights.device)
+        self.gradients = self.exchanged[: len(self.weights)]
         self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
         self.step_number = torch.zeros((), dtype=torch.float64, device=self.weights.device)  # 1 - beta^t needs the digits
         self.lr = torch.tensor(float(lr), device=self.weights.device)  # so that a captured graph reads it anew; too high: inf
@@ -147,13 +151,24 @@ class Stepped:
     """
 
     def __init__(
-        self, group: Group, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str, **stepping: Any
+        self,
+        group: Group,
+        learner: Learner,
+        batch: Mapping[str, Any],
+        *,
+        lr: float,
+        precision: str,
+        ranks: Ranks = ALONE,
+        **stepping: Any,
     ) -> None:
-        """`stepping`: further options of FlatAdam."""
+        """`ranks`: who makes the same step, each with its rows. `stepping`: further options of FlatAdam."""
         parameters = learner.parameters_of(group)
         self.group, self.batch = group, batch
         self.lr = lr if group.lr is None else group.lr
-        self.adam = FlatAdam(parameters, lr=self.lr, **stepping)
+        self.ranks = ranks
+        beside = 0 if ranks.count == 1 else len(group.losses) + 1
+        self.adam = FlatAdam(parameters, lr=self.lr, beside=beside, **stepping)
+        self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
         self.sums = {name: torch.zeros((), device=self.adam.weights.device) for name in group.losses}
         self._precision, self._kind = precision, type(learner.algorithm).__name__
         alone = len(learner.modules) == 1
@@ -167,12 +182,28 @@ class Stepped:
                 raise misnamed(losses, list(self.sums), self._kind)
             total = _sum(losses)
         total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if self.ranks.count > 1:
+            losses = self._exchange(losses)
         self.adam.step()
         for name, loss in losses.items():
             self.sums[name] += loss.detach()
         if self.group.then is not None:
             with torch.no_grad():
                 self.group.then()
+
+    def _exchange(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradient and losses of the whole batch, which are sums over the ranks; and whether one of them is to stop."""
+        told = self.adam.exchanged[len(self.adam.weights) :]
+        for number, name in enumerate(self.sums):
+            told[number] = losses[name].detach()
+        told[-1] = self.stop
+        self.ranks.sum_(self.adam.exchanged)
+        return dict(zip(self.sums, told.unbind(), strict=False))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank had to stop, as of the last step; waits for the device."""
+        return self.ranks.count > 1 and bool(self.adam.exchanged[-1] > 0)
 
     def check(self) -> None:
         """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
@@ -203,13 +234,15 @@ class Update:
         lr: float,
         precision: str = "fp32",
         ema: float | None = None,
+        ranks: Ranks = ALONE,
         **stepping: Any,
     ) -> None:
         """`ema`: decay of a moving average of the policy's weights, None: there is none. `stepping`: further options of
         FlatAdam.
         """
         self.learner = learner
-        self.steps = [Stepped(group, learner, batch, lr=lr, precision=precision, **stepping) for group in learner.groups]
+        how: dict[str, Any] = {"lr": lr, "precision": precision, "ranks": ranks, **stepping}
+        self.steps = [Stepped(group, learner, batch, **how) for group in learner.groups]
         self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
         self.device = self.steps[0].adam.weights.device
         self._averages = {} if ema is None else self._averaging(ema)  # of the policy's parameters, by name
@@ -257,6 +290,15 @@ class Update:
         with unchanged([*self.learner.others().values()]), checking_features(self.learner.whole):
             for step in self.steps:
                 step.check()
+
+    def tell(self, stop: int) -> None:
+        """Have the other ranks learn of this signal, 0: of none, with the next step."""
+        for step in self.steps:
+            step.stop = stop
+
+    def stopped(self, number: int) -> bool:
+        """Whether a rank had to stop in update `number`, counted from 0; the same answer for all of them."""
+        return any(step.stopped for every, part in self.stages if is_due(number, every) for step in part)
 
     def scale_rates(self, factor: float) -> None:
         """Have the steps to come take their learning rates times `factor`; captured graphs as well."""

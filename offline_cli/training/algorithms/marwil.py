@@ -21,6 +21,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTruncate
 from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation
+from offline_cli.engines.ranks import whole
 from offline_cli.errors import BadConfig
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space
@@ -132,8 +133,7 @@ class MARWIL(Algorithm):
         value = cast(Values, modules[VALUE])
         advantages = batch[Columns.VALUE_TARGETS] - value(batch[Columns.OBS])
         squared = torch.dot(advantages.square(), weights)
-        with torch.no_grad():  # in place: part of what an update changes
-            value.squared_norm.lerp_(squared, options[RATE])
+        value.squared_norm.lerp_(whole(squared.detach()), options[RATE])  # in place: part of what an update changes
         counts = self._counts(value, advantages.detach())
         return {POLICY: -torch.dot(likely * counts, weights), VF: options["vf_coeff"] * 0.5 * squared}
 
