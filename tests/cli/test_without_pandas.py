@@ -114,6 +114,7 @@ def test_every_command_runs_without_pandas_on_data_of_every_format(recording: Pa
         ["train-bc", "recorded", "--updates", "2", "--out", "run", "--json"],
         ["train", "recorded", "--updates", "2", "--algorithm", "marwil", "--out", "run-marwil", "--json"],
         ["evaluate", "run", "--env", "CartPole-v1", "--episodes", "2", "--json"],
+        ["export", "run", "--to", "rllib", "--out", "exported", "--json"],
     ]
     commands = get_command(app).commands  # type: ignore[attr-defined]
     assert set(commands) == {line[0] for line in lines}
