@@ -179,7 +179,6 @@ _OPEN: Final[set[LiveEpisodes]] = set()
 getattr(threading, "_register_atexit", atexit.register)(_save_open)
 
 
-def broken(err: ValueError, doing: str, where: str, slot: int | None = None) -> BadData:
+def broken(err: ValueError, doing: str, where: str) -> BadData:
     """A value that no dataset can hold. Where it comes from is the caller's own environment or action."""
-    of = "" if slot is None else f", copy {slot}"
-    return BadData(str(err), where=f"{where}{of}: {doing}", fix="return what the spaces say, rewards as numbers, ends as bools")
+    return BadData(str(err), where=f"{where}: {doing}", fix="return what the spaces say, rewards as numbers, ends as bools")
