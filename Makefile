@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 HANGING := tests/recording/test_hanging.py tests/recording/test_hanging_evaluation.py
-QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big and not rivals
+QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big and not slow and not rivals and not engines
 DEMO ?= out/demo
 TARGET ?= all
 RUNS ?= 1000000
@@ -13,7 +13,7 @@ RADOSGW ?=
 GPU_WHEELS ?= .gpu-wheels
 GPU_PYTHONS ?= 3.11 3.12
 
-.PHONY: help demo test test-full test-offline test-radosgw check format fuzz bench gpu gpu-wheels sample-data docs clean
+.PHONY: help demo test test-full test-long test-rivals test-offline test-radosgw check format fuzz chaos bench gpu gpu-wheels sample-data docs clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,11 +50,18 @@ test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "$(QUICK)"
 
 test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
-	$(BIN)/python -m pytest -q -m "ray" --require-markers ray
-	$(BIN)/python -m pytest -q -m "rivals"  # in an environment of its own, which the first test makes
-	.ci/offline --or-online $(BIN)/python -m pytest -q -n 2 -m "cloud and not kill" --require-markers cloud
-	$(BIN)/python -m pytest -q -n 3 -m kill $(HANGING)  # which mostly wait
-	$(BIN)/python -m pytest -q -n 2 -m "(kill or learn or big) and not ray" $(HANGING:%=--ignore=%) --require-markers kill,learn
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "ray" --require-markers ray  # whose clusters mostly start
+	$(BIN)/python -m pytest -q -m "rivals and not gigabytes"  # each in an environment of its own, which the first test makes
+	.ci/offline --or-online $(BIN)/python -m pytest -q -n 3 -m "cloud and not kill" --require-markers cloud  # which mostly wait
+	$(BIN)/python -m pytest -q -m engines --require-markers engines
+	$(BIN)/python -m pytest -q -n 3 -m "kill and not engines" $(HANGING)  # which mostly wait
+	$(BIN)/python -m pytest -q -n 2 -m "(kill or learn or big or slow) and not ray and not engines and not long and (kill or not cloud)" $(HANGING:%=--ignore=%) --require-markers kill,learn
+
+test-long: $(VENV)/.installed-full  ## Run what takes longer than CI has: mutated HDF5, every kind of export, ten times the memory limit.
+	$(BIN)/python -m pytest -q -n 2 -m long
+
+test-rivals: $(VENV)/.installed-full  ## Compare with the own libraries of every format (12 GB of environments).
+	$(BIN)/python -m pytest -q -m "rivals"
 
 test-offline: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the cloud tests with no network but loopback (on Linux).
 	.ci/offline $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud
@@ -81,6 +88,9 @@ fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hour
 $(VENV)/.installed-mujoco: $(VENV)/.installed-full benchmarks/rivals/requirements/d3rlpy.txt
 	$(PIP) $$(grep -E '^(mujoco|imageio)==' benchmarks/rivals/requirements/d3rlpy.txt)
 	touch $@
+
+chaos: $(VENV)/.installed-full  ## Kill workers and nodes of a local Ray cluster, 100 times: the same data must come out.
+	OFFLINE_CLI_KILLS=100 $(BIN)/python -m pytest -q -m ray tests/engines/test_ray_engine.py -k "killed or lost"
 
 bench: $(VENV)/.installed-mujoco  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
 	$(BIN)/python -m benchmarks.rival_environments

@@ -44,7 +44,9 @@ RECORDINGS: Final = (
     "sample_batch_cartpole_plain",
     "sample_batch_pendulum_lz4",
     "sample_batch_pendulum_trunc",
-    "minari",
+    "minari/cartpole/heuristic-v0",
+    "minari/cartpole/heuristic-arrow-v0",
+    "minari/pendulum/random-v0",
 )
 PIPELINES: Final = {
     "default": "",

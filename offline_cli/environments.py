@@ -28,6 +28,7 @@ import gymnasium.wrappers
 import numpy as np
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
+from offline_cli.games import Game, common_spaces, game_of
 from offline_cli.import_path import add_current_folder, call_of, hidden_file, module_named, names_file, no_module
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
 from offline_cli.waiting import CLOSING, Overdue, current
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
 PYTHON = "python:"
+ATARI, ATARI_IDS = "ale_py", "ALE/"
+PETTINGZOO = "pettingzoo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,21 @@ class Environment:
         make: Callable[[], Any],
         make_vector: Callable[[int], Any] | None,
         spec: EnvironmentSpec | None = None,
+        *,
+        other_world: str | None = None,
     ) -> None:
+        """`other_world`: the vector class, where that shows other observations than the environment, and may play by name."""
         self.name, self.spec = name, EnvironmentSpec(name) if spec is None else spec
         self._make, self._make_vector = make, make_vector
         self._singles: list[Env] = [self._made()]
         self._vectors: dict[int, Any] = {}
+        self._other_world = other_world
+        self.spaces_of: str | None = None  # the vector class whose spaces these are; None: the environment's
         self._fits: bool | None = None  # whether the vector class does
-        self.observation_space: Space = self._singles[0].observation_space
-        self.action_space: Space = self._singles[0].action_space
+        first = self._singles[0]
+        self.agents = first.spaces_of if isinstance(first, Game) else None  # observations and actions by agent, of several
+        self.observation_space: Space = first.observation_space
+        self.action_space: Space = first.action_space
         try:
             check_supported(self.observation_space, where=f"observations of {name}")
             check_supported(self.action_space, where=f"actions of {name}")
@@ -99,6 +109,12 @@ class Environment:
                 self._fits = False
         return self._fits
 
+    def be_vector_class(self) -> None:
+        """Have the spaces of the vector class where it is one that shows another world: from now on it alone can be played."""
+        if self._other_world is not None and self.vector_misfits():
+            vector, self.spaces_of = self.vector(1), self._other_world
+            self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
+
     def vector_misfits(self) -> list[str]:
         """How the spaces of the vector class differ from the environment's; empty: not at all."""
         vector = self.vector(1)
@@ -124,6 +140,7 @@ class Environment:
     def _made(self) -> Env:
         with current().within("making", f"{self.name} to be made"):
             made = _guarded(self.name, "making", self._make)
+        made = game_of(made, self.name)
         if not isinstance(made, gym.Env):
             what = f"{self.name!r} gave {type(made).__name__}, not a gymnasium.Env"
             raise UnknownEnvironment(what, where=f"--env {self.name}", fix="name what makes one gymnasium.Env")
@@ -191,7 +208,8 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     vector = None if wrapped else lambda count: gym.make_vec(id_, count, vectorization_mode="vector_entry_point", **given)
     # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
     make = _fitted_out(name, lambda **own: gym.make(id_, disable_env_checker=True, **own), given, around)
-    return Environment(name, make, vector, told)
+    other = str(spec.vector_entry_point) if str(spec.vector_entry_point).startswith(f"{ATARI}.") and not wrapped else None
+    return Environment(name, make, vector, told, other_world=other)
 
 
 def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:
@@ -211,9 +229,13 @@ def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wra
 
 
 def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
-    """Observation and action space of that environment. Raises as `open_environment` does."""
+    """Observation and action space of that environment, of several agents those of each. Raises as `open_environment` does, and
+    BadConfig for agents of several spaces.
+    """
     spec = EnvironmentSpec(named) if isinstance(named, str) else named
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+        if environment.agents is not None:
+            return common_spaces(environment.agents, spec.id)
         return environment.observation_space, environment.action_space
 
 
@@ -227,14 +249,26 @@ def _spec(name: str) -> Any:
     """gymnasium's record of an id; or the class or function of a module in which no such id is registered."""
     module, colon, id_ = name.rpartition(":")
     imported = _imported(module, name) if colon else None
+    if id_.startswith(ATARI_IDS):
+        _register_atari(name)
     try:
         return gym.spec(id_)
     except gym.error.Error as err:
         if callable(made := getattr(imported, id_, None)):
             return made
-        known = [*gym.registry, *(vars(imported) if imported else ())]
-        near = [f"{module}{colon}{match}" for match in _near(id_, known)]
-        raise _unknown(name, str(err), [*near, *_as_code(name)]) from err
+        near = [f"{module}{colon}{match}" for match in _near(id_, [*gym.registry, *(vars(imported) if imported else ())])]
+        why = f"the module {module} neither registers {id_!r} nor has such a class or function"
+        why = why if colon and isinstance(err, (gym.error.NameNotFound, gym.error.NamespaceNotFound)) else str(err)
+        raise _unknown(name, why, [*near, *_as_code(name)]) from err
+
+
+def _register_atari(name: str) -> None:
+    """Import what registers the ids of Atari's games. Raises MissingPackage."""
+    try:
+        importlib.import_module(ATARI)
+    except ImportError as err:
+        fix = "pip install 'offline-cli[atari]'"
+        raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
 
 
 def _as_code(name: str) -> list[str]:
@@ -326,6 +360,8 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
+        if str(err.name).partition(".")[0] == PETTINGZOO and importlib.util.find_spec(PETTINGZOO) is None:
+            raise _missing(name, err) from err
         if said := no_module(module, err):
             raise _unknown(name, said) from err
         raise _missing(name, err) from err
@@ -355,7 +391,8 @@ def _unknown(name: str, why: str, near: list[str] | None = None) -> UnknownEnvir
 def _missing(name: str, error: ImportError | gym.error.Error) -> MissingPackage:
     said = re.search(r"pip install [^`]+", str(error))
     package = getattr(error, "name", None) or "what the environment needs"
-    fix = said[0] if said else f"pip install {package.partition('.')[0]}"
+    package = package.partition(".")[0]
+    fix = said[0] if said else "pip install 'offline-cli[pettingzoo]'" if package == PETTINGZOO else f"pip install {package}"
     return MissingPackage(f"{name} needs a package: {error}", where=f"--env {name}", fix=fix)
 
 

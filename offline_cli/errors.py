@@ -19,6 +19,7 @@ __all__ = [
     "BadEpisode",
     "BadMapping",
     "BadPiece",
+    "ClusterLost",
     "Diverged",
     "EpisodeIndexError",
     "EpisodeKeyError",
@@ -216,6 +217,12 @@ class StorageError(OfflineCliError):
 
 class StorageNotFound(StorageError):
     """A path or bucket that does not exist."""
+
+
+class ClusterLost(OfflineCliError):
+    """Workers, or the cluster that they belong to, that are lost or do not answer."""
+
+    exit_code = 5
 
 
 class Locked(StorageError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,26 +20,33 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, MissingPackage, UsageError
-from offline_cli.import_path import named_object
+from offline_cli.import_path import named_object, names_file
 from offline_cli.json_documents import fault_of_schema
 
 __all__ = [
     "ALGORITHMS",
     "COMMANDS",
     "CONNECTORS",
+    "ENCODERS",
     "NETWORKS",
     "OPTION",
     "PROVIDERS",
+    "PYTHON",
     "READERS",
     "SINKS",
     "Plugin",
     "check_plugins",
     "is_registered",
+    "named_code",
     "named_plugin",
+    "network_named",
+    "network_of_run",
     "plugin",
     "plugin_behind",
     "plugins",
     "registered_class",
+    "the_class",
+    "with_network",
 ]
 
 Base = TypeVar("Base")
@@ -46,6 +54,7 @@ Record = TypeVar("Record")
 
 ALGORITHMS: Final = "offline_cli.algorithms"
 NETWORKS: Final = "offline_cli.networks"
+ENCODERS: Final = "offline_cli.encoders"
 CONNECTORS: Final = "offline_cli.connectors"
 PROVIDERS: Final = "offline_cli.providers"
 READERS: Final = "offline_cli.readers"
@@ -54,6 +63,7 @@ COMMANDS: Final = "offline_cli.commands"
 KINDS: Final = {
     ALGORITHMS: "algorithm",
     NETWORKS: "network",
+    ENCODERS: "encoder",
     CONNECTORS: "piece",
     READERS: "reader",
     SINKS: "sink",
@@ -167,10 +177,7 @@ def named_plugin(
         return ours[name]
     kind = KINDS[group]
     if name.startswith(PYTHON):
-        path = name.removeprefix(PYTHON)
-        _loaded[path.partition(":")[0].partition(".")[0]] = name  # what it raises is the user's own
-        form = f"{option} {PYTHON}package.module:{kind.capitalize()}, importable from the current folder"
-        found = named_object(path, where=f"{option} {name}", form=form)
+        found = named_code(name, option=option, kind=kind.capitalize())
         return found if isinstance(found, record) else made(found, name)
     registered = plugin(group, name)
     if registered is None:
@@ -178,6 +185,51 @@ def named_plugin(
         fix = f"use {known}, or {PYTHON}module:{kind.capitalize()}"
         raise UsageError(f"no {kind} is called {name!r}", where=option, fix=fix)
     return registered.load_as(record)
+
+
+def named_code(name: str, *, option: str, kind: str) -> Any:
+    """The object that `python:package.module:attribute` or `python:file.py:attribute` names, whose errors are the user's own.
+
+    Runs the module's code: only for what `option` of the user's names. Raises BadConfig, MissingPackage.
+    """
+    path = name.removeprefix(PYTHON)
+    module = path.rpartition(":")[0]
+    _loaded[module.partition(".")[0]] = name
+    form = f"{option} {PYTHON}package.module:{kind}, importable from the current folder"
+    found = named_object(path, where=f"{option} {name}", form=form)
+    if names_file(module):
+        _loaded[str(getattr(found, "__module__", module)).partition(".")[0]] = name
+    return found
+
+
+def network_named(name: str | None) -> str | None:
+    """What `--network` names, where a file may stand without `python:`: `net.py:build`."""
+    is_file = name is not None and "://" not in name and not name.startswith(PYTHON) and names_file(name.rpartition(":")[0])
+    return f"{PYTHON}{name}" if is_file else name
+
+
+def with_network(packages: Collection[str], network: str | None) -> tuple[str, ...]:
+    """Whose code a run folder may name: `packages`, and the network that is code. Raises UsageError for any other network: a
+    run says itself which one it has.
+    """
+    name = network_named(network)
+    if name is not None and not name.startswith(PYTHON):
+        fix = f"leave it out, with {OPTION} PACKAGE if another package registers that network"
+        raise UsageError(f"{name!r} is not code: the run says which network it has", where="--network", fix=fix)
+    return (*packages, *([name] if name else []))
+
+
+def network_of_run(name: str, named: Collection[str]) -> str:
+    """The network, `python:...`, that the user named for a run folder's, called `name`. Raises BadConfig, with the option to
+    give, where none is.
+    """
+    found = next((one for one in named if one.startswith(PYTHON)), None)
+    if found is None:
+        what = f"the network of the run is code, {name}; no code is imported because a run folder names it"
+        raise BadConfig(what, where="[network]", fix=f"if that is yours, name it again: --network {shlex.quote(name)}")
+    if found != name:
+        _log.warning("note: the run was trained with the network %s, and %s is taken for it", name, found)
+    return found
 
 
 def registered_class(
@@ -193,10 +245,15 @@ def registered_class(
     if found is None:
         known = [*ours, *(one.name for one in plugins(group))]
         near = get_close_matches(name, known, n=1)
-        fix = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}; or install the package that registers it"
+        all_known = f"one of {', '.join(known)}; or install the package that registers it"
+        fix = f"did you mean {near[0]!r}? There are {all_known.removeprefix('one of ')}" if near else all_known
         raise BadConfig(f"no {kind} {name!r}", where=where, fix=fix)
-    loaded = found.load()
     said = f"{kind} {name!r} of the package {found.package}"
+    return the_class(found.load(), base, said, where=where, derive_from=derive_from)
+
+
+def the_class(loaded: Any, base: type[Base], said: str, *, where: str, derive_from: str) -> type[Base]:
+    """`loaded`, which is called `said`, as a whole class of `base`. Raises BadConfig as `registered_class` does."""
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         what = f"{said} is {loaded!r}, not a class derived from {base.__name__}"
         raise BadConfig(what, where=where, fix=f"derive it from {derive_from}")
@@ -219,6 +276,8 @@ def _fault_of_schema(kind: Any) -> str:
 def check_plugins(packages: Collection[str]) -> None:
     """Import what the packages that the user named have registered; what cannot be imported is a note, until it is needed.
 
+    A network that is code (`with_network`) is imported once it is needed.
+
     Raises MissingPackage for a package that is not installed, or registers nothing; UsageError for one text in place of
     several.
     """
@@ -226,7 +285,7 @@ def check_plugins(packages: Collection[str]) -> None:
         raise UsageError(f"plugins is the text {packages!r}", where="plugins", fix=f"plugins=[{packages!r}]")
     known = [one for group in KINDS for one in plugins(group)]
     broken = []
-    for package in packages:
+    for package in [one for one in packages if not one.startswith(PYTHON)]:
         theirs = [one for one in known if _is_named(one, [package])]
         if not theirs:
             what = f"no installed package {package!r} registers anything"
@@ -247,7 +306,8 @@ def plugin_behind(err: BaseException) -> tuple[str, str] | None:
     trace = err.__traceback__
     while trace is not None:
         code = trace.tb_frame
-        package = _loaded.get(str(code.f_globals.get("__name__", "")).partition(".")[0])
+        name = str(code.f_globals.get("__name__", "")).partition(".")[0]
+        package = _loaded.get(name) if name else None  # code without a name is no plug-in's
         if package is not None:
             found = package, f"{code.f_code.co_filename}, line {trace.tb_lineno}"
         trace = trace.tb_next

@@ -80,6 +80,9 @@ class Lost(StrEnum):
 
 KINDS: Final = frozenset(
     (
+        "actions-rescaled",
+        "agent-not-kept",
+        "alpha-left-out",
         "bad-row-of-unknown-episode",
         "broken-chain",
         "broken-shard-left-out",
@@ -94,10 +97,14 @@ KINDS: Final = frozenset(
         "duplicate-episode",
         "duplicate-row",
         "empty-batch",
+        "end-flag-before-end",
+        "eps-id-not-kept",
         "filled-mean",
         "filled-number",
         "filled-previous",
         "filled-zero",
+        "final-observation-not-kept",
+        "fps-assumed",
         "gap-in-t",
         "infinite-in-actions",
         "infinite-in-extras",
@@ -105,6 +112,9 @@ KINDS: Final = frozenset(
         "infinite-in-rewards",
         "info-array-to-list",
         "info-not-a-dict",
+        "irregular-timestamp",
+        "jpeg-frames",
+        "lossy-jpeg",
         "lost-episode-bad-row",
         "lost-episode-conflict",
         "lost-episode-gap",
@@ -116,6 +126,7 @@ KINDS: Final = frozenset(
         "missing-final-observation",
         "missing-rewards",
         "missing-t",
+        "missing-timeouts",
         "missing-type",
         "mixed-dtypes-widened",
         "multi-agent-id-not-kept",
@@ -130,6 +141,7 @@ KINDS: Final = frozenset(
         "prev-actions-dropped",
         "prev-rewards-dropped",
         "repeated-steps",
+        "rewards-rounded",
         "rows-brought-together",
         "set-to-list",
         "split-at-gap",
@@ -287,7 +299,6 @@ class RejectsAhead(Rejects):
         self.incomplete = {}
 
 
-def tell_falls(tally: Tally) -> None:
-    """Log a note where `t` was seen to fall inside episodes."""
-    if falls := tally.assumptions[T_FALLS]:
-        logging.getLogger(__name__).warning(FALLEN, falls, "s" * (falls != 1))
+def tell_falls(falls: int) -> None:
+    """Log that `t` was seen to fall inside so many episodes."""
+    logging.getLogger(__name__).warning(FALLEN, falls, "s" * (falls != 1))

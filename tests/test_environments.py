@@ -171,3 +171,10 @@ def test_text_observations_are_refused_and_the_copy_is_closed() -> None:
     finally:
         del gym.registry["Talking-v0"]
     assert closed == [1]
+
+
+def test_a_module_without_the_id_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "found_module.py").write_text("import gymnasium\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownEnvironment, match="the module found_module neither registers 'Nix' nor has such a class"):
+        spaces_of_env("found_module:Nix")

@@ -4,31 +4,35 @@ Decisions:
 
 * A train batch is one call of the pipeline on whole episodes: consecutive ones, until `steps_per_batch` is reached.
 * Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without steps,
-  and extra outputs that are text, left out; the spaces of `env` where it is given. No module is passed: pieces for stateful
-  modules do nothing. Values are not checked (NaN passes through, and `validate` finds it), and rows that `loss_mask` marks as
-  False, which `train-bc` leaves out, stay.
+  and extra outputs that are text, left out; the spaces of `env` where it is given. Values are not checked (NaN passes through,
+  and `validate` finds it), and rows that `loss_mask` marks as False, which `train-bc` leaves out, stay.
+* Pieces get the network of `policy`, a run folder, in evaluation mode, without gradients; without one those for stateful
+  modules do nothing.
 * Pieces that learn (a mean-std filter) learn batch by batch, and nothing freezes them: earlier batches are changed by less.
+  Only those that `policy` was trained through keep what they had learned there.
 * Columns have one kind in all batches, that of the first.
 * Batches are written as they come, so memory is bounded by one batch and what reading takes.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from offline_cli.applying.batch_folder import Asked, write_batches
 from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
-from offline_cli.applying.recordings import Said
+from offline_cli.applying.recordings import Network, Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.opening import AskedEnvironment
@@ -38,6 +42,8 @@ from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 
 __all__ = ["ApplyResult", "apply"]
+
+RUN_MODULES: Final = "offline_cli.training.run_modules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +85,11 @@ def apply(
 
     `show` gives pieces with spaces and columns instead, without reading data; `env` alone may stand for the sources. `trace`
     gives what the batch of the first so many episodes holds after each piece. Both take no `out`. `command`: for provenance.
+    `policy`: the run folder whose network pieces get, with the values of its algorithm; see docs/apply.md.
 
     Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before data is
     read where the spaces are known without; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes`
-    raises; Interrupted.
+    raises, and `load_policy` for the run; SpaceMismatch where its network is of other spaces; Interrupted.
     """
     _check_usage(out, options)
     show, trace, storage_options = options["show"], options["trace"], options["storage_options"]
@@ -90,15 +97,39 @@ def apply(
     tables = TableOptions.of(options)
     file = PipelineSpec.from_file(options["pipeline"], "learner")
     from_, env, action_scale = options["from_"], AskedEnvironment.of(options), options["action_scale"]
-    said = Said(sources, from_, env, action_scale, tables, storage_options, out, on_progress)
+    others = [str(place) for place in (out, options["policy"]) if place is not None]
+    network, engine = _network(options, beside=[*_listed(sources), *others]), EngineSpec.of(options)
+    said = Said(sources, from_, env, action_scale, tables, storage_options, others, engine, on_progress, network)
     if show:
         return show_pipeline(file, said)
     if trace is not None:
         return trace_pipeline(file, said, episodes=trace)
     assert out is not None
     asked = Asked(file, options["format"], options["steps_per_batch"], options["limit"], (), tuple(command))
-    target = open_location(out, storage_options, beside=sources)
+    target = open_location(out, storage_options, beside=[*_listed(sources), *others])
     return _applied(asked, said, target, overwrite=options["overwrite"], dry_run=options["dry_run"])
+
+
+def _listed(sources: Sources) -> list[Any]:
+    return [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+
+
+def _network(options: ApplyOptions, *, beside: Sources) -> Network:
+    """What pieces get. Raises what `load_policy` raises, and UsageError for code without a run that it is of."""
+    run, storage_options = options["policy"], options["storage_options"]
+    code = {"plugins": options["plugins"], "network": options["network"]}
+    if run is None:
+        if code["network"] is not None:
+            raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
+        return Network()
+    from offline_cli.policies.by_name import is_named  # torch with it
+
+    if is_named(os.fspath(run)):
+        fix = "the folder that train or train-bc made; without --policy, pieces get no network"
+        raise UsageError(f"{run} is no run folder, and pieces get the network of one", where="--policy", fix=fix)
+    place = open_location(run, storage_options, beside=beside)
+    module = importlib.import_module(RUN_MODULES)  # by name: training begins below
+    return Network(place.url, module.policy_with_values(place, storage_options, **code))
 
 
 def _check_usage(out: str | None, options: ApplyOptions) -> None:
@@ -119,7 +150,7 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
     asked = replace(asked, sources=tuple(place.url for place in recordings.places))
     ready = recordings.ready(asked.file, limit=asked.limit)
     with ready.stream:
-        stored_as = batch_format(asked.format, ready.spaces_of_columns())
+        stored_as = batch_format(asked.format, ready.spaces_of_columns() if ready.network.axes == 1 else {})
         batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
         every = _begun(iter(batches), ready.where)
         nbytes, state = 0, None
@@ -137,7 +168,7 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
         state=state,
         action_scale=ready.stream.action_scale,
         spaces_inferred=ready.stream.spaces_inferred,
-        assumptions=dict(ready.stream.tally.assumptions),
+        assumptions=dict(ready.stream.assumptions),
         dry_run=dry_run,
         seconds=time.monotonic() - began,
     )

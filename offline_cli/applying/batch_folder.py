@@ -246,6 +246,10 @@ def _interrupted(folder: BatchFolder, *, overwrite: bool) -> Interrupted:
     return Interrupted(f"interrupted; no train batch was kept{left}", where=folder.url, fix="run the command again")
 
 
+def _of_policy(ready: Ready) -> dict[str, Any]:
+    return {"policy": told} if (told := ready.network.told()) else {}
+
+
 def _document(batches: TrainBatches, ready: Ready, asked: Asked, started: str) -> Mapping[str, Any]:
     """batches.json, as schemas/batches.v1.json describes it, but for what the folder knows itself."""
     stream = ready.stream
@@ -261,6 +265,6 @@ def _document(batches: TrainBatches, ready: Ready, asked: Asked, started: str) -
         "spaces_inferred": stream.spaces_inferred,
         "action_scale": stream.action_scale,
         "counts": batches.counts(),
-        "assumptions": dict(sorted(stream.tally.assumptions.items())),
-        "provenance": asked.provenance(stream.commands, stream.mapping_documents, started),
+        "assumptions": dict(sorted(stream.assumptions.items())),
+        "provenance": asked.provenance(stream.commands, stream.mapping_documents, started) | _of_policy(ready),
     }

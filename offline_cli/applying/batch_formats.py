@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from offline_cli.applying.learner_batches import check_announced, grouped, in_learner_units, through, with_steps
+from offline_cli.applying.learner_batches import check_announced, grouped, in_learner_units, playing, through, with_steps
 from offline_cli.applying.recordings import Ready, dtype_name
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, state_to_bytes
@@ -297,12 +297,13 @@ class TrainBatches:
     def _made(self, episodes: EpisodeBatch) -> TrainBatch:
         ready, where = self._ready, f"train batch from episode {episodes.ids[0]} of {self._ready.where}"
         learned = in_learner_units(episodes, ready.action_space, ready.stream.action_scale)
-        batch, added = through(ready.pipeline, learned, where=ready.where)
+        with playing(ready.network.module) as module:
+            batch, added = through(ready.pipeline, learned, where=ready.where, rl_module=module)
         columns = train_columns(batch, added, where=where, tally=ready.stream.tally)
         if self.kinds:
             _check_same(self.kinds, columns, where)
         else:
-            _check_announced(columns, ready.spaces_of_columns())
+            _check_announced(columns, ready.spaces_of_columns(), ready.network.axes)
             state_to_bytes(ready.pipeline.get_state(), where=where)  # one that cannot be saved is known at once
         prepared = self._stored_as.prepared(columns, where=where)
         return TrainBatch(prepared, columns, len(episodes), episodes.num_steps)
@@ -317,12 +318,14 @@ class TrainBatches:
         return {"batches": self.batches, "rows": self.rows, "episodes": self.episodes, "steps": self.steps}
 
 
-def _check_announced(columns: TrainColumns, announced: Mapping[str, Space | None]) -> None:
-    """Raise BadConfig for a column of numbers whose rows have other shapes than the pipeline says, as in training."""
+def _check_announced(columns: TrainColumns, announced: Mapping[str, Space | None], axes: int) -> None:
+    """Raise BadConfig for a column of numbers whose rows have other shapes than the pipeline says, as in training. `axes`: 2
+    for sequences.
+    """
     for name, space in announced.items():
         column = columns.columns.get(name)
         if space is not None and column is not None and not isinstance(column, list):
-            check_announced(tree_from_lists(column, space), name, space)
+            check_announced(tree_from_lists(column, space), name, space, axes=axes)
 
 
 def _check_same(kinds: tuple[ColumnKind, ...], columns: TrainColumns, where: str) -> None:

@@ -23,12 +23,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
+from offline_cli.applying.checked_values import check_choices, check_finite
+from offline_cli.applying.frame_stacks import FrameStacks
+from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.common.batch_columns import as_tensors
+from offline_cli.connectors.common.frame_stacking import AGES, FRAMES, FrameStacking
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.piece_options import what_it_wants
@@ -36,7 +39,7 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
+from offline_cli.errors import BadConfig, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import check_scale
@@ -48,7 +51,6 @@ __all__ = [
     "TRAINED_ON",
     "check_announced",
     "check_known_scale",
-    "choices_of",
     "grouped",
     "in_learner_units",
     "learner_columns",
@@ -105,18 +107,19 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
 
 
 def of_one_module(
-    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
+    batches: Iterable[EpisodeBatch], wanted: str | OneModule | None, *, where: str, seen: Counter[str] | None = None
 ) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a module id is of the
-    module `default_policy`.
+    """Those of `batches` that module `wanted` acted in, or learns from; None: all, of whatever module. An episode without a
+    module id is of the module `default_policy`.
 
     At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
     there are several. `seen` counts the episodes of each module.
     """
     seen = Counter() if seen is None else seen
+    named = wanted.names if isinstance(wanted, OneModule) else _names
+    wanted = wanted.name if isinstance(wanted, OneModule) else wanted
     for batch in batches:
-        ids = batch.module_ids
-        names = [DEFAULT_MODULE_ID] * len(batch) if ids is None else [id_ or DEFAULT_MODULE_ID for id_ in ids]
+        names = named(batch)
         here = Counter(names)
         seen.update(here)
         if wanted is None:
@@ -128,10 +131,15 @@ def of_one_module(
             yield batch.select(np.flatnonzero([name == wanted for name in names]))
     if wanted is None and len(seen) > 1:
         what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
-        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one")
+        together = "--module-of module_id to train a policy for each in one run, or --module-of '*=shared' one for all agents"
+        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one; {together}")
     if wanted is not None and seen and wanted not in seen:
         what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
         raise BadConfig(what, where=where, fix=_choice(seen))
+
+
+def _names(batch: EpisodeBatch) -> list[str]:
+    return [name or DEFAULT_MODULE_ID for name in batch.module_ids or (None,) * len(batch)]
 
 
 def _choice(seen: Counter[str]) -> str:
@@ -234,11 +242,14 @@ def learner_columns(
         batch = episodes.step_columns() | {Columns.OBS: episodes.acted_obs()}
     else:
         batch = _made(pipeline, episodes, where, asked, rl_module)
-    axes = 2 if is_stateful(rl_module) else 1
+    axes = 2 if rl_module is not None and is_stateful(rl_module) else 1
     if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
         what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
         raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
-    columns = {name: _column(batch, name, spaces.get(name), axes=axes) for name in asked}
+    by_rows = FRAMES in batch
+    stacked = (Columns.OBS, Columns.NEXT_OBS) if by_rows else ()
+    columns = {name: _column(batch, name, None if name in stacked else spaces.get(name), axes=axes) for name in asked}
+    columns |= {AGES: as_tensors(AGES, batch[AGES])} if by_rows else {}
     _check_rows(columns)
     if axes == 2:
         columns = _sequences(columns, batch)
@@ -247,11 +258,31 @@ def learner_columns(
         columns = _unmasked(columns, mask)
         if recorded is not None and len(mask) > int(mask.sum()) == episodes.num_steps:  # a piece marked steps that it added
             columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, recorded).bool())
+    if by_rows:
+        assert pipeline is not None, "a piece gave these rows"
+        columns = _with_stacks(columns, as_tensors(FRAMES, batch[FRAMES]), pipeline, announced[0], where)
     for name, tree in columns.items():
-        _check_finite(tree, name, where)
+        if isinstance(tree, FrameStacks):
+            continue
+        check_finite(tree, name, where)
         if name in spaces:
-            _check_choices(tree, spaces[name], name, where)
+            check_choices(tree, spaces[name], name, where)
     return columns
+
+
+def _with_stacks(
+    columns: dict[str, Tree], frames: Tree, pipeline: ConnectorPipelineV2, announced: Space, where: str
+) -> dict[str, Tree]:
+    """The columns with stacks of `frames` in place of their rows. Raises as `learner_columns` does."""
+    size = next(piece.num_frames for piece in pipeline.pieces() if isinstance(piece, FrameStacking))
+    found = {Columns.OBS: FrameStacks(tree_from_lists(frames, announced), columns[Columns.OBS], columns.pop(AGES), size)}
+    if Columns.NEXT_OBS in columns:
+        found[Columns.NEXT_OBS] = found[Columns.OBS].next_ones(columns[Columns.NEXT_OBS])
+    for name, stacks in found.items():
+        for leaf in leaves(stacks.frames):
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                check_finite(leaf[stacks.needed()], name, where)
+    return columns | found
 
 
 def _made(
@@ -295,7 +326,8 @@ def _column(batch: Mapping[str, Any], name: str, space: Space | None, *, axes: i
     """
     if name not in batch:
         fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
-        raise BadConfig(f"the pipeline gives no {name!r}, but {sorted(map(str, batch))}", where=PLACE, fix=fix)
+        given = sorted(str(column) for column in batch if column not in (AGES, FRAMES))
+        raise BadConfig(f"the pipeline gives no {name!r}, but {given}", where=PLACE, fix=fix)
     if space is None:
         return as_tensors(name, batch[name])
     tree = as_tensors(name, tree_from_lists(batch[name], space))
@@ -342,32 +374,3 @@ def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
         return leaf if bool(kept.all()) else leaf[kept]
 
     return {name: map_leaves(padded, tree) for name, tree in columns.items()} | {Columns.LOSS_MASK: mask[kept]}
-
-
-def _check_finite(tree: Tree, name: str, where: str) -> None:
-    """Raise BadData for a number that is not finite."""
-    for path, leaf in flatten(tree, name):
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            fix = "fix its pieces, or scale the data: numbers are float32 here"
-            raise BadData(f"after the learner pipeline {path} hold NaN or infinity", where=where, fix=fix)
-
-
-def _check_choices(tree: Tree, space: Space, name: str, where: str) -> None:
-    """Raise BadData for a choice outside `space`."""
-    for (path, leaf), part in zip(flatten(tree, name), leaf_spaces(space).values(), strict=True):
-        low, high = choices_of(part)
-        if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any()):
-            what = f"after the learner pipeline {path} hold choices outside {part}"
-            raise BadData(what, where=where, fix="fix its pieces, or the spaces that they announce")
-
-
-def choices_of(space: Space) -> tuple[Any, Any]:
-    """The least and the largest choice of a leaf space; None for both where it has no choices."""
-    match space:
-        case spaces.Discrete():
-            return int(space.start), int(space.start) + int(space.n) - 1
-        case spaces.MultiDiscrete():
-            return space.start, np.add(space.start, space.nvec, dtype=np.int64) - 1
-        case spaces.MultiBinary():
-            return 0, 1
-    return None, None

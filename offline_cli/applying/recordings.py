@@ -10,10 +10,12 @@ columns are named by path, `obs.camera`.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -24,23 +26,29 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
-from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting, frozen_with
+from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream, read_opened
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import UsageError
+from offline_cli.errors import SpaceMismatch, UsageError
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
+from offline_cli.modules.rl_module import RLModule, is_stateful
 from offline_cli.options.shared import SOURCE_FORMAT
+from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["Ready", "Recordings", "Said", "Seen", "dtype_name", "seen_in_batch", "seen_in_episodes"]
+__all__ = ["Network", "Ready", "Recordings", "Said", "Seen", "dtype_name", "seen_in_batch", "seen_in_episodes"]
+
+_log = logging.getLogger(__name__)
 
 NO_EXTRA: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 Spaces = tuple[Space, Space]  # of observations and of actions
@@ -48,6 +56,56 @@ Spaces = tuple[Space, Space]  # of observations and of actions
 SHOWN: Final = 8  # values
 SHOWN_OF_ONE: Final = 16  # where one row has more
 SHOWN_LETTERS: Final = 60  # of a value that is not a number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """What pieces get as `rl_module`: the policy of a run folder; without one nothing."""
+
+    url: str = ""
+    loaded: LoadedPolicy | None = None
+
+    @property
+    def module(self) -> RLModule | None:
+        return None if self.loaded is None else self.loaded.module
+
+    @property
+    def axes(self) -> int:
+        """Of a column before those of one value: rows, or sequences and their steps."""
+        return 2 if is_stateful(self.module) else 1
+
+    def pipeline(self, file: PipelineSpec, spaces: Spaces) -> ConnectorPipelineV2:
+        """The pipeline of `file` for these spaces. Pieces that the run's policy plays through keep what they had learned there,
+        and learn no more.
+
+        Raises SpaceMismatch, naming the piece, and with every difference where the network is of other spaces than come out.
+        """
+        made = file.build(Setting(*spaces))
+        if self.loaded is None:
+            return made
+        after = made.observation_space or spaces[0], made.action_space or spaces[1]
+        known = self.loaded.module.observation_space, self.loaded.module.action_space
+        problems = [
+            text.replace("the data has", "the pipeline gives").replace("the environment", "the network takes")
+            for what, space, own in zip(("observations", "actions"), after, known, strict=True)
+            for text in misfits(space, own, inferred=False, what=what)
+        ]
+        if problems:
+            fix = "the pipeline that the run was trained through, in its spaces, or another run"
+            raise SpaceMismatch.of(problems, where=f"--policy {self.url}", fix=fix)
+        state = {} if self.loaded.trained is None else self.loaded.trained.state
+        names = {name for name, _ in made.named()}
+        frozen_with(made, {name: part for name, part in state.items() if name in names})
+        if lacking := [name for name in state if name not in names]:
+            what = "note: the policy of %s was trained through pieces that learned and that this pipeline has not: %s"
+            _log.warning(what, self.url, ", ".join(lacking))
+        return made
+
+    def told(self) -> dict[str, str]:
+        """For provenance; empty: there is none."""
+        if self.loaded is None or self.loaded.files is None:
+            return {}
+        return {"run": self.url, "sha256": hashlib.sha256(self.loaded.files.weights).hexdigest()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +118,14 @@ class Said:
     action_scale: str | None = None
     tables: TableOptions | None = None
     storage_options: Mapping[str, Any] | None = None
-    out: str | None = None  # another place that the storage options are for
+    beside: Sequence[str] = ()  # other places that the storage options are for
+    engine: EngineSpec | None = None
     on_progress: OnProgress = no_progress
+    network: Network = field(default_factory=Network)  # that pieces get
 
     def open(self) -> Recordings:
         """Open them, reading no episode. Raises what `open_sources` and `open_environment` raise."""
-        beside = () if self.out is None else self.out
-        places = expand(self.sources, self.storage_options, beside=beside)
+        places = expand(self.sources, self.storage_options, beside=self.beside)
         if not places and self.env is None:
             raise _no_sources()
         opened = [] if not places else self._opened(places)
@@ -128,6 +187,7 @@ class Recordings:
             limit=limit,
             memory_limit=memory_limit,
             episode_limit=EpisodeLimit.within(memory_limit),
+            engine=self.said.engine,
             on_progress=self.said.on_progress,
         )
 
@@ -137,14 +197,14 @@ class Recordings:
         The caller closes the stream of episodes.
         Raises SpaceMismatch, naming the piece; BadConfig for Box actions of unknown scale; what reading raises.
         """
-        known = self.spaces()
-        pipeline = None if known is None else file.build(Setting(*known))
+        known, network = self.spaces(), self.said.network
+        pipeline = None if known is None else network.pipeline(file, known)
         stream = self.stream(limit=limit)
         with Scope() as scope:
             scope.enter(stream)
             check_known_scale(stream)
             spaces = self.spaces_of(stream)
-            ready = Ready(stream, *spaces, pipeline or file.build(Setting(*spaces)), self.where)
+            ready = Ready(stream, *spaces, pipeline or network.pipeline(file, spaces), self.where, network)
             scope.moved()  # the owner of the stream closes it
         return ready
 
@@ -173,6 +233,7 @@ class Ready:
     action_space: Space
     pipeline: ConnectorPipelineV2
     where: str  # the sources, for messages
+    network: Network = field(default_factory=Network)
 
     def spaces_of_columns(self) -> dict[str, Space | None]:
         """What the pipeline announces of the columns that spaces describe."""

@@ -18,13 +18,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.applying.learner_batches import grouped, in_learner_units, stepped, with_steps
+from offline_cli.applying.learner_batches import grouped, in_learner_units, playing, stepped, with_steps
 from offline_cli.applying.recordings import Recordings, Said, Seen, seen_in_batch, seen_in_episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE
+from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.policy import sampled
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.trees import Tree, flatten
@@ -85,10 +86,10 @@ def show_pipeline(file: PipelineSpec, said: Said) -> PipelineShown:
     """
     recordings = said.open()
     spaces, inferred, scale, extras = _known(recordings) or _read(recordings)
-    pipeline = file.build(Setting(*spaces))
+    pipeline = said.network.pipeline(file, spaces)
     invented = invented_episodes(*spaces, extras)
     episodes = in_learner_units(invented, spaces[1], ENV_SCALE if scale == UNKNOWN_SCALE else scale)
-    columns, note = _columns_after(pipeline, episodes)
+    columns, note = _columns_after(pipeline, episodes, said.network.module)
     return PipelineShown(
         pipeline=file.where,
         sources=tuple(source.info.location for source in recordings.opened),
@@ -125,12 +126,15 @@ def _extras_of(batch: EpisodeBatch) -> Extras:
     }
 
 
-def _columns_after(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch) -> tuple[list[tuple[Seen, ...]], str | None]:
+def _columns_after(
+    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, network: RLModule | None
+) -> tuple[list[tuple[Seen, ...]], str | None]:
     """The batch's columns after each piece, as far as the pieces take sample episodes, and why not further."""
     found: list[tuple[Seen, ...]] = []
     try:
-        for _, batch, _ in stepped(pipeline, episodes, where="invented episodes"):
-            found.append(seen_in_batch(batch))
+        with playing(network) as module:
+            for _, batch, _ in stepped(pipeline, episodes, where="invented episodes", rl_module=module):
+                found.append(seen_in_batch(batch))
     except OfflineCliError as err:
         name = [name for name, _ in pipeline.named()][min(len(found), len(pipeline) - 1)]
         return found, f"piece {name} fails on sample episodes ({err.what}); --trace 1 uses real ones"
@@ -209,8 +213,9 @@ def trace_pipeline(file: PipelineSpec, said: Said, *, episodes: int) -> Pipeline
         return PipelineTraced(file.where, locations, learned.ids, learned.num_steps, start, tuple(pieces))
 
     try:
-        for name, batch, left in stepped(ready.pipeline, learned, where=ready.where):
-            pieces.append(PieceTraced(name, seen_in_batch(batch), seen_in_episodes(left)))
+        with playing(ready.network.module) as module:
+            for name, batch, left in stepped(ready.pipeline, learned, where=ready.where, rl_module=module):
+                pieces.append(PieceTraced(name, seen_in_batch(batch), seen_in_episodes(left)))
     except OfflineCliError as err:
         err.result = traced().as_dict()
         raise

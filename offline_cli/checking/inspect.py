@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from offline_cli.columns import ElementNames, mappings_in
@@ -139,13 +140,17 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
     try:
         if os.path.exists(os.path.join(folder, WRITING)):
             return None
-        manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place)
+        manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place, read=partial(_part, folder))
     except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
         return None
     if options["expect"]:
-        sizes = {shard.path: _size(os.path.join(folder, shard.path)) for shard in manifest.shards}
-        _check_shards(manifest, sizes, where=folder)
+        _check_shards(manifest, lambda path: _size(os.path.join(folder, path)), where=folder)
     return _from_manifest(folder, manifest)
+
+
+def _part(folder: str, path: str) -> bytes:
+    place = os.path.join(folder, path)
+    return read_plain(place, shown=place)
 
 
 def _size(path: str) -> int | None:
@@ -158,14 +163,12 @@ def _sizes_of(dataset: Any) -> dict[str, int]:
     return {file.path[below:]: file.size() for file in dataset.location.join(DATA).files()}
 
 
-def _check_shards(manifest: Manifest, sizes: Mapping[str, int | None], *, where: str) -> None:
-    """Raise BadData, naming all, for shards that are not there, or of another size (`sizes`, in bytes, by path)."""
+def _check_shards(manifest: Manifest, size_of: Callable[[str], int | None], *, where: str) -> None:
+    """Raise BadData, naming all, for shards that are not there, or of another size (`size_of`: bytes by path)."""
     wrong = [
-        f"{shard.path} is missing"
-        if sizes.get(shard.path) is None
-        else f"{shard.path} has {sizes[shard.path]} bytes, not {shard.bytes}"
+        f"{shard.path} is missing" if size is None else f"{shard.path} has {size} bytes, not {shard.bytes}"
         for shard in manifest.shards
-        if sizes.get(shard.path) != shard.bytes
+        if (size := size_of(shard.path)) != shard.bytes
     ]
     if wrong:
         fix = "restore the files from a copy, or see what `offline-cli repair` can keep"
@@ -186,7 +189,7 @@ def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgre
     look = _CloserLook(options["head"], options["episode"], HistogramBuilder() if reads_all else None)
     if manifest is not None:
         if options["expect"]:
-            _check_shards(manifest, _sizes_of(cast(Any, opened[0]).dataset), where=opened[0].info.location)
+            _check_shards(manifest, _sizes_of(cast(Any, opened[0]).dataset).get, where=opened[0].info.location)
         _look_at_dataset(opened[0], look, on_progress)
         return look.added_to(_from_manifest(opened[0].info.location, manifest))
     with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:

@@ -54,8 +54,8 @@ def _list_formats(ctx: typer.Context) -> None:
         render.show(found, as_json=True)
         return
     kinds = (("--from", found.readers), ("--to", found.sinks))
-    rows = [(option, one.name, one.words, one.package) for option, formats in kinds for one in formats]
-    render.show_grid(("option", "name", "format", "package"), rows)
+    rows = [(option, one.name, one.words, one.package, one.keeps) for option, formats in kinds for one in formats]
+    render.show_grid(("option", "name", "format", "package", "keeps"), rows)
 
 
 def _label(name: str, told: Mapping[str, Any]) -> str:
@@ -246,6 +246,9 @@ def _problems(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "format", told["formats"]
     yield "episodes", told["episodes"]
     yield "steps", told["steps"]
+    for name in ("agents", "modules"):
+        if name in told:
+            yield f"episodes by {name[:-1]}", told[name]
     if told["hashes_unchecked"]:
         yield "hashes", _hashes(told["hashes_unchecked"])
     for problem in told["problems"]:

@@ -22,14 +22,18 @@ import typer
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.streams import colour_wanted, printable, write
-from offline_cli.cli.termination import interrupt_behind, signal_exit_code
+from offline_cli.cli.termination import end_uninterrupted, interrupt_behind, signal_exit_code
+from offline_cli.engines.ranks import is_first
 from offline_cli.errors import (
     BadData,
+    ClusterLost,
+    Diverged,
     Interrupted,
     MissingPackage,
     OfflineCliError,
     StorageError,
     StorageNotFound,
+    TargetNotMet,
     UsageError,
     as_convert_would,
     causes,
@@ -52,9 +56,13 @@ SAID: Final = re.compile(
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
 
+_NO_NUMBER: Final = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (?:integer|number)")
+
+_AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
 _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _WITH_ON_ERROR = (("convert",), ("inspect",))
-_BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train-bc": "*"}  # what is in --out once writing has begun
+# What is in --out once writing has begun:
+_BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train": "*", "train-bc": "*"}
 _STORAGE_ERRNOS = {
     errno.EACCES: "write permission, or another place",
     errno.EPERM: "write permission, or another place",
@@ -132,6 +140,10 @@ def report(error: BaseException, invocation: Invocation) -> int:
     _RESERVE.close()
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
+    if isinstance(told, ClusterLost):
+        end_uninterrupted()
+    if isinstance(told, _AGREED) and not is_first():
+        return exit_code
     if invocation.args[:1] not in _WITH_ON_ERROR:
         told.fix = as_convert_would(told.fix)
     if invocation.debug:
@@ -139,7 +151,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
     what, fix = _blanked_lines(told.what_lines, invocation), _blanked_lines(_fix_lines(told), invocation)
     told.what, told.where, told.fix = (invocation.without_secrets(text) for text in (told.what, told.where, told.fix))
     write(sys.stderr, _message(what, told.where, fix))
-    if invocation.as_json:
+    if invocation.as_json and is_first():
         fields = {key: value for key, value in told.as_dict().items() if key != "exit_code"}
         write(sys.stdout, to_json({**_blanked({**told.result, "error": fields}, invocation), "exit_code": exit_code}))
     return exit_code
@@ -166,6 +178,9 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     """`error` as something that a user can act on."""
     if isinstance(error, OfflineCliError):
         return error
+    lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
+    if lost is not None:  # torchrun stops those that are left, which may be on their way out
+        return lost
     if isinstance(error, UsageProblem):
         return _usage(error, invocation)
     if interrupt_behind(error) is not None:
@@ -206,7 +221,15 @@ def _of_plugin(error: BaseException) -> BadData | None:
 
 
 def _usage(error: Exception, invocation: Invocation) -> UsageError:
+    guesses = getattr(error, "possibilities", None)
+    if guesses:  # of options, the parser's are far-fetched
+        from difflib import get_close_matches
+
+        error.possibilities = get_close_matches(getattr(error, "option_name", ""), guesses, n=2, cutoff=0.8)  # type: ignore[attr-defined]
     message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
+    given = invocation.value_of(*getattr(getattr(error, "param", None), "opts", ()))
+    if given is not None:
+        message = _NO_NUMBER.sub(lambda found: f"{given!r} is not a{'n' * (found[1] == 'integer')} {found[1]}", message)
     place = getattr(getattr(error, "ctx", None), "command_path", invocation.command)  # an unknown command has no help
     return UsageError(message, where=place, fix=f"{place} --help")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -12,9 +14,13 @@ import typer
 from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
+from offline_cli.cli.streams import write
 from offline_cli.cli.texts import with_stdin
-from offline_cli.errors import OfflineCliError
+from offline_cli.engines.ranks import is_first
+from offline_cli.errors import OfflineCliError, UsageError
+from offline_cli.options.engines import Learners
 from offline_cli.options.exporting import ExportFlags, ExportOptions
+from offline_cli.options.option import declared_in
 from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
 from offline_cli.options.training import TrainBCFlags, TrainBCOptions, TrainOptions
 
@@ -49,7 +55,16 @@ def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions)
 
     with working(quiet=flags["quiet"]) as on_progress:
         result = evaluate(flags["run"], **options, on_progress=on_progress)
-    render.show(result, as_json=flags["as_json"])
+    render.show(result, as_json=flags["as_json"], summary=_by_agent)
+
+
+def _by_agent(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rows of the table, one for each agent of several."""
+    agents = {
+        f"return of {agent}": f"{one['return_mean']:.5g}, std {one['return_std']:.5g}, in {one['games']:,} games"
+        for agent, one in told.get("return_by_agent", {}).items()
+    }
+    return {name: value for name, value in told.items() if name != "return_by_agent"} | agents
 
 
 def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> None:
@@ -60,9 +75,56 @@ def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> Non
     """
     from offline_cli.training.train import train
 
-    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
-        result = train(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
-    render.show(result, as_json=flags["as_json"], summary=_measured)
+    _learned(ctx, flags, lambda places, **how: train(places, flags["out"], **options, **how))
+
+
+def _learned(ctx: typer.Context, flags: TrainBCFlags, call: Callable[..., render.Result]) -> None:
+    """Call and show; of processes that train together the first one alone prints."""
+    if _on_ray(ctx, flags):
+        return
+    quiet = flags["quiet"]
+    if not is_first():
+        logging.disable(logging.WARNING)
+        quiet = True
+    with with_stdin(flags["sources"]) as places, working(quiet=quiet) as on_progress:
+        result = call(places, on_progress=on_progress, command=ctx.obj.recorded())
+    if is_first():
+        render.show(result, as_json=flags["as_json"], summary=_measured)
+
+
+def _on_ray(ctx: typer.Context, flags: TrainBCFlags) -> bool:
+    """Whether the command has run on a Ray cluster, as it was asked to. Raises UsageError, and what `learned_on_ray` raises."""
+    spelled = {name: one.flag for name, one in declared_in(Learners).items()}
+    if flags["engine"] != "ray":
+        if given := [name for name in spelled if name != "engine" and flags[name] is not None]:  # type: ignore[literal-required]
+            option = spelled[given[0]]
+            raise UsageError(f"{option} is for --engine ray", where=option, fix="add --engine ray, or leave it out")
+        return False
+    if "-" in flags["sources"]:
+        raise UsageError("learners on a cluster do not read standard input", where="-", fix="write it to a file first")
+    from offline_cli.engines.learners import OUT, learned_on_ray
+
+    code = learned_on_ray(
+        ctx.obj.without(*spelled.values()),
+        f"{__name__}:learner",
+        address=flags["engine_address"],
+        learners=flags["num_learners"] or 1,
+        gpus=flags["num_gpus_per_learner"] or 0.0,
+        say=lambda kind, text: write(sys.stdout if kind == OUT else sys.stderr, text),
+    )
+    if code:
+        raise typer.Exit(code)
+    return True
+
+
+def learner() -> None:
+    """A learner's process on a cluster: the command line in its last arguments."""
+    from offline_cli.cli.app import main
+    from offline_cli.engines.learners import end_with_task
+
+    end_with_task()
+    sys.argv = ["offline-cli", *sys.argv[2:]]
+    main()
 
 
 def _options_of(arguments: Sequence[str]) -> Mapping[str, list[tuple[str, str]]]:
@@ -87,15 +149,13 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
     what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run that
-    is resumed; --pipeline, --mapping, --module-id and an --env that is code (module:EnvId, python:...) have to be named again.
-    The length alone (--epochs or --updates) may change on the way: a resumed run is the one that would have had it from the
-    start, also where it is reached already.
+    is resumed; --pipeline, --mapping, --module-id, --module-of, --network and an --env that is code (module:EnvId, python:...)
+    have to be named again. The length alone (--epochs or --updates) may change on the way: a resumed run is the one that would
+    have had it from the start, also where it is reached already.
     """
     from offline_cli.training.train import train_bc
 
-    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
-        result = train_bc(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
-    render.show(result, as_json=flags["as_json"], summary=_measured)
+    _learned(ctx, flags, lambda places, **how: train_bc(places, flags["out"], **options, **how))
 
 
 def export(ctx: typer.Context, flags: ExportFlags, options: ExportOptions) -> None:
@@ -112,7 +172,9 @@ def export(ctx: typer.Context, flags: ExportFlags, options: ExportOptions) -> No
 
 def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rows of the table; what was not measured is left out."""
-    return {name: value for name, value in told.items() if value is not None and value not in ([], {})}
+    rows = {name: value for name, value in told.items() if value is not None and value not in ([], {}) and name != "modules"}
+    rows |= {f"module {name}": f"{one['run']}, update {one['policy_update']}" for name, one in told.get("modules", {}).items()}
+    return _by_agent(rows)
 
 
 TORCH = 1_200_000_000  # bytes of address space: below 1.17e9, train-bc has been seen to be ended by OpenBLAS

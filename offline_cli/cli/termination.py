@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from offline_cli.errors import causes
 
-__all__ = ["SIGNALLED", "Terminated", "end_now", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
+__all__ = ["SIGNALLED", "Terminated", "end_now", "end_uninterrupted", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
 
 TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 LAST: Final = 2.0  # seconds for what is registered for the end
@@ -39,6 +39,12 @@ def end_now(code: int) -> NoReturn:
     last.start()
     atexit._run_exitfuncs()
     os._exit(code)
+
+
+def end_uninterrupted() -> None:
+    """Ignore SIGTERM from now on: this process is about to end by itself, with an exit code of its own."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def signal_exit_code(error: BaseException) -> int:
@@ -75,4 +81,5 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, signal.SIG_DFL)

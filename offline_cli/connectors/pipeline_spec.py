@@ -150,6 +150,11 @@ class PipelineSpec:
         pieces = [self.custom] if isinstance(self.custom, ConnectorV2) else self.custom
         return ", ".join(type(piece).__name__ for piece in pieces) or "no pieces"
 
+    @property
+    def in_words(self) -> str:
+        """What a policy plays through. Of Python objects what is known of them in a run folder."""
+        return self.name if self.document is not None else "Python objects"
+
     def entries(self) -> tuple[PieceEntry, ...]:
         """The document's pieces, found and checked. Raises as `from_document` does."""
         if self.checked is not None or self.document is None:

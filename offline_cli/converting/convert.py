@@ -28,11 +28,14 @@ from offline_cli.converting.appending import added_to, base_of, environment_of_a
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
 from offline_cli.converting.whole_episodes import CHOSEN
+from offline_cli.datasets.shard_list import total
 from offline_cli.datasets.shard_sequence import Base
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
+from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment
@@ -43,6 +46,7 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
+from offline_cli.tally import MISSING_REWARDS
 from offline_cli.trees import flatten
 
 __all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "not_written", "provenance_of"]
@@ -127,6 +131,7 @@ def convert(
     started = time.monotonic()
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
+    engine = EngineSpec.of(options)
     sink = sink_named(to)
     if options["from_"] != AUTO:
         reader_named(options["from_"])
@@ -157,6 +162,7 @@ def convert(
         episode_limit=EpisodeLimit.within(tables.memory_limit),
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else added_to(target, base),
+        engine=engine,
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
@@ -188,6 +194,7 @@ def _context(
         compression=options["compression"] or (COMPRESSION.default if known is None else known.compression),
         max_rows_per_file=options["max_rows_per_file"],
         max_bytes_per_file=options["max_bytes_per_file"],
+        temp_dir=checked_folder(options["temp_dir"]),
         base=base,
         tally=stream.tally,
         identity=identity,
@@ -232,6 +239,7 @@ def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
         "stitched-fragment": stream.tally.fragments_stitched,
         "unreadable-row": stream.rejects.count,
     }
+    counts[MISSING_REWARDS] = stream.assumptions.get(MISSING_REWARDS, 0)  # with those of datasets among the sources
     kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
     return ChainMap(kept, stream.tally.assumptions)
 
@@ -255,6 +263,8 @@ def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
 def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
     """The commands that made the sources, where they are datasets of ours, and then this one; the mappings of tables."""
     known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
+    if stream.declared:
+        known["declared"] = list(stream.declared)
     if stream.mapping_documents:
         known["mappings"] = list(stream.mapping_documents)
     if command:
@@ -272,9 +282,9 @@ def _result(
     base: Base | None = None,
 ) -> ConvertResult:
     there = () if base is None else base.shards
-    before = sum(shard.episodes for shard in there)
+    before = total(there, "episodes")
     if shown is not None:
-        counts = counts[0] + before, counts[1] + sum(shard.steps for shard in there), len(there)
+        counts = counts[0] + before, counts[1] + total(there, "steps"), len(there)
     return ConvertResult(
         out=target.url,
         format=to,
@@ -289,7 +299,7 @@ def _result(
         episodes_lost=stream.episodes_lost,
         rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
         rejected_in_all=stream.rejects.problems,
-        assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
+        assumptions={**stream.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
         action_scale=stream.action_scale,

@@ -46,6 +46,7 @@ __all__ = [
 
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
 TWO_DATASETS = "convert the two kinds of recording into two datasets"
+OTHER_EXTRAS = f"convert or merge them with --extras common, which keeps what both have; or {TWO_DATASETS}"
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def _check_same_extra(mine: Mapping[str, str], theirs: Mapping[str, str], where:
     if mine != theirs:
         path = next(path for path in (*mine, *theirs) if mine.get(path) != theirs.get(path))
         what = f"extra {path} is {mine.get(path, 'missing')} in one and {theirs.get(path, 'missing')} in the other"
-        raise BadEpisode(f"two kinds of episodes: {what}", where=where, fix=TWO_DATASETS)
+        raise BadEpisode(f"two kinds of episodes: {what}", where=where, fix=OTHER_EXTRAS)
 
 
 def check_same_values(first: EpisodeBatch, obs: Tree, actions: Tree, *, where: str) -> None:
@@ -353,7 +354,8 @@ def declared(
     """
     said = [source.info for source in sources]
     alone = env_spaces is None and added_to is None
-    known = [(one.said_by, one.location, one.spaces) for one in said if alone or not one.spaces_inferred]
+    certain = [one for one in said if alone or not one.spaces_inferred]
+    known = [(one.said_by, one.location, (one.observation_space, one.action_space)) for one in certain]
     if added_to is not None:
         known.insert(0, (added_to.said_by, added_to.location, added_to.spaces))
     if not said[0].spaces_inferred:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns, ElementNames
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
+from offline_cli.converting.partition_reading import on_workers
 from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform
@@ -33,15 +35,15 @@ from offline_cli.files.locations import Sources
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, open_sources
 from offline_cli.formats.parquet_files import WORKERS
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
-from offline_cli.tally import MISSING_REWARDS, Lost, OnError, Reject, Rejects, Tally, tell_falls
+from offline_cli.tally import MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
 
-__all__ = ["EpisodeStream", "Extras", "check_scale_of", "read_episodes", "read_opened"]
+__all__ = ["EpisodeStream", "Extras", "read_episodes", "read_opened"]
 
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
@@ -51,8 +53,7 @@ SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 class EpisodeStream:
     """Whole episodes in batches, read while iterating, once; `tally` and `rejects` are complete when it ends.
 
-    A context manager: its end, an error in reading and `close` close the sources. Use it with `with`: else files and threads
-    stay open where you stop halfway, or raise.
+    A context manager: its end, an error in reading and `close` close the sources. Without `with` files stay open halfway.
     """
 
     observation_space: Space
@@ -65,6 +66,7 @@ class EpisodeStream:
     commands: list[str]  # that made those of the sources which are datasets of ours
     complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
     mappings: list[Mapping[str, str]]  # of those of the sources which are mapped tables: columns by ours
+    declared: Sequence[Mapping[str, Any]]  # what foreign sources say of themselves besides, for a sink of the same format
     mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
     tally: Tally
     rejects: Rejects
@@ -74,8 +76,7 @@ class EpisodeStream:
     _said_by: tuple[str, str]  # who declares each space
     _all_say_spaces: bool  # a batch may declare no others
     _sources: Scope
-    _lost_before: Counter[str] = field(default_factory=Counter)  # as the manifests of datasets among the sources say, by reason
-    _lost_before_in_all: int | None = 0  # and in all, for which a manifest may give fewer reasons; None: one does not record it
+    _made_from: Sequence[Manifest]  # of the datasets among the sources
     _started: bool = False
 
     def close(self) -> None:
@@ -101,7 +102,8 @@ class EpisodeStream:
                 yield fitted
                 del batch, fitted
                 self._episodes.give_back()
-        tell_falls(self.tally)
+        if falls := self.tally.assumptions[T_FALLS]:
+            tell_falls(falls)
 
     def drawn_from(self) -> str:
         """Which of `locations` the batch at hand is of; of an episode with parts in several, the one that completes it."""
@@ -126,26 +128,36 @@ class EpisodeStream:
     @property
     def without_rewards(self) -> tuple[str, int] | None:
         """The first source known to have steps without reward, which count as 0, and how many; more are known as it is read."""
+        here = self.tally.location, self.tally.assumptions[MISSING_REWARDS]
+        return next((one for one in (*self._without_rewards_before(), here) if one[1]), None)
+
+    def _without_rewards_before(self) -> list[tuple[str, int]]:
+        """Of each source that is a dataset, how many of its steps were written without reward."""
         said = (source.info for source in self._episodes.sources)
-        counts = [(one.location, one.manifest.assumptions.get(MISSING_REWARDS, 0)) for one in said if one.manifest is not None]
-        return next((one for one in (*counts, (self.tally.location, self.tally.assumptions[MISSING_REWARDS])) if one[1]), None)
+        return [(one.location, one.manifest.assumptions.get(MISSING_REWARDS, 0)) for one in said if one.manifest is not None]
+
+    @property
+    def assumptions(self) -> Mapping[str, int]:
+        """By kind, how often reading has assumed something so far. Steps without reward count those of datasets among the
+        sources, as these count them for all their episodes.
+        """
+        before = sum(count for _, count in self._without_rewards_before())
+        return Counter(self.tally.assumptions) + Counter({MISSING_REWARDS: before})
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
         """Episodes of the sources that are not in the stream, as far as they are known; by `Lost`."""
-        return self.rejects.lost + self._lost_before
+        said = Counter({kind.value: sum(one.assumptions.get(kind, 0) for one in self._made_from) for kind in Lost})
+        return self.rejects.lost + said
 
     @property
     def episodes_lost(self) -> int | None:
-        """How many in all; None where a dataset among the sources does not record how many it lost itself."""
-        before = self._lost_before_in_all
-        return None if before is None else before + self.rejects.lost.total()
+        """How many in all, more than by reason where a dataset gives fewer; None where one does not record how many it lost."""
+        before = [manifest.episodes_lost for manifest in self._made_from]
+        return None if None in before else sum(filter(None, before)) + self.rejects.lost.total()
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
-        """Pass the rows set aside under `quarantine` to `keep`: those so far now, later ones in groups.
-
-        What is held at the end goes with `rejects.hand_on()`.
-        """
+        """Pass the rows set aside to `keep`: those so far now, later ones in groups, the last with `rejects.hand_on()`."""
         self._waiting.hand_to(keep)
         self.rejects.keep = keep
 
@@ -172,22 +184,24 @@ def read_episodes(
     extras: Extras = None,
     added_to: AddedTo | None = None,
     apart: bool = False,
+    engine: EngineSpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """The episodes of all `sources`, in their order.
 
     `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
-    say (`AskedEnvironment.chosen`). `action_scale`: `env` or `normalized`, for sources that do not declare it. `limit`: only
-    the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: Parquet files read at a time, and
-    processes that read large SampleBatch JSON or thousands of small files. `tables`, `apart`: see `open_sources`.
-    `episode_limit`: on the size of one episode; None: none, for callers with enough memory. `extras`: chooses the extra model
-    outputs that are kept, from the opened sources; None: all, which have to be the same ones. `added_to`: a dataset whose
-    episodes count as read before, so that what fits in one reading of both is accepted.
-    Raises what `open_sources` raises, NoData where no episode is in them, UnknownEnvironment, SpaceMismatch, BadConfig for
-    sources of different action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
+    say (`AskedEnvironment.chosen`). `action_scale`: for sources that do not declare it. `limit`: only the first so many
+    episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time, and processes for much JSON.
+    `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
+    are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `engine`: whose workers read.
+    Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
+    action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
-    _check_scale(action_scale)
+    if action_scale not in (None, *SCALES):
+        raise UsageError(
+            f"no action scale is called {action_scale!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}"
+        )
     opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options)
     with Scope() as scope:
         for source in opened:
@@ -210,6 +224,7 @@ def read_episodes(
         episode_limit=episode_limit,
         extras=extras,
         added_to=added_to,
+        engine=engine,
         temp_dir=None if tables is None else tables.temp_dir,
         on_progress=on_progress,
     )
@@ -229,14 +244,14 @@ def read_opened(
     extras: Extras = None,
     added_to: AddedTo | None = None,
     distinct: bool = False,
+    engine: EngineSpec | None = None,
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
     """As `read_episodes`, of open sources; `env_spaces` are those of `env`; `distinct`: no id is known to come twice."""
     name = None if env is None else env.id
     with Scope() as scope:
-        for source in [scope.enter(closing(one)) for one in opened]:
-            source.prepare(ReadOptions(env_spaces, workers, limit, on_progress, memory_limit))
+        opened = _prepared(opened, engine, ReadOptions(env_spaces, workers, limit, on_progress, memory_limit), scope)
         said = [source.info for source in opened]
         episodes = WholeEpisodes(
             opened,
@@ -252,7 +267,8 @@ def read_opened(
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
-        mappings = _each_once([document for one in said for document in one.mappings])
+        documents = [document for one in said for document in one.mappings]
+        mappings = [document for number, document in enumerate(documents) if document not in documents[:number]]
         if env_spaces is not None:
             _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
         known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)
@@ -280,6 +296,7 @@ def read_opened(
             commands=[line for one in said for line in one.commands],
             complete=all(manifest.complete for manifest in made_from),
             mappings=[one.columns for one in said if one.columns is not None],
+            declared=[document for one in said for document in one.declared],
             mapping_documents=mappings,
             tally=episodes.tally,
             rejects=episodes.rejects,
@@ -288,10 +305,16 @@ def read_opened(
             _episodes=episodes,
             _said_by=known.said_by,
             _all_say_spaces=not known.by_env and not spaces_inferred,
-            _lost_before=_lost_before(made_from),
-            _lost_before_in_all=_lost_before_in_all(made_from),
+            _made_from=made_from,
             _sources=scope.moved(),
         )
+
+
+def _prepared(opened: Sequence[Source], engine: EngineSpec | None, options: ReadOptions, scope: Scope) -> Sequence[Source]:
+    """The sources, which `scope` owns; read by an engine's workers, unless there is a limit of episodes."""
+    for source in [scope.enter(closing(one)) for one in opened]:
+        source.prepare(options)
+    return opened if engine is None or options.limit is not None else on_workers(opened, engine, options, scope)
 
 
 def _inferred_spaces(
@@ -305,19 +328,6 @@ def _inferred_spaces(
             unused = unused_choices(space, choices.get(name), said, name)
             episodes.tally.assume("unused-actions" if name == Columns.ACTIONS else "unused-observations", unused)
     return guessed
-
-
-def _lost_before(manifests: Sequence[Manifest]) -> Counter[str]:
-    """What the commands that made the datasets lost, by reason."""
-    found: Counter[str] = Counter()
-    for manifest in manifests:
-        found.update({kind.value: manifest.assumptions.get(kind, 0) for kind in Lost})
-    return +found
-
-
-def _lost_before_in_all(manifests: Sequence[Manifest]) -> int | None:
-    lost = [manifest.episodes_lost for manifest in manifests]
-    return None if None in lost else sum(count for count in lost if count is not None)
 
 
 def _check_same_spaces(batch: EpisodeBatch, observation: Space, action: Space) -> None:
@@ -351,18 +361,13 @@ def _check_batch(
         check_fits(tree, space, name=name, said_by=by, where=where, elements=elements)
 
 
-def _check_scale(said: str | None) -> None:
-    if said not in (None, *SCALES):
-        raise UsageError(f"no action scale is called {said!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}")
-
-
 def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str:
     """The scale of all actions. Raises UsageError where `said` contradicts a source, BadConfig where sources differ."""
     if only_discrete(space):
         return ENV_SCALE
     scales = {source.action_scale: source.location for source in sources}
     for source in sources:
-        check_scale_of(source, said)
+        source.check_scale(said)
     if said is None and len(scales) > 1:
         what, where = f"actions of different scales: {' and '.join(sorted(scales))}", " and ".join(scales.values())
         fix = "convert each source by itself with the --action-scale that it has, and do not merge scales that differ"
@@ -370,26 +375,14 @@ def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str
     return said or next(iter(scales))
 
 
-def check_scale_of(source: SourceInfo, said: str | None) -> None:
-    """Raise UsageError where the caller says another scale than the source declares."""
-    if said is not None and source.action_scale not in (UNKNOWN_SCALE, said):
-        what = f"--action-scale {said}, but {source.said_by} says {source.action_scale}"
-        raise UsageError(what, where=source.location, fix="leave out --action-scale")
-
-
-def _each_once(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [document for number, document in enumerate(documents) if document not in documents[:number]]
-
-
 def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
     """The environment of all sources, and how it was made, as far as they agree."""
-    first = sources[0]
-    if first.environment is None or any(source.environment_id != first.environment_id for source in sources):
+    first, *others = (source.environment for source in sources)
+    if first is None or any(other is None or other.id != first.id for other in others):
         return None
-    kwargs = all(source.environment_kwargs == first.environment_kwargs for source in sources)
-    wrappers = all(source.environment_wrappers == first.environment_wrappers for source in sources)
-    known = first.environment
-    return EnvironmentSpec(known.id, known.kwargs if kwargs else {}, known.wrappers if wrappers else ())
+    kwargs = all(other.kwargs == first.kwargs for other in others if other is not None)
+    wrappers = all(other.wrappers == first.wrappers for other in others if other is not None)
+    return EnvironmentSpec(first.id, first.kwargs if kwargs else {}, first.wrappers if wrappers else ())
 
 
 def _check_structure(first: EpisodeBatch, other: EpisodeBatch) -> None:

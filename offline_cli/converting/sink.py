@@ -1,6 +1,6 @@
-"""What `convert --to NAME` writes into: a `Sink` of whole episodes, all sinks by name, and RLlib's writers as sinks.
+"""What `convert --to NAME` writes into: all sinks by name, and RLlib's writers as sinks.
 
-* `Sink`, `SinkKind`: the interface, and the record by which a sink is registered.
+* `Sink`, `SinkKind`: the interface, and the record by which a sink is registered (`formats/sink.py`).
 * `OURS`, `sink_named`: our dataset in both row formats, sinks of other packages, and those of a user's own Python file.
 * `OutputWriterSink`: objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches. `--to
   python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
@@ -14,29 +14,35 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
 from offline_cli.columns import Columns
-from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.shard_sequence import Base
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.shard_list import total
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OutputExists, UsageError
+from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats import registry
+from offline_cli.formats.d3rlpy.sink import D3RLPY
+from offline_cli.formats.d4rl.sink import D4RL
 from offline_cli.formats.input_reader import Maker
+from offline_cli.formats.lerobot.sink import LEROBOT
+from offline_cli.formats.minari.sink import MINARI
+from offline_cli.formats.npz.sinks import NPZ, OGBENCH
 from offline_cli.formats.reader import Reader
-from offline_cli.options.shared import MAX_BYTES, RowFormat
+from offline_cli.formats.robomimic.sink import ROBOMIMIC
+from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
+from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
-from offline_cli.spaces import Space
-from offline_cli.tally import Reject, Tally
+from offline_cli.tally import Reject
 from offline_cli.trees import map_leaves
 
 __all__ = [
@@ -58,107 +64,6 @@ __all__ = [
 
 MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
 PACKAGE: Final = "offline-cli"
-
-OPTIONS: Final[Mapping[str, Any]] = {
-    "append": False,
-    "compression": None,
-    "max_bytes_per_file": MAX_BYTES.default,
-    "max_rows_per_file": None,
-    "overwrite": False,
-    "resume": False,
-}
-"""Of `convert`, those that a sink takes or does not, with their defaults."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkContext:
-    """What is known of the episodes, and required of their files, before the first is written."""
-
-    observation_space: Space
-    action_space: Space
-    action_scale: str  # "env" | "normalized" | "unknown"
-    spaces_inferred: bool
-    environment: Environment | None
-    provenance: Mapping[str, Any]  # sources, their formats, commands
-    compression: str
-    max_rows_per_file: int | None
-    tally: Tally  # for what the sink has to assume or drop
-    identity: str  # the same for the same content: what `resume` compares
-    overwrite: bool
-    resume: bool
-    max_bytes_per_file: int = MAX_BYTES.default  # before compression
-    base: Base | None = None  # the dataset that is added to; only our own sinks get one
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a sink has committed."""
-
-    episodes: int
-    steps: int
-    files: int
-    bytes: int
-
-
-class Sink(Protocol):
-    """Whole episodes on their way to one place; what it opens is closed by the end of its `with`.
-
-    Entering begins: it raises for what must not be touched. Leaving without `commit` aborts: then nothing looks complete.
-    Raises OutputExists, StorageError, BadData, UnsupportedSpace.
-    """
-
-    @property
-    def ids_written(self) -> frozenset[str]:
-        """Ids of the episodes that `resume` found whole, which are not written again."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None: ...
-
-    def write(self, batch: EpisodeBatch) -> None:
-        """Take one or more whole episodes with new ids; their arrays may wait here, and must not change afterwards."""
-
-    def rehearse(self, batch: EpisodeBatch) -> None:
-        """Raise and count as `write` would, and write nothing: for a dry run, which writes the first episodes alone."""
-
-    def quarantine(self, rejects: list[Reject]) -> None:
-        """Keep rows that were set aside beside the episodes, and empty the list."""
-
-    def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written | Manifest:
-        """Make what was written whole and durable. `assumptions`: counts by kind; `episodes_lost`: None: not known."""
-
-
-def refuse_existing(target: Location, *, overwrite: bool, resume: bool) -> None:
-    """Raise OutputExists where something is at `target`, unless it is to be replaced or resumed."""
-    if not (overwrite or resume) and target.exists():
-        raise OutputExists("something is here already", where=target.url, fix="give another --out, or --overwrite")
-
-
-class Check(Protocol):
-    """See `refuse_existing`."""
-
-    def __call__(self, target: Location, /, *, overwrite: bool, resume: bool) -> object: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SinkKind:
-    """One format to write. Other packages register theirs as entry points of `offline_cli.sinks`; see docs/extending.md."""
-
-    name: str  # as `--to` takes it
-    words: str  # what it writes, for messages
-    open: Callable[[Location, SinkContext], Sink]  # nothing is touched before its `with`
-    check: Check = refuse_existing  # raises, before anything is read, what entering would raise
-    takes: Collection[str] = ()  # those of `OPTIONS` that it regards; others are refused
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise UsageError for an option that is not at its default, and that the sink does not take."""
-        for name, default in OPTIONS.items():
-            if options[name] != default and name not in self.takes:
-                option = f"--{name.replace('_', '-')}"
-                what = f"{option} with the sink {self.name!r}, which does not take it"
-                raise UsageError(what, where=f"--to {self.name}", fix=f"leave out {option}")
 
 
 def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
@@ -197,6 +102,7 @@ OURS: Final = {
             _dataset("episodes"),
             check_target,
             OPTIONS,
+            "everything",
         ),
         SinkKind(
             "columns",
@@ -204,7 +110,15 @@ OURS: Final = {
             _dataset("columns"),
             check_target,
             OPTIONS,
+            "steps, last observations, infos, extra outputs; not custom data, clocks, ids of multi-agent episodes",
         ),
+        MINARI,
+        D4RL,
+        ROBOMIMIC,
+        D3RLPY,
+        LEROBOT,
+        NPZ,
+        OGBENCH,
     )
 }
 
@@ -234,7 +148,7 @@ def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int 
     """What the sink has committed. Raises BadConfig where it does not say so, and what its `commit` raises."""
     written: Any = sink.commit(assumptions=assumptions, episodes_lost=episodes_lost)
     if isinstance(written, Manifest):
-        counts, nbytes = written.counts, sum(shard.bytes for shard in written.shards)
+        counts, nbytes = written.counts, total(written.shards, "bytes")
         return Written(counts.episodes, counts.steps, len(written.shards), nbytes)
     if not isinstance(written, Written):
         what = f"commit() of the sink {type(sink).__name__} returned {type(written).__name__}, not a Written"
@@ -249,6 +163,7 @@ class Format:
     name: str
     words: str  # of a plug-in, the package to look in: its own words would have to be imported
     package: str  # the distribution that has it
+    keeps: str  # what of an episode it holds; of a plug-in empty, as `words`
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +185,8 @@ def known_formats() -> FormatList:
 
 def _formats(ours: Mapping[str, Reader] | Mapping[str, SinkKind], group: str) -> tuple[Format, ...]:
     return (
-        *(Format(name, one.words, PACKAGE) for name, one in ours.items()),
-        *(Format(one.name, f"not imported here: see {one.distribution}", one.package) for one in plugins(group)),
+        *(Format(name, one.words, PACKAGE, one.keeps) for name, one in ours.items()),
+        *(Format(one.name, f"not imported here: see {one.distribution}", one.package, "") for one in plugins(group)),
     )
 
 

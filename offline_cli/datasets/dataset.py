@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat, tee
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, get_args, overload
 
@@ -29,13 +30,13 @@ from offline_cli.datasets.ownership import listed_paths, replaced_place
 from offline_cli.datasets.reading import BlockCache, ShardReader, ShardsAhead
 from offline_cli.datasets.row_formats import EpisodeFrames, StepFrames, lazy_frame, whole_frame
 from offline_cli.datasets.row_groups import KeptRows
+from offline_cli.datasets.shard_list import total, where_episodes_are
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted, UsageError
 from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import whole_file
 from offline_cli.parquet.safety import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, opened
 from offline_cli.parquet.trust import Trust
@@ -63,13 +64,12 @@ class Dataset:
 
     `len(dataset)` is E, `dataset[i]` a SingleAgentEpisode, `dataset[3:9]`, `dataset[[4, 1]]` and `dataset[mask]` are an
     EpisodeBatch, and `for episode in dataset` streams. It can be pickled.
-
-    It holds nothing open, so that leaving it as a context manager does nothing; `batches` is a context of its own.
+    It holds nothing open, and leaving it as a context manager does nothing; `batches` is a context of its own.
     """
 
     location: Location  # its folder
     manifest: Manifest = field(repr=False)
-    part: tuple[Shard, ...] | None = field(default=None, repr=False)  # of its shards, those that are read; None: all
+    part: Sequence[Shard] | None = field(default=None, repr=False)  # of its shards, those that are read; None: all
     _cache: BlockCache = field(default_factory=BlockCache, repr=False, compare=False)
     chosen: tuple[NDArray[np.bool_], ...] | None = field(default=None, repr=False)  # (E,) of each: what is read; None: all
     kept: KeptRows | None = field(default=None, repr=False)  # gets the rows of what is read, where all columns are
@@ -109,7 +109,7 @@ class Dataset:
         (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or changed,
         also where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
-        A caller that does not read to the end uses it with `with`, or calls its `close`.
+        A caller that does not read to the end closes it.
         """
         return Reading(lambda scope: self._batches(columns, target_steps, memory_limit, scope))
 
@@ -117,15 +117,12 @@ class Dataset:
         self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
     ) -> Iterator[EpisodeBatch]:
         shards, reader = self.shards, self._reader(columns, target_steps)
-        found, chosen = self.manifest, self.chosen or (None,) * len(shards)
-        wanted = [
-            (shard, None if mine is None or mine.all() else mine)
-            for shard, mine in zip(shards, chosen, strict=True)
-            if mine is None or mine.any()
-        ]
+        chosen = self.chosen or repeat(None, len(shards))
+        pairs = ((shard, mine) for shard, mine in zip(shards, chosen, strict=True) if mine is None or mine.any())
+        wanted, expected = tee((shard, None if mine is None or mine.all() else mine) for shard, mine in pairs)
         ends = {"terminated": 0, "truncated": 0}
         with scope.part() as held:
-            coming = self._ahead([shard for shard, _ in wanted], reader.columns_of, held)
+            coming = self._ahead((shard for shard, _ in expected), reader.columns_of, held)
             for shard, mine in wanted:
                 try:
                     for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held, mine):
@@ -134,12 +131,17 @@ class Dataset:
                         yield batch
                 except BadData as error:
                     raise self._overwritten(shard) or error from error.__cause__
-        for name, count in ends.items():
-            if self.part is self.chosen is None and count != getattr(found.counts, name):
-                raise self._contradiction(f"{getattr(found.counts, name)} episodes {name}, its shards hold {count}")
+        self.check_ends(**ends)
+
+    def check_ends(self, terminated: int, truncated: int) -> None:
+        """Raise BadData where the manifest counts others, unless only some episodes are read."""
+        for name, count in (("terminated", terminated), ("truncated", truncated)):
+            said = getattr(self.manifest.counts, name)
+            if self.part is None and self.chosen is None and count != said:
+                raise self._contradiction(f"{said} episodes {name}, its shards hold {count}")
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
+    def shards(self) -> Sequence[Shard]:
         """Those that are read."""
         return self.manifest.shards if self.part is None else self.part
 
@@ -157,7 +159,7 @@ class Dataset:
     # ---- as a sequence ----
 
     def __len__(self) -> int:
-        return sum(shard.episodes for shard in self.shards)
+        return total(self.shards, "episodes")
 
     def __iter__(self) -> Reading[SingleAgentEpisode]:
         """Each episode, streamed as `batches` does; a context manager, as that is, for loops that end early."""
@@ -196,13 +198,12 @@ class Dataset:
         """The episodes of these indices, in their order; each block that holds one is read once."""
         if not len(indices):
             return self._selected(np.zeros(1, np.int64)).select(slice(0, 0)) if len(self) else self._empty()
-        first = np.cumsum([0, *(shard.episodes for shard in self.shards)])
-        of_shard = np.searchsorted(first, indices, side="right") - 1
+        of_shard, inside = where_episodes_are(self.shards, indices)
         parts: list[EpisodeBatch] = []
         places: list[NDArray[np.int64]] = []
         for number in np.unique(of_shard).tolist():
             at = np.flatnonzero(of_shard == number)
-            for rows, batch in self._read(self.shards[number], indices[at] - first[number]):
+            for rows, batch in self._read(self.shards[number], inside[at]):
                 parts.append(batch)
                 places.append(at[rows])
         order, whole = np.concatenate(places), EpisodeBatch.concat(parts)
@@ -276,14 +277,13 @@ class Dataset:
             raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
 
-    # ---- reading ----
     def _ahead(
-        self, shards: Sequence[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
+        self, shards: Iterable[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
     ) -> ShardsAhead | None:
         """Remote shards, opened ahead; None on this machine."""
         if not self.location.is_in_bucket:
             return None
-        return scope.enter(ShardsAhead([(self.location.join(shard.path), shard.bytes) for shard in shards], columns_of))
+        return scope.enter(ShardsAhead(((self.location.join(shard.path), shard.bytes) for shard in shards), columns_of))
 
     def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
         """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; None in place of one that lacks the plain columns.
@@ -343,7 +343,7 @@ class Dataset:
 
     def _overwritten(self, shard: Shard) -> BadData | None:
         """The error of a shard that could not be read, if another dataset is here by now."""
-        place, listed = self.location.join(shard.path), listed_paths(whole_file(self.location.join(MANIFEST)))
+        place, listed = self.location.join(shard.path), listed_paths(self.location)
         kept = replaced_place(self.location, place)
         if not listed or shard.path in listed or place.exists() or (kept is not None and kept.exists()):
             return None
@@ -353,7 +353,7 @@ class Dataset:
     def refuse_unexplained(self) -> None:
         """Raise BadData for `complete: false` that nothing else in the manifest explains.
 
-        A dataset that was committed before it was complete has the note of its writer, one that was repaired says so.
+        One that was committed before it was complete has the note of its writer, one that was repaired says so.
         """
         found = self.manifest
         if not (found.complete or INCOMPLETE_BY & (found.provenance.keys() | found.assumptions.keys())):
@@ -365,10 +365,7 @@ class Dataset:
 
 
 def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """The dataset in folder `url`, its `manifest` read and its `batches()` not yet.
-
-    Raises StorageNotFound, NoData where no dataset is there, Uncommitted, BadData for a broken manifest.
-    """
+    """The dataset in folder `url`, its `manifest` read and its `batches()` not yet. Raises as `Dataset.open` does."""
     return Dataset.open(url, storage_options)
 
 

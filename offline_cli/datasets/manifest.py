@@ -6,23 +6,35 @@ A broken manifest raises with a list of all mistakes. Two runs of one command ma
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import platform
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from offline_cli import __version__
-from offline_cli.datasets.file_names import MANIFEST, SHARD_PATH
+from offline_cli.datasets.file_names import MANIFEST, PART_PATH, SHARD_PATH, part_name
+from offline_cli.datasets.shard_list import (
+    MAX_COUNT,
+    Part,
+    ReadPart,
+    Shard,
+    ShardParts,
+    content_hash,
+    is_part,
+    is_shard,
+    read_part,
+    whole_numbers,
+)
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.errors import BadData, StorageNotFound, UnsupportedSpace
 from offline_cli.files.blanking import blanked_call, blanked_keys, blanked_values, this_command
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space, space_from_json, space_to_json
@@ -44,13 +56,12 @@ __all__ = [
     "with_defaults",
 ]
 
-VERSION = 2  # that is written; earlier ones stay readable
+VERSION = 2  # that is written where the manifest lists its shards itself; earlier ones stay readable
+VERSION_OF_PARTS = 3  # that is written where it lists parts
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
-SHARD: Final = re.compile(r"^shards\.(\d+)")  # the place of a mistake
-SHA256: Final = re.compile(r"[0-9a-f]{64}")
-MAX_COUNT: Final = 2**63 - 1
-SHARD_KEYS: Final = frozenset({"path", "sha256", "episodes", "rows", "steps", "bytes"})
+MANY: Final = {"shards": is_shard, "parts": is_part}
+PLACE: Final = re.compile(r"^(shards|parts)\.(\d+)")  # of a mistake in one of many
 FIGURES: Final = ("nan", "infinite", "min", "max", "mean", "std")
 COLUMN_KEYS: Final = frozenset({"dtype", "shape", "pooled", "count", *FIGURES})
 FIX = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
@@ -106,18 +117,6 @@ class Counts:
     unfinished: int  # truncated only because their recording broke off; ones with neither flag too
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One file of a dataset."""
-
-    path: str  # below the dataset folder: data/shard-0123abcd-000000.parquet
-    episodes: int
-    rows: int
-    steps: int
-    bytes: int
-    sha256: str  # hex
-
-
 @dataclass(frozen=True, slots=True, eq=False)  # eq=False: compare as_json()
 class Manifest:
     """Everything that is known of a dataset without reading its shards."""
@@ -131,18 +130,19 @@ class Manifest:
     action_scale: str  # "env" | "normalized" | "unknown"
     compression: str
     counts: Counts
-    shards: tuple[Shard, ...]  # in reading order
+    shards: Sequence[Shard]  # in reading order: a tuple, or ShardParts, which reads them when they are needed
     statistics: Mapping[str, Any]  # columns by path, return, length: see schemas/manifest.v2.json
     assumptions: Mapping[str, int]
     provenance: Mapping[str, Any]  # the only part that differs between two runs of one command
     episodes_lost: int | None = None  # of the sources, and in no shard; None: not known, as of every manifest of version 1
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, as schemas/manifest.v2.json describes them; what is not known has no key."""
+        """Plain values, as schemas/manifest.v2.json describes them (v3: with parts); what is not known has no key."""
+        parts = [part.as_json() for part in self.shards.parts] if isinstance(self.shards, ShardParts) else None
         lost = {} if self.episodes_lost is None else {"episodes_lost": self.episodes_lost}
         return {
             "format": self.format,
-            "version": VERSION,
+            "version": VERSION if parts is None else VERSION_OF_PARTS,
             "complete": self.complete,
             "environment": self.environment and self.environment.as_json(),
             "observation_space": self.observation_space and space_to_json(self.observation_space),
@@ -151,7 +151,7 @@ class Manifest:
             "action_scale": self.action_scale,
             "compression": self.compression,
             "counts": asdict(self.counts),
-            "shards": [asdict(shard) for shard in self.shards],
+            **({"shards": [asdict(shard) for shard in self.shards]} if parts is None else {"parts": parts}),
             "statistics": dict(self.statistics),
             "assumptions": dict(sorted(self.assumptions.items())),
             **lost,
@@ -177,16 +177,16 @@ class Manifest:
     def read(folder: Location) -> Manifest:
         """The manifest of the dataset in `folder`. Raises BadData, naming all mistakes, StorageNotFound, StorageError."""
         place = folder.join(MANIFEST)
-        return Manifest.from_bytes(place.read_bytes(), where=place.url)
+        return Manifest.from_bytes(place.read_bytes(), where=place.url, read=partial(read_part, folder))
 
     @staticmethod
-    def from_bytes(data: bytes, *, where: str) -> Manifest:
-        """The manifest in a file. Raises BadData, naming all mistakes."""
+    def from_bytes(data: bytes, *, where: str, read: ReadPart | None = None) -> Manifest:
+        """The manifest in a file; `read` gives its parts, which None has not. Raises BadData, naming all mistakes."""
         document = _parsed(data, where)
         version = document.get("version")
-        if isinstance(version, int) and version > VERSION:
+        if isinstance(version, int) and version > VERSION_OF_PARTS:
             fix = "pip install --upgrade offline-cli"
-            raise BadData(f"a manifest of version {version}; this program knows {VERSION}", where=where, fix=fix)
+            raise BadData(f"a manifest of version {version}; this program knows {VERSION_OF_PARTS}", where=where, fix=fix)
         wrong = _mistakes(document) or _contradictions(document)
         if wrong:
             raise _bad(wrong, where)
@@ -200,18 +200,18 @@ class Manifest:
             spaces_inferred=document["spaces_inferred"],
             action_scale=document["action_scale"],
             compression=document["compression"],
-            counts=Counts(**_whole(document["counts"])),
-            shards=tuple(Shard(**_whole(shard)) for shard in document["shards"]),
+            counts=Counts(**whole_numbers(document["counts"])),
+            shards=_shards(document, read, where),
             statistics=document["statistics"],
-            assumptions=_whole(document["assumptions"]),
+            assumptions=whole_numbers(document["assumptions"]),
             provenance=document["provenance"],
-            episodes_lost=_whole(document).get("episodes_lost"),
+            episodes_lost=whole_numbers(document).get("episodes_lost"),
         )
 
 
 def schema_of(version: Any) -> str:
-    """The schema of a manifest of this declared version; that of the newest where the version is unknown."""
-    known = version if isinstance(version, int) and 1 <= version <= VERSION else VERSION
+    """The schema of a manifest of this declared version; that of the usual one where the version is unknown."""
+    known = version if isinstance(version, int) and 1 <= version <= VERSION_OF_PARTS else VERSION
     return f"manifest.v{int(known)}.json"
 
 
@@ -229,40 +229,50 @@ def _parsed(data: bytes, where: str) -> dict[str, Any]:
     return document
 
 
+def _shards(document: Mapping[str, Any], read: ReadPart | None, where: str) -> Sequence[Shard]:
+    if "parts" in document:
+        return ShardParts([Part.from_json(node) for node in document["parts"]], read or _no_part, where=where)
+    return tuple(Shard(**whole_numbers(shard)) for shard in document["shards"])
+
+
+def _no_part(path: str) -> bytes:
+    raise StorageNotFound("a manifest was read without its folder", where=path, fix=FIX)
+
+
 def _mistakes(document: dict[str, Any]) -> list[str]:
-    """Every mistake against the schema, which skips columns and shards that are valid at a glance: they may be many."""
-    statistics, shards = document.get("statistics"), document.get("shards")
+    """Every mistake against the schema, which skips columns, shards and parts that are valid at a glance: they may be many."""
+    statistics, numbers = document.get("statistics"), dict[str, list[int]]()
     columns = statistics.get("columns") if isinstance(statistics, dict) else None
     if isinstance(statistics, dict) and isinstance(columns, dict):
         doubtful = {path: column for path, column in columns.items() if not is_column(column)}
         document = {**document, "statistics": {**statistics, "columns": doubtful}}
-    if not isinstance(shards, list):
-        return mistakes(document, schema_of(document.get("version")))
-    numbers = [number for number, shard in enumerate(shards) if not is_shard(shard)]
-    document = {**document, "shards": [shards[number] for number in numbers]}
+    for name, has_form in MANY.items():
+        listed = document.get(name)
+        if isinstance(listed, list) and listed:
+            numbers[name] = [number for number, one in enumerate(listed) if not has_form(one)] or [0]
+            document = {**document, name: [listed[number] for number in numbers[name]]}
     found = mistakes(document, schema_of(document.get("version")))
-    return [SHARD.sub(lambda place: f"shards.{numbers[int(place[1])]}", text) for text in found]
+    return [PLACE.sub(lambda place: f"{place[1]}.{numbers[place[1]][int(place[2])]}", text) for text in found]
 
 
 def _contradictions(document: dict[str, Any]) -> list[str]:
-    """Mistakes beyond any schema: sums that disagree, a shard listed twice."""
-    shards, counts = document["shards"], document["counts"]
-    wrong = [f"shards: {path} is listed {n} times" for path, n in Counter(shard["path"] for shard in shards).items() if n > 1]
-    wrong += [f"shards: {shard['path']!r} is no shard's name" for shard in shards if not SHARD_PATH.fullmatch(shard["path"])]
+    """Mistakes beyond any schema: sums that disagree, a shard or part listed twice."""
+    many, counts = "parts" if "parts" in document else "shards", document["counts"]
+    listed, noun = document[many], many.removesuffix("s")
+    pattern = PART_PATH if many == "parts" else SHARD_PATH
+    wrong = [f"{many}: {path} is listed {n} times" for path, n in Counter(one["path"] for one in listed).items() if n > 1]
+    wrong += [f"{many}: {one['path']!r} is no {noun}'s name" for one in listed if not pattern.fullmatch(one["path"])]
+    if many == "parts" and not wrong:
+        wrong = [
+            f"parts: {one['path']} is not named by its sha256" for one in listed if one["path"] != part_name(one["sha256"])
+        ]
     for name in ("episodes", "steps"):
-        total = sum(shard[name] for shard in shards)
+        total = sum(one[name] for one in listed)
         if total != counts[name]:
-            wrong.append(f"counts.{name}: {counts[name]}, but the shards hold {total}")
+            wrong.append(f"counts.{name}: {counts[name]}, but the {many} hold {total}")
     if document["format"] == "columns" and None in (document["observation_space"], document["action_space"]):
         wrong.append("format: columns need an observation_space and an action_space")
     return wrong
-
-
-def _whole(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """`counts` with integers as int: JSON Schema takes 3.0 for an integer too."""
-    if float not in map(type, counts.values()):
-        return dict(counts)
-    return {name: int(value) if isinstance(value, float) else value for name, value in counts.items()}
 
 
 def _space(node: Mapping[str, Any] | None, where: str) -> Space | None:
@@ -282,32 +292,8 @@ def _bad(wrong: list[str], where: str) -> BadData:
 # ---- parts of which a manifest has many ----
 
 
-def content_hash(shards: Iterable[Shard]) -> str:
-    """A hash that no other content has: of the paths and hashes of `shards`."""
-    return hashlib.sha256(repr([(shard.path, shard.sha256) for shard in shards]).encode()).hexdigest()
-
-
-def is_shard(value: Any) -> bool:
-    """Whether a shard has the form that the schema asks for, which takes 0.1 ms for each.
-
-    False for some that the schema accepts (3.0 for a count), never true for one that it refuses.
-    """
-    if type(value) is not dict or value.keys() != SHARD_KEYS:
-        return False
-    path, sha256 = value["path"], value["sha256"]
-    counts = value["episodes"], value["rows"], value["steps"], value["bytes"]
-    return (
-        type(path) is str
-        and type(sha256) is str
-        and SHARD_PATH.fullmatch(path) is not None
-        and SHA256.fullmatch(sha256) is not None
-        and [*map(type, counts)] == [int] * 4
-        and 0 <= min(counts) <= max(counts) <= MAX_COUNT
-    )
-
-
 def is_column(value: Any) -> bool:
-    """The same of a column's statistics, each of which takes a schema 6 ms."""
+    """As `is_shard`, of a column's statistics, each of which takes a schema 6 ms."""
     return (
         isinstance(value, dict)
         and value.keys() == COLUMN_KEYS

@@ -34,7 +34,10 @@ import pyarrow as pa
 from offline_cli.datasets.file_names import (
     BATCHES,
     DATA,
+    DATASET,
     MANIFEST,
+    MANIFEST_PARTS,
+    PART_PATH,
     PART_PREFIX,
     QUARANTINE,
     QUARANTINE_PATH,
@@ -67,7 +70,9 @@ __all__ = [
     "keep_bytes",
     "keep_moves",
     "keep_names",
+    "listed_parts",
     "listed_paths",
+    "manifest_parts",
     "next_number",
     "numbered",
     "quarantine_files",
@@ -94,7 +99,7 @@ _STARTS: Final[dict[str, Callable[[bytes], bool]]] = {
 }
 _STAGED: Final = (
     r"manifest\.json(\.[0-9]+)?|batches\.json|_writing\.json|_training\.json|policy\.json|result\.json|state\.json|config\.toml"
-    r"|curve\.png|(policy|tensors)\.safetensors|connectors(-[0-9]{1,12})?\.msgpack"
+    r"|part-[0-9a-f]{16}\.json|curve\.png|(policy|tensors)\.safetensors|connectors(-[0-9]{1,12})?\.msgpack"
     r"|(shard-[0-9a-f]{8}|rows)-[0-9]{6,12}\.parquet|batch-[0-9]{6,12}(-[0-9]{1,12})?\.(parquet|safetensors)"
 )
 PART: Final = re.compile(f"{PART_PREFIX}(?:[0-9a-f]{{8}}-)?(?P<name>{_STAGED})", re.ASCII)
@@ -212,7 +217,7 @@ def numbered(file: Location, folder: Location, kind: FolderKind) -> re.Match[str
 
 def refuse_links(folder: Location, kind: FolderKind) -> None:
     """Raise OutputExists where a link has one of our names in `folder`: nothing is written or removed through it."""
-    for name in (kind.commit, WRITING, DATA, QUARANTINE, REPLACED):
+    for name in (kind.commit, WRITING, DATA, MANIFEST_PARTS, QUARANTINE, REPLACED):
         if is_link(folder.join(name)):
             what = f"{name} is a symbolic link, and nothing is written or removed through one"
             raise OutputExists(what, where=folder.join(name).url, fix="name the folder that it leads to, or another --out")
@@ -222,7 +227,7 @@ def refuse_foreign_folder(folder: Location, kind: FolderKind) -> None:
     """Raise OutputExists for a folder with neither commit nor note of ours, nor what a killed writer of ours may leave."""
     if _is_commit(folder.join(kind.commit), kind) or is_note(folder.join(WRITING)):
         return
-    ours = {DATA, QUARANTINE, REPLACED}
+    ours = {DATA, MANIFEST_PARTS, QUARANTINE, REPLACED}
     data = folder.join(DATA)
     if any(numbered(file, folder, kind) and begins_as(file, file.name) for file in data.children()):
         ours |= {kind.commit, WRITING}  # damaged
@@ -237,11 +242,17 @@ def _is_commit(place: Location, kind: FolderKind) -> bool:
     return content is not None and sum(mark in content for mark in MARKS[kind.commit]) >= ENOUGH
 
 
-def refuse_foreign_data(folder: Location, kind: FolderKind) -> None:
-    """Raise OutputExists for files in data/ that no writer of ours put there, and for such under names of quarantine/."""
+def refuse_foreign_data(folder: Location, kind: FolderKind, resumed: str | None = None) -> list[Location]:
+    """The files in data/. Raises OutputExists for those that no writer of ours put there, and such under names of quarantine/.
+
+    `resumed`: the generation of a write that is resumed, whose shards are read in any case: in a bucket, where each look at one
+    is a request, their names are enough here.
+    """
     data = folder.join(DATA)
-    listed = listed_paths(whole_file(folder.join(kind.commit)))
-    foreign = [file.url for file in data.files() if not _is_data(file, folder, kind, listed)] if data.exists() else []
+    listed = listed_paths(folder, kind)
+    files = data.files() if data.exists() else []
+    known = resumed if folder.is_in_bucket else None
+    foreign = [file.url for file in files if not _is_data(file, folder, kind, listed, known)]
     if foreign:
         what = f"data/ holds {len(foreign)} files that no {kind.noun} put there, such as {foreign[0]}"
         raise OutputExists(what, where=folder.url, fix="move them away, or give another --out")
@@ -249,17 +260,38 @@ def refuse_foreign_data(folder: Location, kind: FolderKind) -> None:
     if aside:
         what = f"{aside[0]} has the name of rows that were set aside, and holds none"
         raise OutputExists(what, where=folder.url, fix="move it away, or give another --out")
+    return files
 
 
-def listed_paths(commit: bytes | None) -> set[str]:
-    """Paths below its folder that a commit lists, whole or damaged; none where there is none."""
+def listed_paths(folder: Location, kind: FolderKind = DATASET) -> set[str]:
+    """Paths below `folder` that its commit lists, and the parts of a manifest, whole or damaged; none where there is none."""
+    found = _paths(whole_file(folder.join(kind.commit)))
+    for part in filter(PART_PATH.fullmatch, tuple(found)):
+        found |= _paths(whole_file(folder.join(part)))
+    return found
+
+
+def listed_parts(folder: Location) -> set[str]:
+    """Paths of the parts that the manifest of `folder` lists, whole or damaged."""
+    return set(filter(PART_PATH.fullmatch, _paths(whole_file(folder.join(MANIFEST)))))
+
+
+def _paths(commit: bytes | None) -> set[str]:
     return {path.decode("utf-8", "replace") for path in PATH.findall(commit or b"")}
 
 
-def _is_data(file: Location, folder: Location, kind: FolderKind, listed: set[str]) -> bool:
+def manifest_parts(folder: Location) -> list[Location]:
+    """The files named as parts of the manifest of dataset `folder`, listed or not, that begin as such."""
+    named = [file for file in folder.join(MANIFEST_PARTS).children() if PART_PATH.fullmatch(f"{MANIFEST_PARTS}/{file.name}")]
+    return [file for file in named if begins_as(file, file.name)]
+
+
+def _is_data(file: Location, folder: Location, kind: FolderKind, listed: set[str], resumed: str | None) -> bool:
     match = numbered(file, folder, kind)
     if match is None:
         return False
+    if match["generation"] == resumed:
+        return True
     if match[0] in listed:
         return not is_link(file)
     return begins_as(file, file.name)
@@ -314,9 +346,16 @@ def replaced_place(folder: Location, shard: Location) -> Location | None:
 
 
 def replaced_files(folder: Location) -> list[Location]:
-    """The shards that are kept of the dataset before; other files in `_replaced/` belong to the user."""
+    """The shards and parts that are kept of the dataset before; other files in `_replaced/` belong to the user."""
     kept = folder.join(REPLACED).children() if _keeps(folder) else []
-    return [file for file in kept if SHARD_PATH.fullmatch(f"{DATA}/{file.name}") and begins_as(file, file.name)]
+    names = ((file, SHARD_PATH if file.name.startswith("shard-") else PART_PATH) for file in kept)
+    ours = [file for file, pattern in names if pattern.fullmatch(f"{_home(file.name)}/{file.name}")]
+    return [file for file in ours if begins_as(file, file.name)]
+
+
+def _home(name: str) -> str:
+    """The folder that a file in `_replaced/` came from."""
+    return MANIFEST_PARTS if name.startswith("part-") else DATA
 
 
 def retire(shards: Iterable[Location], folder: Location) -> None:
@@ -332,7 +371,7 @@ def retire(shards: Iterable[Location], folder: Location) -> None:
         _rename(shard, target)
         moved = True
     if moved:
-        keep_names(folder, kept, folder.join(DATA))
+        keep_names(folder, kept, folder.join(DATA), folder.join(MANIFEST_PARTS))
 
 
 def _rename(shard: Location, target: Location) -> None:

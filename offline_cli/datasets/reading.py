@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
@@ -287,25 +288,23 @@ class ShardsAhead:
     bounds the bytes fetched of all. What is wrong with one is reported when its turn comes.
     """
 
-    def __init__(self, places: Sequence[tuple[Location, int]], columns_of: Callable[[OpenShard], Sequence[str] | None]) -> None:
+    def __init__(self, places: Iterable[tuple[Location, int]], columns_of: Callable[[OpenShard], Sequence[str] | None]) -> None:
         """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read."""
-        self._places = deque(places)
+        self._places = iter(places)
         self._columns_of = columns_of
         self._ahead = Ahead()
         self._coming: deque[_Coming] = deque()
 
     def turn(self) -> AbstractContextManager[OpenShard]:
         """The next shard. Entering it raises what `opened` raises."""
-        return self._coming.popleft() if self._coming else self._begun()
+        return self._coming.popleft() if self._coming else self._begun(*next(self._places))
 
-    def _begun(self) -> _Coming:
-        place, size = self._places.popleft()
+    def _begun(self, place: Location, size: int) -> _Coming:
         return _Coming(place, in_daemon_thread("offline-cli-opening", _with_footer, place, size, self._ahead))
 
     def advance(self) -> None:
         """Advance those whose turn has not come; to be called now and then. Does not block."""
-        while self._places and len(self._coming) < AT_ONCE:
-            self._coming.append(self._begun())
+        self._coming += (self._begun(*each) for each in islice(self._places, AT_ONCE - len(self._coming)))
         for shard in self._coming:
             if not shard.advance(self._columns_of):
                 return  # in their order: what is prefetched is wanted first to last

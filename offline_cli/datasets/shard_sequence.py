@@ -21,12 +21,14 @@ import pyarrow as pa
 from offline_cli.columns import Columns
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING, FolderKind, generation_of, shard_name
+from offline_cli.datasets.finished_shards import FinishedShards, joined
 from offline_cli.datasets.lease_record import APPENDS_TO, UNFINISHED_WRITING, WritingNote, refuse_if_at_work
 from offline_cli.datasets.manifest import Manifest, Shard, content_hash
 from offline_cli.datasets.ownership import refuse_foreign_data, refuse_links
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.row_groups import BlockCutter
+from offline_cli.datasets.shard_list import parts_of
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
 from offline_cli.episodes.batch import EpisodeBatch
@@ -72,8 +74,8 @@ class ShardSequence:
         self._guard = guard
         self._open: ShardWriter | None = None
         self._episodes = self._steps = 0  # in the open shard
-        self.finished: list[Shard] = []
-        self.schemas: list[Any] = []  # pa.Schema of each finished one
+        self.finished = FinishedShards(folder, guard)
+        self._schemas: list[Any] = []  # pa.Schema of each finished one; neighbours that are equal are one object
         self._schema: Any = None
 
     @property
@@ -84,7 +86,8 @@ class ShardSequence:
     def adopt(self, shard: Shard, schema: Any) -> None:
         """Count a shard that an earlier writer finished."""
         self.finished.append(shard)
-        self.schemas.append(schema)
+        same = self._schemas and self._schemas[-1].equals(schema, check_metadata=True)
+        self._schemas.append(self._schemas[-1] if same else schema)
 
     def cuts_of(self, table: Any) -> Cuts | None:
         """How the pa.Table is to be written; None: not into the shard that is open."""
@@ -121,13 +124,11 @@ class ShardSequence:
 
     def add_empty_infos(self, rows: RowFormat) -> None:
         """Write those finished shards again that lack columns which later ones have: those of infos."""
-        for number, schema in enumerate(self.schemas):
-            if rows.lacks(schema):
-                self.rewrite(number)
+        if any(map(rows.lacks, self._schemas)):
+            self.finished.change(lambda number, shard: self.rewrite(shard) if rows.lacks(self._schemas[number]) else shard)
 
-    def rewrite(self, number: int) -> None:
-        """Write finished shard `number` again, with empty infos."""
-        shard = self.finished[number]
+    def rewrite(self, shard: Shard) -> Shard:
+        """Write a finished shard again, with empty infos."""
         place = self._folder.join(shard.path)
         writer: ShardWriter | None = None
         try:
@@ -138,7 +139,6 @@ class ShardSequence:
                 for table in map(with_empty_infos, read_row_groups(file, place, trust=trust)):
                     writer = writer or self._writer(shard.path, table.schema, is_plain=plain)
                     writer.write(table, rows=[table.num_rows])
-                    self.schemas[number] = table.schema
             assert writer is not None, "a finished shard has rows"
             writer.settle()
             with self._guard():
@@ -147,7 +147,7 @@ class ShardSequence:
             if writer is not None:
                 writer.discard()
             raise
-        self.finished[number] = Shard(shard.path, shard.episodes, shard.rows, shard.steps, size, digest)
+        return replace(shard, bytes=size, sha256=digest)
 
     def _writer(self, path: str, schema: Any, *, is_plain: bool) -> ShardWriter:
         place = self._folder.join(path)
@@ -207,12 +207,13 @@ class Base:
     """The dataset that a write adds to."""
 
     manifest: Manifest
-    shards: tuple[Shard, ...]  # of the dataset without what the write adds
+    shards: Sequence[Shard]  # of the dataset without what the write adds
 
     @staticmethod
     def of(manifest: Manifest, added: str | None) -> Base:
         """`added`: the generation of shards that the write has added, if it was interrupted."""
-        return Base(manifest, tuple(shard for shard in manifest.shards if generation_of(shard.path) != added))
+        count = len(manifest.shards) if added is None else sum(generation_of(one.path) != added for one in manifest.shards)
+        return Base(manifest, manifest.shards[:count])  # the added ones are the last
 
     @property
     def is_past(self) -> bool:
@@ -221,13 +222,13 @@ class Base:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Of its shards, below the dataset folder."""
-        return frozenset(shard.path for shard in self.shards)
+        """Of its shards and the parts that list them, below the dataset folder."""
+        return frozenset([*(shard.path for shard in self.shards), *(part.path for part in parts_of(self.shards))])
 
     @property
     def generations(self) -> frozenset[str]:
         """In the names of its shards."""
-        return frozenset(map(generation_of, self.paths))
+        return frozenset(generation_of(shard.path) for shard in self.shards)
 
     @property
     def identity(self) -> str:
@@ -252,20 +253,23 @@ class Base:
             fix = "write into a dataset of its own"
             raise BadConfig.of([f"in the dataset {one}" for one in wrong], where=folder.url, fix=fix)
 
-    def with_added(self, added: Manifest) -> Manifest:
-        """The manifest of both; of `added`, shards, assumptions, losses and provenance are those of the write alone."""
+    def with_added(self, added: Manifest, folder: Location, guard: Callable[[], AbstractContextManager[None]]) -> Manifest:
+        """The manifest of both; of `added`, shards, assumptions, losses and provenance are those of the write alone.
+
+        `folder`, `guard`: for parts that are written, see `joined`.
+        """
         before, lost = self.manifest, (self.manifest.episodes_lost, added.episodes_lost)
         if self.is_past:
             return before
         lists = ((name, before.provenance.get(name), added.provenance.get(name)) for name in IN_ORDER)
-        joined = {name: [*one, *other] for name, one, other in lists if isinstance(one, list) and isinstance(other, list)}
+        lines = {name: [*one, *other] for name, one, other in lists if isinstance(one, list) and isinstance(other, list)}
         return replace(
             added,
             complete=added.complete and before.complete,
-            shards=(*self.shards, *added.shards),
+            shards=joined(folder, self.shards, added.shards, guard),
             assumptions=Counter(before.assumptions) + Counter(added.assumptions),
             episodes_lost=None if None in lost else sum(filter(None, lost)),
-            provenance={**before.provenance, **added.provenance, **joined},
+            provenance={**before.provenance, **added.provenance, **lines},
         )
 
     @property

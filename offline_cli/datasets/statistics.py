@@ -227,13 +227,9 @@ class StatisticsBuilder:
 
     def copy(self) -> StatisticsBuilder:
         """The same figures so far, to be added to by itself."""
-        return replace(
-            self,
-            columns=dict(self.columns),
-            _returns=list(self._returns),
-            _lengths=list(self._lengths),
-            not_finite=self.not_finite.copy(),
-        )
+        new = replace(self, columns=dict(self.columns), not_finite=self.not_finite.copy())
+        new._returns, new._lengths = list(self._returns), list(self._lengths)
+        return new
 
     def add(self, batch: EpisodeBatch) -> None:
         """Count `batch`: observations acted on, actions, rewards, extra model outputs. Raises BadEpisode on a new shape."""
@@ -276,13 +272,15 @@ class StatisticsBuilder:
         self.columns[path] = new if before is None else before.merged(new)
         return new
 
+    def per_episode(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Returns and lengths (E,), in order."""
+        return np.concatenate([np.zeros(0), *self._returns]), np.concatenate([np.zeros(0, np.int64), *self._lengths])
+
     def as_json(self) -> dict[str, Any]:
         """The manifest's `statistics`."""
-        return {
-            "columns": {path: column.as_json() for path, column in self.columns.items()},
-            "return": _distribution(np.concatenate(self._returns) if self._returns else np.zeros(0)),
-            "length": _distribution(np.concatenate(self._lengths) if self._lengths else np.zeros(0, np.int64)),
-        }
+        returns, lengths = map(_distribution, self.per_episode())
+        columns = {path: column.as_json() for path, column in self.columns.items()}
+        return {"columns": columns, "return": returns, "length": lengths}
 
 
 def _distribution(values: NDArray[Any]) -> dict[str, Any]:

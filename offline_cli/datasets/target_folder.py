@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
-from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE, WRITING, FolderKind
+from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, MANIFEST_PARTS, QUARANTINE, WRITING, FolderKind
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import UNFINISHED_WRITING, WritingNote, refuse_if_at_work
 from offline_cli.datasets.manifest import Manifest
@@ -28,7 +28,9 @@ from offline_cli.datasets.ownership import (
     forget_replaced,
     is_own_part,
     keep_names,
+    listed_parts,
     listed_paths,
+    manifest_parts,
     next_number,
     numbered,
     quarantine_files,
@@ -81,13 +83,20 @@ def check_target(
     OutputExists where what is there may not be touched, Locked where another writer is at work, UsageError for both at once,
     StorageError for a local folder that could not be written to.
     """
+    return _checked(folder, overwrite=overwrite, resume=resume, kind=kind)[0]
+
+
+def _checked(
+    folder: Location, *, overwrite: bool, resume: bool, kind: FolderKind
+) -> tuple[WritingNote | None, list[Location] | None]:
+    """The note as `check_target` gives it, and of what is resumed the files in data/. Raises as that does."""
     if resume and overwrite:
         raise exclusive(folder.url, kind.noun)
     if folder.is_file():
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
     if not folder.exists():
         folder.check_writable()
-        return None
+        return None, None
     if overwrite or resume:
         refuse_links(folder, kind)
     note = note_in(folder, needed=resume)
@@ -96,9 +105,9 @@ def check_target(
     elif resume:
         note = _unfinished(folder)
     if resume and note is not None:
-        refuse_foreign_data(folder, kind)
+        files = refuse_foreign_data(folder, kind, note.generation)
         folder.check_writable()
-        return note
+        return note, files
     if overwrite:
         refuse_foreign_folder(folder, kind)
         refuse_foreign_data(folder, kind)
@@ -108,7 +117,7 @@ def check_target(
             refuse_if_at_work(late, folder.join(WRITING))
         raise _exists(folder, kind, resume=resume)
     folder.check_writable()
-    return None
+    return None, None
 
 
 def exclusive(url: str, noun: str) -> UsageError:
@@ -149,11 +158,11 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
     return OutputExists(f"a {kind.noun} is here already", where=where, fix="--overwrite to replace it, or another --out")
 
 
-def _shards(folder: Location, kind: FolderKind) -> dict[str, dict[int, Location]]:
-    """Every shard file below `folder`, listed or not: generation -> number -> place."""
+def _shards(folder: Location, kind: FolderKind, seen: list[Location] | None = None) -> dict[str, dict[int, Location]]:
+    """Every shard file below `folder`, listed or not: generation -> number -> place; `seen`: the files in data/, if known."""
     data = folder.join(DATA)
     found: dict[str, dict[int, Location]] = {}
-    for file in data.files() if data.exists() else []:
+    for file in seen if seen is not None else data.files() if data.exists() else []:
         if match := numbered(file, folder, kind):
             found.setdefault(match["generation"], {})[int(match["number"])] = file
     return found
@@ -176,6 +185,8 @@ class TargetFolder:
         self._salt = secrets.token_hex(8)
         self._listed: set[str] | None = None  # paths of the shards of the dataset that this one overwrites; None: not known
         self._base: Base | None = None  # what this one adds to
+        self._seen: list[Location] | None = None  # the files in data/ when a write was resumed
+        self._had_parts = False  # whether parts of manifests may be here that this one does not list
 
     # ---- beginning ----
 
@@ -187,10 +198,10 @@ class TargetFolder:
         """
         self._base = base
         for _ in range(TRIES):
-            note = (
-                check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+            note, self._seen = (
+                _checked(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
                 if base is None
-                else check_base(self.folder, resume=resume)
+                else (check_base(self.folder, resume=resume), None)
             )
             if note is not None:
                 note.refuse_other_options(options, self.folder)
@@ -230,7 +241,7 @@ class TargetFolder:
 
     def _refuse_changed(self, base: Base) -> None:
         """Raise Locked where the dataset is not the one that was read before the lease was held."""
-        if listed_paths(whole_file(self.folder.join(self.kind.commit))) != base.paths:
+        if listed_paths(self.folder, self.kind) != base.paths:
             self._lock.release()
             what = "another writer has changed the dataset since this command read it"
             raise Locked(what, where=self.folder.url, fix="run the same command again: it adds to what is there now")
@@ -249,7 +260,7 @@ class TargetFolder:
         is_new = True
         if overwrite:
             commit = whole_file(self.folder.join(self.kind.commit))
-            self._listed = listed_paths(commit)
+            self._listed = listed_paths(self.folder, self.kind)
             taken |= {match["generation"] for path in self._listed if (match := self.kind.data_path.fullmatch(path))}
             is_new = commit is None and self._note_before is None and not (taken or replaced_files(self.folder))
         elif self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
@@ -277,6 +288,7 @@ class TargetFolder:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
         with self._lock.guard():  # so that none belongs to a writer that is starting
             for child in self.folder.children():
+                self._had_parts |= child.name == MANIFEST_PARTS and self.kind.keeps_replaced
                 if is_own_part(child):
                     child.remove()
             if self.resumed or self._note_before is not None:
@@ -299,8 +311,9 @@ class TargetFolder:
         return found
 
     def own_files(self) -> list[Location]:
-        """The complete files of this write, by number, whichever are there."""
-        return [file for _, file in sorted(_shards(self.folder, self.kind).get(self.generation, {}).items())]
+        """The complete files of this write, by number, whichever are there; at first from the listing that `begin` made."""
+        seen, self._seen = self._seen, None
+        return [file for _, file in sorted(_shards(self.folder, self.kind, seen).get(self.generation, {}).items())]
 
     # ---- meanwhile ----
 
@@ -321,15 +334,17 @@ class TargetFolder:
 
     def finish(self) -> None:
         """End what the new manifest has replaced, and then remove the note: the dataset is committed."""
-        replaced, forgotten = self._old_shards()
+        replaced, forgotten = map(list.__add__, self._old_shards(), self._old_parts() if self._had_parts else ([], []))
         if self._base is None:
             forgotten += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
         with self._lock.guard():  # checked after the listing: none of these is another writer's
             for file in forgotten:
                 file.remove()
             retire(replaced, self.folder)
-            keep_names(self.folder.join(DATA), self.folder.join(QUARANTINE))  # gone for good before the note is
-            for name in (DATA, QUARANTINE):
+            keep_names(
+                *(self.folder.join(name) for name in (DATA, MANIFEST_PARTS, QUARANTINE))
+            )  # gone for good before the note is
+            for name in (DATA, MANIFEST_PARTS, QUARANTINE):
                 self.folder.join(name).remove_empty_folder()
             self._lock.release()
 
@@ -345,6 +360,14 @@ class TargetFolder:
                 if path not in kept:
                     (replaced if was_read and self.kind.keeps_replaced else forgotten).append(file)
         return replaced, forgotten
+
+    def _old_parts(self) -> tuple[list[Location], list[Location]]:
+        """The same of the parts of manifests."""
+        listed, files = listed_parts(self.folder), manifest_parts(self.folder)
+        before = self._listed if self._base is None else self._base.paths
+        old = {file: f"{MANIFEST_PARTS}/{file.name}" for file in files if f"{MANIFEST_PARTS}/{file.name}" not in listed}
+        replaced = [file for file, path in old.items() if before is None or path in before]
+        return replaced, [file for file in old if file not in replaced]
 
     def leave(self) -> None:
         """End the write, so that it can be resumed at once; nothing where another writer has taken over."""

@@ -30,6 +30,7 @@ from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
 from offline_cli.datasets.row_groups import Block, BlockCutter, ReadyRows, RowsInTurn, agents_of, same_content
+from offline_cli.datasets.shard_list import with_figures
 from offline_cli.datasets.shard_sequence import Base, ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
@@ -160,7 +161,7 @@ class DatasetWriter:
     @property
     def episodes_kept(self) -> int:
         """Episodes in shards that are complete, which stay if nothing is committed."""
-        return 0 if self._shards is None else sum(shard.episodes for shard in self._shards.finished)
+        return 0 if self._shards is None else self._shards.finished.episodes
 
     @property
     def steps_written(self) -> int:
@@ -308,7 +309,8 @@ class DatasetWriter:
             counted = {**counted, **self._statistics.not_finite}
         manifest = self._manifest(shards, complete, counted, episodes_lost)
         if self._base is not None:
-            manifest = self._base.with_added(manifest)
+            manifest = self._base.with_added(manifest, self.location, self._target.guard)
+        manifest = replace(manifest, shards=with_figures(manifest.shards, *self._statistics.per_episode()))
         with self._target.guard():
             write_whole(self.location.join(MANIFEST), manifest.to_bytes(), folder=self.location)
             self._target.finish()
@@ -330,7 +332,7 @@ class DatasetWriter:
             action_scale=self._action_scale,
             compression=self._compression,
             counts=Counts(found.episodes, found.steps, found.terminated, found.truncated, unfinished),
-            shards=tuple(shards.finished),
+            shards=shards.finished.sealed(),
             statistics=found.as_json(),
             assumptions=dict(assumptions),
             provenance=self._provenance(complete=complete),

@@ -33,14 +33,14 @@ from typing import Any, Final, Generic, TypeVar
 from offline_cli.import_path import path_for_workers, safe_flags
 from offline_cli.scopes import Reading, Scope
 
-__all__ = ["helpers", "main", "mapped", "processors"]
+__all__ = ["helpers", "interpreter", "interpreter_command", "main", "mapped", "processors"]
 
 WORTH: Final = 64 << 20  # bytes of data from which on workers pay, which take about a second to start
 AHEAD: Final = 3  # items for each worker that are begun or queued, beyond the one whose turn it is
 HELD: Final = 16 << 20  # bytes of items that wait, but for the last one
 GRACE: Final = 5.0  # seconds for a worker to end by itself
 LENGTH: Final = struct.Struct("<Q")
-START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from offline_cli.engines.processes import main; main()"
+START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {} import {}; {}()"
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,6 +56,12 @@ def processors() -> int:
 def helpers(workers: int, nbytes: int | None) -> int:
     """How many processes may help this one with `nbytes` (None: unknown, many) of data, where `workers` are allowed."""
     return 0 if nbytes is not None and nbytes < WORTH else min(workers, processors()) - 1
+
+
+def interpreter_command(function: str) -> list[str]:
+    """The command of a fresh interpreter that calls `module:function`; further arguments are for that function."""
+    module, _, name = function.partition(":")
+    return [sys.executable, *safe_flags(), "-c", START.format(module, name, name), json.dumps(path_for_workers())]
 
 
 def mapped(
@@ -107,6 +113,23 @@ def _begun(function: Callable[[Any], Any], count: int) -> list[_Worker]:
     return processes
 
 
+def interpreter(function: str, theirs: socket.socket, *, output: Any = 2) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that calls `module:function`, whose last argument is one end of a pair of sockets.
+
+    `output`: where both of its outputs go; standard error unless given, because standard output is the caller's.
+
+    Raises OSError where the system allows no more processes.
+    """
+    return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
+        [*interpreter_command(function), str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides when it ends
+    )
+
+
 class _Asked(Generic[T, R]):
     """Within it, each of the processes is asked by a thread of its own; at its end all are killed, whatever they are doing."""
 
@@ -148,13 +171,7 @@ class _Worker:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(None)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
-                [sys.executable, *safe_flags(), "-c", START, json.dumps(path_for_workers()), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # where standard error goes: standard output is the caller's
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C goes to the whole group; the parent decides when it ends
-            )
+            self._process = interpreter(f"{__name__}:main", theirs)
         self._function = function
         self._is_dead = False
 

@@ -238,7 +238,7 @@ def conform(
     """
     obs = _fit(batch.obs, observation_space, Columns.OBS, batch, cast=True)
     actions = _fit(batch.actions, action_space, Columns.ACTIONS, batch, cast=True)
-    rewards = np.ascontiguousarray(batch.rewards, np.float64)
+    rewards = np.ascontiguousarray(batch.rewards.astype(np.float64, copy=False))  # without a view for an unpickled dtype
     extra = {name: _with_dtypes(batch.extra[name], name, extra_dtypes or {}, batch) for name in sorted(batch.extra)}
     if batch.observation_space is observation_space and batch.action_space is action_space and rewards is batch.rewards:
         fits = list(extra) == list(batch.extra) and all(extra[name] is batch.extra[name] for name in extra)

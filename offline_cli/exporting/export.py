@@ -23,7 +23,9 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.options.exporting import ExportOptions
 from offline_cli.options.keywords import takes
+from offline_cli.policies.agents_by_name import modules_of_run
 from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.run_files import MODULES_FOLDER
 from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, space_from_json
 
@@ -80,7 +82,8 @@ def export(
     scale inside. `to="rllib"`: a folder that `RLModule.from_checkpoint` and `Algorithm.restore_from_path` of RLlib load.
 
     Of a run that is not finished the policy of its last checkpoint. Raises what `load_policy` raises for the run; BadConfig,
-    naming it, for a piece or a network that has no such form, MissingPackage, OutputExists, StorageError.
+    naming it, for a run of several modules, and for a piece or a network that has no such form; MissingPackage, OutputExists,
+    StorageError.
     """
     to, known = options["to"], options["storage_options"]
     place = open_location(out, known, beside=[_named(run)])
@@ -111,12 +114,21 @@ def _named(place: str | os.PathLike[str] | Location) -> str:
 
 
 def _chosen(folder: Location, options: ExportOptions) -> ToExport:
-    loaded = load_policy(folder, plugins=options["plugins"])
+    _check_one_module(folder)
+    loaded = load_policy(folder, plugins=options["plugins"], network=options["network"])
     spaces = _spaces(loaded, folder.url)
     pipelines = PlaySpec(trained=loaded.trained).build(Setting(*spaces))
     described = PlaySpec(trained=loaded.trained).as_dict()["env_to_module"]
     facts = facts_of(folder, loaded, spaces, described, to=options["to"])
     return ToExport(loaded, pipelines, spaces, facts, folder.url)
+
+
+def _check_one_module(folder: Location) -> None:
+    """Raise BadConfig, with their names, for a run whose modules are in folders of their own, even if it has one."""
+    several = modules_of_run(folder)
+    if several is not None:
+        what = f"the run is for several agents, its modules are {', '.join(several.modules)}, and an export holds one"
+        raise BadConfig(what, where=folder.url, fix=f"export {folder.url}/{MODULES_FOLDER}/{several.modules[0]}")
 
 
 def _spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:

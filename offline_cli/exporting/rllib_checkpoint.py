@@ -32,7 +32,8 @@ from offline_cli.episodes.codec.arrays import pack
 from offline_cli.errors import BadConfig
 from offline_cli.exporting.model_card import Exported
 from offline_cli.modules.distributions.gaussian import GaussianForm
-from offline_cli.modules.encoders import BYTE, ImageEncoder, is_image
+from offline_cli.modules.encoders import ImageEncoder
+from offline_cli.modules.images import AS_ONE_READS, HWC
 from offline_cli.modules.policy_modules import FeedForwardPolicy, LSTMPolicy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.rllib_arrays import DESCRIPTION
@@ -99,14 +100,11 @@ def _misfits(module: RLModule) -> list[str]:
         return [f"{type(module).__name__} is no network of RLlib's default module: an MLP, a CNN or an LSTM"]
     assert isinstance(module, (FeedForwardPolicy, LSTMPolicy)), "just looked at"
     observed, problems = module.observation_space, _of_actions(module)
-    images = is_image(observed)
+    images = _image_encoders(module)
     if not isinstance(observed, spaces.Box) or not (len(observed.shape) == 1 or images):
         return [*problems, f"observations are {describe(observed)}; RLlib's default module takes a vector or an image"]
-    for encoder in module.encoder.parts:
-        if isinstance(encoder, ImageEncoder) and not encoder.channels_last:
-            problems.append("images have channels first; RLlib's convolutions take them last")
-        if isinstance(encoder, ImageEncoder) and encoder.bounded is not None:
-            problems.append(f"images are {describe(observed)}, and not bytes from 0 to 255")
+    for encoder in images:
+        problems += _of_images(encoder, observed)
     if isinstance(module, LSTMPolicy):
         layers = _linears(module.tokens)
         problems += [f"the LSTM has {module.lstm.num_layers} layers; RLlib's has one"] if module.lstm.num_layers > 1 else []
@@ -117,6 +115,24 @@ def _misfits(module: RLModule) -> list[str]:
         problems.append("there is no hidden layer; RLlib's encoder has at least one")
     if any(isinstance(part, nn.LayerNorm) for part in module.modules()):
         problems.append("layer norm comes after the activation; RLlib's comes before")
+    return problems
+
+
+def _image_encoders(module: RLModule) -> list[ImageEncoder]:
+    assert isinstance(module, (FeedForwardPolicy, LSTMPolicy)), "checked"
+    return [part for part in module.encoder.parts if isinstance(part, ImageEncoder)]
+
+
+def _of_images(encoder: ImageEncoder, observed: Space) -> list[str]:
+    problems = []
+    if encoder.layout != HWC:
+        problems.append(f"images are {AS_ONE_READS[encoder.layout]}; RLlib's convolutions take (height, width, channels)")
+    if not hasattr(encoder, "convolutions"):
+        problems.append(
+            f"the encoder of images is {type(encoder.network).__name__}; RLlib's has the convolutions of `nature` alone"
+        )
+    if encoder.bounded is not None:
+        problems.append(f"images are {describe(observed)}, and not bytes from 0 to 255")
     return problems
 
 
@@ -149,7 +165,7 @@ def _notes(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]]) -> tuple
     if form is not None and form.log_std[1] < -form.log_std[0]:
         low, high = form.log_std
         notes.append(f"log standard deviations are limited to [{low:g}, {-low:g}], and here to [{low:g}, {high:g}]")
-    if is_image(module.observation_space):
+    if any(encoder.scale != 1.0 for encoder in _image_encoders(module)):
         notes.append("images go to the module as float32 from 0 to 255: RLlib's convolutions take no bytes")
     return tuple(notes)
 
@@ -219,7 +235,7 @@ def _convolutional(encoder: ImageEncoder, layers: Sequence[nn.Linear], activatio
     for index, part in enumerate(convolutions):
         weight, bias = _array(part.weight).astype(np.float64), _array(part.bias).astype(np.float64)
         if index == 0:
-            weight = weight / BYTE
+            weight = weight * encoder.scale
         found[f"encoder.encoder.net.0.cnn.{2 * index}.weight"] = weight.astype(np.float32)
         found[f"encoder.encoder.net.0.cnn.{2 * index}.bias"] = bias.astype(np.float32)
     first, *rest = layers

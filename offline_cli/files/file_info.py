@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
@@ -39,16 +40,20 @@ class _Held:
     def oldest(self) -> FileInfo | None:
         return next(iter(self._files.values()))[0]()
 
-    def add(self, info: FileInfo, size: int) -> None:
-        self.leave(info)
-        self._files[id(info)] = ref(info), size
+    def add(self, info: FileInfo, size: int, gone: Callable[[int], None]) -> None:
+        """`gone`: is called with its number once it is no more."""
+        number = id(info)
+        self.leave(number)
+        self._files[number] = ref(info, lambda _: gone(number)), size
         self.left -= size
 
-    def leave(self, info: FileInfo) -> None:
-        _, size = self._files.pop(id(info), (None, 0))
+    def leave(self, number: int) -> None:
+        _, size = self._files.pop(number, (None, 0))
         self.left += size
 
     def drop_oldest(self) -> None:
+        if not self._files:  # it went with its last reader
+            return
         _, (oldest, size) = self._files.popitem(last=False)
         self.left += size
         info = oldest()
@@ -69,17 +74,17 @@ class _Room:
             while self._first.left < size and len(self._first) and not _are_listed_together(info, self._first.oldest):
                 self._first.drop_oldest()
             if self._first.left >= size:
-                self._first.add(info, size)
+                self._first.add(info, size, self.leave)
                 return
-            self._last.add(info, size)
+            self._last.add(info, size, self.leave)
             while self._last.left < 0 and len(self._last) > 1:
                 self._last.drop_oldest()
 
-    def leave(self, info: FileInfo) -> None:
-        """`info` is gone."""
+    def leave(self, number: int) -> None:
+        """The file with this number is gone."""
         with self._lock:
-            self._first.leave(info)
-            self._last.leave(info)
+            self._first.leave(number)
+            self._last.leave(number)
 
 
 def _are_listed_together(one: FileInfo, other: FileInfo | None) -> bool:
@@ -89,27 +94,21 @@ def _are_listed_together(one: FileInfo, other: FileInfo | None) -> bool:
 _room = _Room()
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class FileInfo:
     """One file or folder; shared by every place that stands for it in the reading of one source."""
 
-    __slots__ = ("__weakref__", "_coming", "_data", "_lock", "found", "index", "inside", "listing", "size")
-
-    def __init__(self, found: Mapping[str, Any] | None = None) -> None:
-        self.found = found  # the filesystem's record: `size`, `type`, and more by client; None: not asked yet
-        self.size: int | None = None  # bytes of a file of this machine; None: not asked yet
-        self.inside: Mapping[str, Mapping[str, Any]] | None = None  # records of all files of a folder that has no other folders
-        self.listing: Listing | None = None
-        self.index = 0  # in the listing
-        self._coming: Coming | None = None
-        self._data: bytes | None = None
-        self._lock = threading.Lock()
+    found: Mapping[str, Any] | None = None  # the filesystem's record: `size`, `type`, and more by client; None: not asked yet
+    size: int | None = field(default=None, init=False)  # bytes of a file of this machine; None: not asked yet
+    inside: Mapping[str, Mapping[str, Any]] | None = field(default=None, init=False)  # of all in a folder without folders
+    listing: Listing | None = field(default=None, init=False)
+    index: int = field(default=0, init=False)  # in the listing
+    _coming: Coming | None = field(default=None, init=False)
+    _data: bytes | None = field(default=None, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileInfo, (self.found,)
-
-    def __del__(self) -> None:
-        if self._data is not None:
-            _room.leave(self)
 
     def drop(self) -> None:
         """Keep the bytes no longer."""
@@ -155,10 +154,10 @@ class Listing:
                 info.begin(lambda name=self._names[i], info=info: fetch(name, info))  # type: ignore[misc]  # mypy infers no lambda's defaults
 
 
-def list_together(found: Mapping[str, Mapping[str, Any] | None]) -> list[FileInfo]:
-    """What is known of files that were listed, in this order."""
-    infos = [FileInfo(entry) for entry in found.values()]
-    listing = Listing(list(found), infos)
+def list_together(paths: Sequence[str], found: Any) -> list[FileInfo]:
+    """What is known of files that were listed, in this order; `found`: their records by path, or no mapping."""
+    infos = [FileInfo(found[path] if isinstance(found, Mapping) else None) for path in paths]
+    listing = Listing(paths, infos)
     for index, info in enumerate(infos):
         info.listing, info.index = listing, index
     return infos

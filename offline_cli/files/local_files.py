@@ -7,6 +7,7 @@
   because the caller may go on to remove what the names replace.
 * `TempFile`: bytes in a temporary file. The file is deleted as soon as it is open (Windows: when it is closed), so that not
   even a killed process leaves bytes behind.
+* `files_below`, `matching_names`: listings, and the common kind of pattern, of 100,000 files; fsspec asks more of each of them.
 * `dangling_link`: a link whose target is missing, which a listing shows and no program can open.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +32,8 @@ __all__ = [
     "TempFile",
     "checked_folder",
     "dangling_link",
+    "files_below",
+    "matching_names",
     "not_found",
     "open_plain",
     "read_plain",
@@ -101,6 +105,36 @@ def sync_names(folder: str) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def files_below(folder: str) -> list[str] | None:
+    """The paths of all that is below a folder and is no folder, links not followed; None: it cannot be listed, or is none."""
+    found, left = list[str](), [folder.rstrip("/") if os.name == "posix" else ""]
+    try:
+        while left and left[0]:
+            with os.scandir(here := left.pop()) as entries:
+                for entry in entries:
+                    (left if entry.is_dir(follow_symlinks=False) else found).append(f"{here}/{entry.name}")
+    except OSError:
+        return None
+    return None if left else found
+
+
+def matching_names(path: str) -> list[str] | None:
+    """The paths that match where the last part alone is a pattern, as fsspec has it; None: not such a pattern, or folder.
+
+    fsspec asks for each name what is there.
+    """
+    folder, _, pattern = path.rpartition("/")
+    if os.name != "posix" or not pattern or "**" in pattern or any(sign in folder for sign in "*?["):
+        return None
+    from fsspec.utils import glob_translate  # `inspect` of a manifest does without fsspec
+
+    matches = re.compile(glob_translate(pattern)).match
+    try:
+        return sorted(f"{folder}/{name}" for name in os.listdir(folder or "/") if matches(name))
+    except OSError:
+        return None
 
 
 def open_plain(path: str, *, shown: str) -> BinaryIO:

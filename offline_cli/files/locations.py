@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -57,11 +58,12 @@ class Location(Place):
             self._forget_listings()
             return self.fs.find(self.path, detail=self._keeps_records)
 
-        inside = None if self.known is None else self.known.inside
+        inside: Any = self._files_here() if self.known is None or self.is_local else self.known.inside
         found = self.ask("listing it", request) if inside is None else inside
         if not found and not self.exists():
             raise self.missing()
-        return self._listed(found, self._below)
+        cut = len(self.path.rstrip("/")) + 1
+        return self._listed(found, lambda path: self.url if path == self.path else self._url_below(path[cut:]))
 
     def children(self) -> list[Location]:
         """The files and folders right in this folder, sorted; none where nothing is here."""
@@ -101,21 +103,20 @@ class Location(Place):
             except FileNotFoundError:  # some clients say so of a missing bucket, some say that nothing matches
                 return []
 
-        found = self.ask("looking for matches", request)
+        found = self._matches_here() or self.ask("looking for matches", request)
         if not found:
             if self._has_no_bucket():  # which clients take for an empty listing
                 raise no_bucket(self.url)
             fix = "check the pattern; quote it so that the shell does not expand it"
             raise StorageNotFound(f"nothing matches {self.url}", where=self.url, fix=fix)
-        return self._listed(found, lambda path: replace(self, path=path, url=self._url_of(path)))
+        return self._listed(found, self._url_of)
 
-    def _listed(self, found: Any, at: Callable[[str], Location]) -> list[Location]:
-        """The places `at` the paths of `found`, sorted; of a source, with what is said of them if it maps paths to that."""
+    def _listed(self, found: Any, url_of: Callable[[str], str]) -> list[Location]:
+        """The places at the paths of `found`, sorted; of a source, with what is said of them if it maps paths to that."""
         paths = sorted(found)
-        if self.known is None:
-            return [at(path) for path in paths]
-        known = list_together({path: found[path] if isinstance(found, Mapping) else None for path in paths})
-        return [replace(at(path), known=info) for path, info in zip(paths, known, strict=True)]
+        known = [None] * len(paths) if self.known is None else list_together(paths, found)
+        at = partial(Location, self.fs, patience=self.patience, cache=self.cache)
+        return [at(path, url_of(path), known=info) for path, info in zip(paths, known, strict=True)]
 
     @property
     def as_source(self) -> Location:
@@ -386,12 +387,8 @@ def _expand_one(location: Location) -> list[Location]:
     if not _is_pattern(location):
         raise location.missing()
     found = location.matches()
-    return [place for place in found if not _is_replaced(place)] or found
-
-
-def _is_replaced(place: Location) -> bool:
-    """Whether it is among shards that a dataset has replaced: under a pattern they would be read as more data."""
-    return REPLACED in place.path.split("/")
+    # Shards that a dataset has replaced would be read as more data.
+    return [place for place in found if REPLACED not in place.path.split("/")] or found
 
 
 def _is_pattern(location: Location) -> bool:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final, Generic, Self, TypeVar
@@ -23,7 +24,7 @@ from offline_cli.files.cache import BLOCK, CachedFile, RemoteCache
 from offline_cli.files.clients import refused_inner_option
 from offline_cli.files.failures import from_a_client, has_code, no_bucket, storage_failures
 from offline_cli.files.file_info import FileInfo
-from offline_cli.files.local_files import dangling_link
+from offline_cli.files.local_files import dangling_link, files_below, matching_names
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.providers import Provider, provider_of
 from offline_cli.files.remote_files import SMALL_FILE, buffered_reader
@@ -76,10 +77,12 @@ class Place:
     def join(self, *parts: str) -> Self:
         """The location below this one."""
         tail = "/".join(part.strip("/") for part in parts)
+        return replace(self, path=f"{self.path.rstrip('/')}/{tail}", url=self._url_below(tail), known=None)
+
+    def _url_below(self, tail: str) -> str:
         head, chain, rest = self.url.partition("::")  # zip://folder::file.zip: the folder grows, not the archive's name
         named = tail.replace("%", "%25") if head.startswith("file:/") else tail  # which is decoded again
-        url = f"{head.rstrip('/')}/{named}{chain}{rest}"
-        return replace(self, path=f"{self.path.rstrip('/')}/{tail}", url=url, known=None)
+        return f"{head.rstrip('/')}/{named}{chain}{rest}"
 
     @property
     def is_local(self) -> bool:
@@ -171,7 +174,7 @@ class Place:
 
     def is_dir(self) -> bool:
         """Whether a folder is here."""
-        return bool(self.fs.isdir(self.path)) if self.is_local else self._is("directory")
+        return self._is_dir_here() if self.is_local else self._is("directory")
 
     def is_file(self) -> bool:
         """Whether a file is here."""
@@ -186,6 +189,24 @@ class Place:
         if self.is_local:
             return self._size_here()
         return int(self.stored("asking for its size")["size"] or 0)
+
+    def _files_here(self) -> list[str] | None:
+        """The paths of all files below this folder of this machine; None: its filesystem is to be asked."""
+        return files_below(self.path) if self.is_local else None
+
+    def _matches_here(self) -> list[str] | None:
+        """The same of those that match this pattern."""
+        return matching_names(self.path) if self.is_local else None
+
+    def _is_dir_here(self) -> bool:
+        """Whether a folder is here; of a source's file the size is kept, which is asked for next."""
+        try:
+            found = os.stat(self.path)
+        except (OSError, ValueError):
+            return False
+        if self.known is not None and self.known.size is None and stat.S_ISREG(found.st_mode):
+            self.known.size = found.st_size
+        return stat.S_ISDIR(found.st_mode)
 
     def _size_here(self) -> int:
         """Of a file of this machine, asked once of a source's: fsspec asks for ten things more, and files may be 100,000."""

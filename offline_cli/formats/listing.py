@@ -1,7 +1,8 @@
-"""What files are by their content, never by their names: everything that a reader may ask before it opens them.
+"""What files are by their content: everything that a reader may ask before it opens them.
 
 Files are recognised by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV
-by its first two lines. Texts and pictures beside the data are passed over. Each question is answered once.
+by its first two lines. Texts and pictures beside the data are passed over. Of many files in a bucket, or named `.parquet`, some
+are looked at. Each question is answered once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from offline_cli.json_documents import from_json
 from offline_cli.scopes import Scope
 from offline_cli.tally import Rejects
 
-__all__ = ["KINDS", "NO_DATA", "Listing"]
+__all__ = ["KINDS", "LOOKED_AT", "NO_DATA", "Listing"]
 
 NO_DATA: Final = "none"
 KINDS: Final = {
@@ -41,7 +42,10 @@ KINDS: Final = {
     "json-array": "JSON that is not an object a line",
     "csv": "CSV files",
     "zip": "zip archives without SampleBatch JSON",
-    "hdf5": "HDF5 files",
+    "hdf5": "HDF5 files of an unknown layout",
+    "d4rl": "HDF5 files of D4RL's layout",
+    "robomimic": "HDF5 files of robomimic's layout",
+    "d3rlpy": "HDF5 files of d3rlpy's layout",
     "arrow": "Arrow files",
     "minari": "a Minari dataset",
     "lerobot": "a LeRobot dataset",
@@ -49,6 +53,7 @@ KINDS: Final = {
     "npy": "NumPy arrays",
     "tfrecord": "TFRecord files",
     "rlds": "an RLDS dataset in TFRecord files",
+    "hf-arrow": "a Hugging Face dataset on disk",
 }
 """Possible values of `Listing.kind`, with their descriptions."""
 MAGIC: Final = {
@@ -62,9 +67,10 @@ MAGIC: Final = {
 }
 ONE_PER_STEP: Final = (Columns.EPS_ID, Columns.T, Columns.REWARDS, *END_FLAGS)
 SETTINGS: Final = (".toml", ".ini", ".cfg")
+PARQUET: Final = ".parquet"
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"
-LOOKED_AT: Final = 512  # remote files whose first bytes are read; of more, evenly spread ones
+LOOKED_AT: Final = 512  # remote files whose first bytes are read, and local ones named .parquet; of more, evenly spread ones
 LINES_LOOKED_AT: Final = 16  # files whose first line is read, where it is not a batch
 THREADS: Final = 8
 BUNCH: Final = 16  # local files that a thread checks, one after the other, for one call
@@ -113,9 +119,21 @@ class Listing:
 
 
 def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
-    step = 1 if files[0].is_local else max(1, len(files) // LOOKED_AT)
-    chosen = files[::step]
-    size = BUNCH if files[0].is_local else 1
+    if not files[0].is_local:
+        return _kinds_of_all(files[:: max(1, len(files) // LOOKED_AT)])
+    named = [file for file in files if file.path.endswith(PARQUET) and file.size()]
+    if len(named) < 2 * LOOKED_AT:
+        return _kinds_of_all(files)
+    seen = _kinds_of_all([*named[: -1 : len(named) // LOOKED_AT], named[-1]])  # the last one may be of another writing
+    if any(kind != "parquet" for kind, _ in seen):
+        return _kinds_of_all(files)
+    known = {file.path for file in named}
+    others = [file for file in files if file.path not in known]
+    return [*seen, *(_kinds_of_all(others) if others else [])]
+
+
+def _kinds_of_all(chosen: Sequence[Location]) -> list[tuple[str, Location]]:
+    size = BUNCH if chosen[0].is_local else 1
     bunches = [chosen[first : first + size] for first in range(0, len(chosen), size)]
     with ReadingPool(min(THREADS, len(chosen))) as pool:
         return list(zip(chain.from_iterable(pool.map(_kinds_of, bunches)), chosen, strict=True))
@@ -170,12 +188,14 @@ def _json_kind(file: Location, head: bytes) -> str:
         return "lerobot"
     if file.name == "features.json" and b'"pythonClassName"' in head:
         return "rlds"
+    if file.name == "state.json" and b'"_data_files"' in head:
+        return "hf-arrow"
     return "lines"
 
 
 def _layout(known: Mapping[str, Location]) -> str:
     """The one layout that has files of several kinds, or BadData naming two of them."""
-    for layout in ("minari", "lerobot", "rlds"):
+    for layout in ("minari", "lerobot", "rlds", "hf-arrow"):
         if layout in known:
             return layout
     (first, one), (second, other), *_ = known.items()

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from typing import Any, Final
 
 import gymnasium as gym
@@ -21,7 +21,7 @@ import gymnasium.wrappers
 
 from offline_cli.columns import mappings_in
 from offline_cli.datasets.dataset import Dataset, holds_dataset
-from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
+from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_MODULES, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec, check_registered
 from offline_cli.errors import BadConfig, BadData, NoData, StorageNotFound, UsageError
@@ -275,6 +275,8 @@ def _refuse_runs(files: Sequence[Location]) -> None:
     paths = {file.path: file for file in files}
     runs = [path.removesuffix(RUN_POLICY) for path in paths if path.endswith(f"/{RUN_POLICY}")]
     runs = [run for run in runs if f"{run}{RUN_CONFIG}" in paths]
+    of_several = [path.removesuffix(RUN_MODULES) for path in paths if path.endswith(f"/{RUN_MODULES}")]
+    runs += [folder for folder in of_several if any(run.startswith(folder) for run in runs)]
     if runs and all(path.startswith(tuple(runs)) for path in paths):
         run = paths[f"{runs[0]}{RUN_POLICY}"].url.removesuffix(f"/{RUN_POLICY}")
         run = shlex.quote(run)
@@ -359,11 +361,15 @@ class OwnSource:
 
     def partitions(self, count: int) -> Sequence[OwnSource]:
         """See `Source`: no episode lies in two shards."""
-        parts = shares(self.dataset.manifest.shards, count)
-        size = (lambda shard: shard.episodes) if self.info.format == "episodes" else (lambda shard: shard.steps)
-        return [
-            replace(self, dataset=replace(self.dataset, part=tuple(part)), size=sum(map(size, part)), done=0) for part in parts
-        ]
+        unit, dataset = "episodes" if self.info.format == "episodes" else "steps", self.dataset
+        sizes, parts = (getattr(shard, unit) for shard in dataset.shards), []
+        for numbers in shares(range(len(dataset.shards)), count):
+            mine, size = slice(numbers[0], numbers[-1] + 1), sum(islice(sizes, len(numbers)))
+            shards, chosen = dataset.shards[mine], None if dataset.chosen is None else dataset.chosen[mine]
+            manifest = replace(dataset.manifest, shards=shards)  # a part goes to a worker: not with all that it does not read
+            own = replace(dataset, manifest=manifest, part=shards, chosen=chosen)
+            parts.append(replace(self, dataset=own, info=replace(self.info, manifest=manifest), size=size, done=0))
+        return parts
 
 
 def info_of(manifest: Manifest, location: str) -> SourceInfo:
@@ -376,11 +382,14 @@ def info_of(manifest: Manifest, location: str) -> SourceInfo:
         action_space=manifest.action_space,
         spaces_inferred=manifest.spaces_inferred,
         action_scale=manifest.action_scale,
-        environment_id=environment.id if environment else None,
-        environment_kwargs=environment.kwargs if environment else {},
-        environment_wrappers=environment.wrappers if environment else (),
+        environment=EnvironmentSpec(environment.id, environment.kwargs, environment.wrappers) if environment else None,
         longest=None if longest is None else int(longest),
         commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
+        declared=_declared(manifest.provenance.get("declared")),
         mappings=mappings_in(manifest.provenance) if "mappings" in manifest.provenance else (),
         manifest=manifest,
     )
+
+
+def _declared(found: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple(one for one in found if isinstance(one, dict)) if isinstance(found, list) else ()

@@ -29,7 +29,7 @@ from offline_cli.files.prefetch import Ahead, Range
 from offline_cli.files.remote_files import expect
 from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.small_parquet import FewRows, one_ahead, parquet_batches, read_small_files, same_columns, small_sizes
-from offline_cli.options import data_commands
+from offline_cli.options import engines
 from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
 from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of, merged
 from offline_cli.parquet.safety import Unfolded, file_ranges, with_ends
@@ -40,7 +40,7 @@ from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
 
-WORKERS: Final[int] = data_commands.WORKERS.default  # files read at a time by default
+WORKERS: Final[int] = engines.WORKERS.default  # files read at a time by default
 AHEAD = 4  # files that each of the workers may be ahead
 BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table

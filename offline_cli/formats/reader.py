@@ -66,6 +66,7 @@ class Reader:
     """From `NO` to `SURE`, how certainly files are of this format; `--from auto` takes the most certain, and of equals ours.
     Checks content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""
     takes_mapping: bool = False  # whether `--mapping` and `--rows-as-episodes` are for it
+    keeps: str = ""  # what becomes part of episodes and what does not, in a line of `convert --list-formats`
 
 
 class PluginSource:

@@ -13,11 +13,20 @@ from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.formats.d3rlpy.reader import open_d3rlpy
+from offline_cli.formats.d4rl.reader import open_d4rl
+from offline_cli.formats.hdf5.layouts import D3RLPY, D4RL, ROBOMIMIC, is_of
+from offline_cli.formats.imitation import open_imitation, sniff_imitation
 from offline_cli.formats.input_reader import input_reader
-from offline_cli.formats.listing import KINDS, NO_DATA, Listing
+from offline_cli.formats.lerobot import open_lerobot
+from offline_cli.formats.listing import KINDS, LOOKED_AT, NO_DATA, Listing
+from offline_cli.formats.minari.reader import open_minari
+from offline_cli.formats.npz.flat import open_npz, sniff_npz, sniff_ogbench
+from offline_cli.formats.npz.ogbench import open_ogbench
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.robomimic.reader import open_robomimic
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
@@ -30,10 +39,7 @@ TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arr
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
 RECIPES: Final = {
-    "npz": "numpy-files",
-    "npy": "numpy-files",
-    "hdf5": "hdf5-files",
-    "minari": "minari-datasets",
+    "npy": "numpy-arrays",
     "tfrecord": "rlds-datasets",
     "rlds": "rlds-datasets",
 }
@@ -71,18 +77,49 @@ OURS: Final = {
             KINDS["episodes"],
             lambda files, context: RllibEpisodesSource(files, context.location),
             lambda listing: SURE if listing.kind == "episodes" else NO,
+            keeps="everything that RLlib packs, of several agents too",
         ),
         Reader(
             "columns",
             KINDS["columns"],
             lambda files, context: RllibColumnsSource(files, context.location),
             lambda listing: SURE if listing.kind == "columns" else NO,
+            keeps="steps, infos, extra columns of numbers; left out by name: others",
         ),
         Reader(
             "sample-batch",
             KINDS["sample-batch"],
             _open_sample_batch,
             lambda listing: SURE if listing.kind == "sample-batch" else NO,
+            keeps="steps, infos, extra columns of a value a step; left out by name: others, such as unroll_id",
+        ),
+        Reader(
+            "minari",
+            KINDS["minari"],
+            open_minari,
+            lambda listing: SURE if listing.kind == "minari" else NO,
+            keeps="everything: infos, seeds, environment, spaces too; frames stored as JPEG with what JPEG lost",
+        ),
+        Reader(
+            "d4rl",
+            KINDS["d4rl"],
+            open_d4rl,
+            lambda listing: SURE if is_of(listing, D4RL) else NO,
+            keeps="arrays of a row a step, last observations of next_observations; left out by name: metadata",
+        ),
+        Reader(
+            "robomimic",
+            KINDS["robomimic"],
+            open_robomimic,
+            lambda listing: SURE if is_of(listing, ROBOMIMIC) else NO,
+            keeps="steps, last observations of next_obs, states, attributes, mask/; left out by name: other rows",
+        ),
+        Reader(
+            "d3rlpy",
+            KINDS["d3rlpy"],
+            open_d3rlpy,
+            lambda listing: SURE if is_of(listing, D3RLPY) else NO,
+            keeps="everything, which is steps and terminations",
         ),
         Reader(
             "table",
@@ -90,6 +127,36 @@ OURS: Final = {
             _open_table,
             lambda listing: LIKELY if listing.kind in TABLES else NO,
             takes_mapping=True,
+            keeps="columns of the mapping, others of numbers as extra outputs; left out by name: the rest",
+        ),
+        Reader(
+            "npz",
+            KINDS["npz"],
+            open_npz,
+            sniff_npz,
+            takes_mapping=True,
+            keeps="arrays of a number a row, last observations of next_observations; left out by name: the rest",
+        ),
+        Reader(
+            "ogbench",
+            "OGBench's NumPy archives",
+            open_ogbench,
+            sniff_ogbench,
+            keeps="arrays of a number a row, last observations; left out by name: the rest",
+        ),
+        Reader(
+            "imitation",
+            "imitation's trajectories, a Hugging Face dataset on disk",
+            open_imitation,
+            sniff_imitation,
+            keeps="steps, last observations; left out by name: infos, which are objects as text",
+        ),
+        Reader(
+            "lerobot",
+            KINDS["lerobot"],
+            open_lerobot,
+            lambda listing: SURE if listing.kind == "lerobot" else NO,
+            keeps="state, actions, rewards, ends, tasks, other numbers; left out by name: videos, images, texts",
         ),
     )
 }
@@ -113,7 +180,7 @@ class ReaderChoice:
         Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
         certain.
         """
-        errors: list[BadData] = []
+        errors: list[BadData | MissingPackage] = []
         best, score = _surest_of_ours(listing, errors)
         equals: list[Plugin] = []  # that are as certain as `best`, which is the first one's
         if self._others is None:
@@ -121,7 +188,7 @@ class ReaderChoice:
         for asked in tuple(self._others):
             try:
                 sure = float(asked[1].sniff(listing))
-            except BadData as error:  # of damaged files, or of an error in our own check of them
+            except (BadData, MissingPackage) as error:  # of damaged files, or of an error in our own check of them
                 errors.append(error)
                 continue
             except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
@@ -146,10 +213,10 @@ def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
     return UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
 
 
-def _surest_of_ours(listing: Listing, errors: list[BadData]) -> tuple[Reader | None, float]:
+def _surest_of_ours(listing: Listing, errors: list[BadData | MissingPackage]) -> tuple[Reader | None, float]:
     try:
         score, best = max(((reader.sniff(listing), reader) for reader in OURS.values()), key=itemgetter(0))
-    except BadData as error:  # a reader of another package may recognise them
+    except (BadData, MissingPackage) as error:  # a reader of another package may recognise them
         errors.append(error)
         return None, NO
     return (best, score) if score > NO else (None, NO)
@@ -164,9 +231,16 @@ def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:
             _log.warning("note: %s", error.what)
 
 
+def _nothing_in(files: Sequence[Location]) -> str:
+    empty = [file.url for file in files[:LOOKED_AT] if not file.size()]
+    if len(empty) == len(files):
+        return f"all {len(files)} files are empty" if len(files) > 1 else "the file is empty"
+    return f"no data in {len(files)} file{'s' * (len(files) > 1)}" + (f" ({empty[0]} is empty)" if empty else "")
+
+
 def no_reader(listing: Listing) -> NoData:
     """The error for files that no reader knows."""
-    what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
+    what = _nothing_in(listing.files) if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
     readers += [f"what {one.distribution} reads (--from {one.name})" for one in plugins(READERS)]
     recipe = RECIPES.get(listing.kind)

@@ -2,25 +2,31 @@
 
 The bytes are decoded by `episodes/codec`, many items at a time across files, because RLlib writes thousands of files of a few
 rows. Other columns, which our own `episodes` format has, are not read.
+
+An item may also be the state of a `MultiAgentEpisode`, as its `get_state` gives it: of it the episodes of its agents are read,
+which RLlib keeps as states of their own (`agent_episodes`: pairs of agent and state). All items of a chunk are of one kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import BadData
+from offline_cli.episodes.codec.arrays import pack, unpack_raw
+from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.parquet_files import Chunk, chunks
 from offline_cli.formats.source import FileSource, Fragments, Origins, shares
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["RllibEpisodesSource"]
+
+AGENTS: Final = b"agent_episodes"
 
 
 @dataclass(slots=True)
@@ -48,12 +54,31 @@ class RllibEpisodesSource(FileSource):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
             items = _items(chunk, rejects)
-            if items is not None:
+            if items is None:
+                continue
+            if _are_of_several_agents(items):
+                yield from self._of_agents(decoder, items, chunk)
+            else:
                 yield from self._decoded(decoder, items, chunk)
 
     def partitions(self, count: int) -> Sequence[RllibEpisodesSource]:
         """See `Source`: each file is complete by itself."""
         return [self.over(part) for part in shares(self.files, count)]
+
+    def _of_agents(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[Fragments]:
+        """The episodes of all agents; an item that is not such a state is set aside."""
+        own, rows = list[bytes](), list[int]()
+        for row, item in enumerate(items):
+            try:
+                found = _agents_of(item.as_py(), chunk.where(row))
+            except BadData as error:
+                decoder.rejects.add(error, raw=item.as_py() or b"")
+                decoder.rejects.lose_episodes(Lost.UNREADABLE)
+                continue
+            own += found
+            rows += [row] * len(found)
+        for batch in decoder.decode(own, where=lambda number: f"{chunk.where(rows[number])}, an agent's episode"):
+            yield Fragments(batch)
 
     def _decoded(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[Fragments]:
         done, before = 0, decoder.rejects.count
@@ -63,6 +88,25 @@ class RllibEpisodesSource(FileSource):
             origins = Origins(chunk.files, chunk.file_of(rows), chunk.row_in_file(rows)) if exact else None
             done += len(batch)
             yield Fragments(batch, origins)
+
+
+def _are_of_several_agents(items: pa.ChunkedArray) -> bool:
+    """By the first: to look through all would take as long as reading them."""
+    first = next((item for item in items if item.is_valid), None)
+    return first is not None and AGENTS in first.as_py()
+
+
+def _agents_of(item: bytes | None, where: str) -> list[bytes]:
+    """The packed states of the agents in a packed state of several. Raises BadEpisode."""
+    state = unpack_raw(item or b"", where=where)
+    found = state.get(AGENTS.decode()) if isinstance(state, dict) else None
+    pairs = list(found.items()) if isinstance(found, dict) else found
+    if not isinstance(pairs, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        fix = "pack what MultiAgentEpisode.get_state gives; items of single agents go into files of their own"
+        raise BadEpisode(
+            "no agent_episodes, pairs of agent and state, in an item among others that have them", where=where, fix=fix
+        )
+    return [pack(own) for _, own in pairs]
 
 
 def _items(chunk: Chunk, rejects: Rejects) -> pa.ChunkedArray | None:

@@ -28,8 +28,9 @@ from offline_cli.columns import ElementNames
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import UsageError
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
-from offline_cli.options import data_commands
+from offline_cli.options import engines
 from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
@@ -117,13 +118,12 @@ class SourceInfo:
     action_space: Space | None = None
     spaces_inferred: bool = False  # they were inferred by the source's writer, and give way to those of an environment
     action_scale: str = UNKNOWN_SCALE  # of Box actions: `env`, `normalized` or `unknown`
-    environment_id: str | None = None  # gymnasium's
-    environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    environment_wrappers: tuple[str, ...] = ()
+    environment: EnvironmentSpec | None = None  # what its episodes were played in; None: not known
     said_by: str = THE_SOURCE  # who declares this, as text
     longest: int | None = None  # steps of the longest episode; None: not known
     commands: tuple[str, ...] = ()  # that made it, first to last
     columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
+    declared: tuple[Mapping[str, Any], ...] = ()  # what else its files say of the whole, JSON values with their `format`
     mappings: tuple[Mapping[str, Any], ...] = ()  # as documents: its own, of a dataset those that its sources were read by
     manifest: Manifest | None = None  # of a dataset of ours
 
@@ -133,16 +133,15 @@ class SourceInfo:
         return ElementNames.of(self.mappings)
 
     @property
-    def environment(self) -> EnvironmentSpec | None:
-        """What its episodes were played in; None: not known."""
-        if self.environment_id is None:
-            return None
-        return EnvironmentSpec(self.environment_id, self.environment_kwargs, self.environment_wrappers)
-
-    @property
     def spaces(self) -> tuple[Space | None, Space | None]:
         """Of observations and of actions."""
         return self.observation_space, self.action_space
+
+    def check_scale(self, said: str | None) -> None:
+        """Raise UsageError where the caller says another scale of actions than this declares."""
+        if said is not None and self.action_scale not in (UNKNOWN_SCALE, said):
+            what = f"--action-scale {said}, but {self.said_by} says {self.action_scale}"
+            raise UsageError(what, where=self.location, fix="leave out --action-scale")
 
     def with_default_spaces(self, spaces: tuple[Space, Space] | None) -> SourceInfo:
         """With `spaces` where it declares none."""
@@ -156,7 +155,7 @@ class ReadOptions:
     """How a source is going to be read, as far as the caller knows; a reader uses what it can."""
 
     spaces: tuple[Space, Space] | None = None  # of the environment that the caller named: for sources without tuples or dtypes
-    workers: int = data_commands.WORKERS.default  # files read at a time, or processes
+    workers: int = engines.WORKERS.default  # files read at a time, or processes
     limit: int | None = None  # episodes that the caller will take at most
     on_progress: OnProgress = no_progress  # is called about work before the first episode
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take

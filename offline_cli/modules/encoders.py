@@ -1,8 +1,8 @@
 """Encoders: from an observation of any space that can be stored to one row of features.
 
 Each leaf is encoded by its kind, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
-bounds of its space to [0, 1], other numbers as float32, images (uint8, three axes, both sides of at least 36) through a small
-convolutional net. Policies made before uint8 was scaled by its bounds divide it by 255 (`BY_255`), as they were trained.
+bounds of its space to [0, 1], other numbers as float32, images through a convolutional net (`images.py` says which leaves are
+some). Policies made before uint8 was scaled by its bounds divide it by 255 (`BY_255`), as they were trained.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from offline_cli.episodes.episode_spaces import choice_counts
-from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
+from offline_cli.modules.images import BY_THREE_AXES, CHW, HW, Axes, ImageForm, Nature, encoder_kind
+from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.trees import Tree, leaves
 
 __all__ = [
@@ -29,9 +30,7 @@ __all__ = [
     "ObservationEncoder",
     "TrainingDropout",
     "after_layer",
-    "flattened_images",
     "has_uint8",
-    "is_image",
     "mlp",
 ]
 
@@ -42,7 +41,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,  # RLlib's name for none
 }
-MIN_IMAGE_SIDE = 36  # the smallest that three convolutions with strides 4, 2, 1 leave something of
 BY_BOUNDS: Final = "bounds"
 BY_255: Final = "255"
 BYTE: Final = 255
@@ -79,13 +77,14 @@ class TrainingDropout(nn.Dropout):
 class ObservationEncoder(nn.Module):
     """Trees of leaves (B, *shape) to features (B, size). Raises UnsupportedSpace."""
 
-    def __init__(self, space: Space, *, uint8_scaling: str = BY_BOUNDS) -> None:
-        """`uint8_scaling`: BY_BOUNDS or BY_255, else ValueError."""
+    def __init__(self, space: Space, *, uint8_scaling: str = BY_BOUNDS, images: ImageForm = BY_THREE_AXES) -> None:
+        """`uint8_scaling`: BY_BOUNDS or BY_255, else ValueError. `images`: which leaves are some."""
         super().__init__()
         check_supported(space, where="observation space")
         if uint8_scaling not in (BY_BOUNDS, BY_255):
             raise ValueError(f"uint8 scaling {uint8_scaling!r} is neither {BY_BOUNDS!r} nor {BY_255!r}")
-        parts = [_leaf_encoder(leaf, uint8_scaling) for leaf in leaf_spaces(space).values()]
+        self.images = images
+        parts = [_leaf_encoder(leaf, uint8_scaling, images) for leaf in leaf_spaces(space).values()]
         self.parts = nn.ModuleList(parts)
         self.size = sum(part.size for part in parts)
 
@@ -148,35 +147,39 @@ class _OneHot(_LeafEncoder):
 
 
 class ImageEncoder(_LeafEncoder):
-    """Three convolutions over uint8 images (B, H, W, C) or (B, C, H, W); C is that of the two axes with fewer entries.
+    """Images (B, *shape) of integers by the bounds of their space, of floats as they are, through the network of their form."""
 
-    Source: Mnih et al. 2015, Methods (network of the deep Q-learning agent).
-    """
-
-    def __init__(self, space: spaces.Box, *, uint8_scaling: str = BY_BOUNDS) -> None:
+    def __init__(self, space: spaces.Box, axes: Axes, encoder: str, uint8_scaling: str) -> None:
         super().__init__()
-        self.bounded = None if _is_by_255(space, uint8_scaling) else _Bounded(space)
-        self.channels_last = _has_channels_last(space.shape)
-        channels, height, width = (space.shape[-1], *space.shape[:-1]) if self.channels_last else space.shape
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()
-        )
-        with torch.no_grad():
-            self.size = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        is_byte = space.dtype == np.uint8
+        self.scale = 1 / BYTE if is_byte and _is_by_255(space, uint8_scaling) else 1.0
+        self.bounded = _Bounded(space) if is_byte and self.scale == 1.0 else None
+        self.layout = axes.layout
+        made = encoder_kind(encoder)(axes.channels, axes.height, axes.width)
+        self.size = made.size
+        if isinstance(made, Nature):
+            self.convolutions = made.convolutions  # under the name that weights of all runs have
+        else:
+            self.network = made
 
     def forward(self, leaf: Tensor) -> Tensor:
         """(B, size)."""
-        scaled = leaf.float() / BYTE if self.bounded is None else self.bounded(leaf)
-        features: Tensor = self.convolutions(scaled.permute(0, 3, 1, 2) if self.channels_last else scaled)
+        images = leaf.float() if self.bounded is None else self.bounded(leaf)
+        if self.scale != 1.0:
+            images = images / BYTE
+        if self.layout != CHW:
+            images = images[:, None] if self.layout == HW else images.permute(0, 3, 1, 2)
+        features: Tensor = self.convolutions(images) if hasattr(self, "convolutions") else self.network(images)
         return features.flatten(1)
 
 
-def _leaf_encoder(space: Space, uint8_scaling: str) -> _LeafEncoder:
+def _leaf_encoder(space: Space, uint8_scaling: str, images: ImageForm) -> _LeafEncoder:
+    axes = images.axes(space)
     match space:
         case spaces.Discrete() | spaces.MultiDiscrete():
             return _OneHot(*(part.tolist() for part in choice_counts(space)))
-        case spaces.Box() if is_image(space):
-            return ImageEncoder(space, uint8_scaling=uint8_scaling)
+        case spaces.Box() if axes is not None:
+            return ImageEncoder(space, axes, images.encoder, uint8_scaling)
         case spaces.Box() if space.dtype == np.uint8 and not _is_by_255(space, uint8_scaling):
             return _Numbers(space, bounded=_Bounded(space))
     return _Numbers(space, scale=1 / BYTE if space.dtype == np.uint8 else 1.0)
@@ -189,25 +192,3 @@ def _is_by_255(space: spaces.Box, uint8_scaling: str) -> bool:
 def has_uint8(space: Space) -> bool:
     """Whether a leaf is a uint8 Box, whose values are scaled."""
     return any(isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 for leaf in leaf_spaces(space).values())
-
-
-def is_image(space: Space) -> bool:
-    """Whether values of a leaf space go through the convolutional net."""
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
-        return False
-    sides = space.shape[:-1] if _has_channels_last(space.shape) else space.shape[1:]
-    return min(sides) >= MIN_IMAGE_SIDE
-
-
-def _has_channels_last(shape: tuple[int, ...]) -> bool:
-    return shape[-1] <= shape[0]
-
-
-def flattened_images(space: Space, name: str) -> list[str]:
-    """One sentence for each leaf with two or more axes that the convolutional net does not take. `name`: of `space`."""
-    return [
-        f"{path}, {describe(leaf)}, are flattened to {math.prod(leaf.shape or ())} numbers for the MLP, without their layout: "
-        f"the convolutional net takes uint8 images with three axes, height and width at least {MIN_IMAGE_SIDE}"
-        for path, leaf in leaf_spaces(space, name).items()
-        if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and not is_image(leaf)
-    ]

@@ -1,4 +1,5 @@
-"""Kinds of networks by the name that a `[network]` table gives: ours, and those of other packages (`offline_cli.networks`).
+"""Kinds of networks by the name that a `[network]` table gives: ours, those of other packages (`offline_cli.networks`), and the
+user's own code, `python:package.module:build`.
 
 What the table names makes the policy of a run (`FeaturePolicy`), and the value functions of its algorithm (`Critic`).
 """
@@ -19,12 +20,14 @@ from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import network_space
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
 from offline_cli.modules.encoders import BY_BOUNDS, ObservationEncoder, after_layer, mlp
+from offline_cli.modules.images import NATURE, THREE_AXES, ImageForm
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
+from offline_cli.modules.python_network import check_policy, made_by, own_policy
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import schema_of
-from offline_cli.options.networks import MemoryKeys, MlpKeys
+from offline_cli.options.networks import ImageKeys, MemoryKeys, MlpKeys
 from offline_cli.options.option import declared_in
-from offline_cli.plugins import NETWORKS, plugins, registered_class
+from offline_cli.plugins import NETWORKS, PYTHON, named_code, network_of_run, plugins, registered_class, the_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
 
@@ -36,6 +39,7 @@ __all__ = [
     "Features",
     "Mlp",
     "Network",
+    "PythonNetwork",
     "checking_features",
     "network_kind",
     "network_package",
@@ -59,6 +63,7 @@ class Network(ABC):
     """
 
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}}  # a JSON Schema; `properties` are the options of the table
+    action_space: Space | None = None  # of the run, once modules are made for one
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options`: checked by the schema, its defaults filled in."""
@@ -104,8 +109,11 @@ class Network(ABC):
         raise BadConfig(f"the network {type(self).__name__} has no layer norm to add", where="[network]", fix=fix)
 
     def _sized_features(self, observation_space: Space, uint8_scaling: str) -> Any:
-        """`features`, once they are seen to be a module with a `size`. Raises BadConfig, naming the network."""
-        found, kind = self.features(observation_space, uint8_scaling=uint8_scaling), type(self).__name__
+        return self._sized(self.features(observation_space, uint8_scaling=uint8_scaling))
+
+    def _sized(self, found: Any) -> Any:
+        """Features, once they are seen to be a module with a `size`. Raises BadConfig, naming the network."""
+        kind = type(self).__name__
         what = f"a {type(found).__name__}"
         if isinstance(found, nn.Module):
             size = getattr(found, "size", None)
@@ -178,12 +186,18 @@ class Mlp(Network):
     """
 
     schema: ClassVar[Mapping[str, Any]] = {
-        "properties": schema_of(MlpKeys) | schema_of(MemoryKeys),
+        "properties": schema_of(MlpKeys) | schema_of(ImageKeys) | schema_of(MemoryKeys),
         "dependentRequired": {name: ["memory"] for name in declared_in(MemoryKeys) if name != "memory"},
     }
 
     def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
-        return _Hidden(observation_space, self.options["hidden"], self._between(), uint8_scaling)
+        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=self.images)
+        return _Hidden(encoder, self.options["hidden"], self._between())
+
+    @property
+    def images(self) -> ImageForm:
+        """What its options say of images; without a layout three axes are one, as in run folders that say none."""
+        return ImageForm(self.options.get("images", THREE_AXES), self.options.get("encoder", NATURE))
 
     def _between(self) -> dict[str, Any]:
         """How `mlp` makes what is between its layers."""
@@ -202,12 +216,8 @@ class Mlp(Network):
         uint8_scaling: str = BY_BOUNDS,
         gaussian: GaussianForm = CLONING,
     ) -> RLModule:
-        form: dict[str, Any] = {
-            "action_scale": action_scale,
-            "uint8_scaling": uint8_scaling,
-            "gaussian": gaussian,
-            "seed": None,
-        }
+        form: dict[str, Any] = {"action_scale": action_scale, "uint8_scaling": uint8_scaling, "gaussian": gaussian}
+        form |= {"seed": None, "images": self.images}
         form |= {"hidden": self.options["hidden"], **self._between()}
         if "memory" not in self.options:
             return build_module(observation_space, action_space, **form)
@@ -217,15 +227,15 @@ class Mlp(Network):
     def critic(
         self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1, uint8_scaling: str = BY_BOUNDS
     ) -> Critic:
-        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
+        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=self.images)
         hidden, between = self.options["hidden"], self._between()
         return Critic(encoder, action_space, lambda width: mlp([width, *hidden, outputs], **between))
 
 
 class _Hidden(nn.Module):
-    def __init__(self, space: Space, hidden: Sequence[int], between: Mapping[str, Any], uint8_scaling: str) -> None:
+    def __init__(self, encoder: ObservationEncoder, hidden: Sequence[int], between: Mapping[str, Any]) -> None:
         super().__init__()
-        self.encoder = ObservationEncoder(space, uint8_scaling=uint8_scaling)
+        self.encoder = encoder
         self.network = mlp([self.encoder.size, *hidden], **between)
         self.size = hidden[-1] if hidden else self.encoder.size
         if hidden:
@@ -236,19 +246,67 @@ class _Hidden(nn.Module):
         return found
 
 
+class PythonNetwork(Network):
+    """What `build`, an object called `name`, makes: a policy (`python_network.py`), or, of a module with `size`, features."""
+
+    name: ClassVar[str]
+    build: ClassVar[tuple[Any]]  # the object, in a tuple: a function would become a method
+    schema: ClassVar[Mapping[str, Any]] = {"properties": {}, "additionalProperties": True}
+
+    def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
+        made = made_by(self.build[0], self.name, observation_space, self.action_space, self.options)
+        if hasattr(made, "size") and not isinstance(made, RLModule):
+            return made
+        what = f"the module of {self.name} is a policy, and the algorithm needs values besides"
+        fix = (
+            "train-bc; or a module of features, with their number as `size`; or a class of offline_cli.modules.network.Network"
+        )
+        raise BadConfig(what, where=f"--network {self.name}", fix=fix)
+
+    def policy(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        action_scale: str,
+        uint8_scaling: str = BY_BOUNDS,
+        gaussian: GaussianForm = CLONING,
+    ) -> RLModule:
+        """See Network; raises BadConfig for whatever the module does not keep of its contract."""
+        self.action_space = action_space
+        head = build_head(action_space, action_scale=action_scale, form=gaussian)
+        made = made_by(self.build[0], self.name, observation_space, action_space, self.options)
+        if hasattr(made, "size") and not isinstance(made, RLModule):
+            found: RLModule = FeaturePolicy(observation_space, action_space, head, self._sized(made))
+            with checking_features(found):
+                return check_policy(found, self.name)
+        return check_policy(own_policy(made, self.name, observation_space, action_space, head), self.name)
+
+
 OURS: Final[dict[str, type[Network]]] = {MLP: Mlp}
 
 
 def network_kind(name: str, *, named: Collection[str] | None = None) -> type[Network]:
-    """The kind of that name. `named`, and what is raised: see `registered_class`."""
+    """The kind of that name. `named`: packages, and `python:` names, whose code may be imported; None: any, the user named it.
+
+    Raises what `registered_class` raises, and BadConfig for code that is not `named`, with the option to give.
+    """
+    derive_from = "offline_cli.modules.network.Network"
     if name in OURS:
         return OURS[name]
+    if name.startswith(PYTHON):
+        path = name if named is None else network_of_run(name, named)
+        found = named_code(path, option="--network", kind="build")
+        if isinstance(found, type) and issubclass(found, Network):
+            place = f"--network {path}"
+            return the_class(found, Network, path, where=place, derive_from=derive_from)  # type: ignore[type-abstract]
+        return type("PythonNetwork", (PythonNetwork,), {"name": path, "build": (found,)})
     return registered_class(
         NETWORKS,
         name,
         Network,  # type: ignore[type-abstract]  # what is abstract is refused
         ours=OURS,
-        derive_from="offline_cli.modules.network.Network",
+        derive_from=derive_from,
         named=named,
     )
 

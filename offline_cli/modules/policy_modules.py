@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, after_layer, is_image, mlp
+from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, after_layer, mlp
+from offline_cli.modules.images import BY_THREE_AXES, ImageForm
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.networks import ACTIVATION, HIDDEN
 from offline_cli.spaces import Space, leaf_spaces
@@ -56,11 +57,12 @@ class FeedForwardPolicy(RLModule):
         hidden: Sequence[int],
         activation: str,
         uint8_scaling: str = BY_BOUNDS,
+        images: ImageForm = BY_THREE_AXES,
         dropout: float = 0.0,
         layer_norm: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, head)
-        self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
+        self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=images)
         sizes = [self.encoder.size, *hidden, head.size]
         self.network = mlp(sizes, activation, dropout=dropout, layer_norm=layer_norm)
 
@@ -69,11 +71,13 @@ class FeedForwardPolicy(RLModule):
         return {Columns.ACTION_DIST_INPUTS: outputs.float()}
 
 
-def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int]) -> int:
+def fewest_numbers(
+    observation_space: Space, action_space: Space, hidden: Sequence[int], images: ImageForm = BY_THREE_AXES
+) -> int:
     """The fewest weights that such a policy can have: counted before anything is made: a space may declare any size."""
     first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
     inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
-    seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if not is_image(leaf))
+    seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
     chosen = sum(_width(leaf) for leaf in leaf_spaces(action_space).values())
     return first * seen + inner + last * chosen
 
@@ -102,6 +106,7 @@ def build_module(
     activation: str = ACTIVATION.default,
     action_scale: str = "unknown",
     uint8_scaling: str = BY_BOUNDS,
+    images: ImageForm = BY_THREE_AXES,
     gaussian: GaussianForm = CLONING,
     dropout: float = 0.0,
     layer_norm: bool = False,
@@ -112,10 +117,10 @@ def build_module(
     `activation` is a key of `networks.ACTIVATIONS`, `uint8_scaling` BY_BOUNDS or BY_255, else ValueError. Raises
     UnsupportedSpace, and BadConfig for Box actions of unknown scale, and for a network that no machine holds.
     """
-    _check_size(observation_space, action_space, hidden, activation)
+    _check_size(observation_space, action_space, hidden, activation, images)
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
-    form |= {"dropout": dropout, "layer_norm": layer_norm}
+    form |= {"images": images, "dropout": dropout, "layer_norm": layer_norm}
     with _seeded(seed):
         return FeedForwardPolicy(observation_space, action_space, head, **form)
 
@@ -139,11 +144,12 @@ class RecurrentPolicy(RLModule):
         max_seq_len: int,
         burn_in: int = 0,
         uint8_scaling: str = BY_BOUNDS,
+        images: ImageForm = BY_THREE_AXES,
         dropout: float = 0.0,
         layer_norm: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
-        self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling)
+        self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=images)
         sizes, between = [self.encoder.size, *hidden], dict[str, Any](dropout=dropout, layer_norm=layer_norm)
         self.tokens = nn.Sequential(mlp(sizes, activation, **between), after_layer(sizes[-1], activation, **between))
         made = getattr(nn, self.cells.upper())(sizes[-1], size, layers, batch_first=True)
@@ -214,6 +220,7 @@ def build_recurrent_module(
     burn_in: int = 0,
     action_scale: str = "unknown",
     uint8_scaling: str = BY_BOUNDS,
+    images: ImageForm = BY_THREE_AXES,
     gaussian: GaussianForm = CLONING,
     dropout: float = 0.0,
     layer_norm: bool = False,
@@ -229,7 +236,7 @@ def build_recurrent_module(
     holds.
     """
     size, layers = lstm_size or memory_size, lstm_layers or memory_layers
-    _check_size(observation_space, action_space, hidden, activation)
+    _check_size(observation_space, action_space, hidden, activation, images)
     if memory not in MEMORIES:
         raise ValueError(f"memory {memory!r} is not one of {list(MEMORIES)}")
     if (
@@ -240,7 +247,7 @@ def build_recurrent_module(
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
     form |= {"size": size, "layers": layers, "max_seq_len": max_seq_len, "burn_in": burn_in}
-    form |= {"dropout": dropout, "layer_norm": layer_norm}
+    form |= {"images": images, "dropout": dropout, "layer_norm": layer_norm}
     with _seeded(seed):
         return MEMORIES[memory](observation_space, action_space, head, **form)
 
@@ -256,8 +263,10 @@ def _seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-def _check_size(observation_space: Space, action_space: Space, hidden: Sequence[int], activation: str) -> None:
-    numbers = fewest_numbers(observation_space, action_space, hidden)
+def _check_size(
+    observation_space: Space, action_space: Space, hidden: Sequence[int], activation: str, images: ImageForm
+) -> None:
+    numbers = fewest_numbers(observation_space, action_space, hidden, images)
     if len(hidden) > MAX_LAYERS:
         raise BadConfig(f"{len(hidden)} hidden layers", where="hidden layers", fix=f"at most {MAX_LAYERS}")
     if numbers > MAX_NUMBERS:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Required
 
+from offline_cli.options.engines import Engines
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     COMPRESSION,
@@ -20,6 +21,8 @@ from offline_cli.options.shared import (
     Limit,
     Out,
     Overwriting,
+    OwnNetwork,
+    Plugins,
     Resuming,
     RowFormat,
     Shards,
@@ -32,7 +35,6 @@ from offline_cli.options.shared import (
 
 __all__ = [
     "STEPS_PER_BATCH",
-    "WORKERS",
     "ApplyFlags",
     "ApplyOptions",
     "BatchFormat",
@@ -57,22 +59,27 @@ STEPS_PER_BATCH: Final = Option(
     metavar="N",
 )
 
-WORKERS: Final = Option(
-    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
-    group=Group.WHERE,
-    default=4,
-    minimum=1,
-    metavar="N",
-)
-
 
 @reworded(
     env=f"Environment whose spaces apply, as in train-bc: {ENV_FORMS}.",
     dry_run="Read and make every batch, and write none.",
 )
-class ApplyOptions(Tables, Environment, ActionScale, Limit, Overwriting, DryRun, Storage, total=False):
+class ApplyOptions(
+    Tables, Environment, ActionScale, Limit, Engines, Overwriting, DryRun, Plugins, OwnNetwork, Storage, total=False
+):
     """Keywords of `apply`."""
 
+    policy: Annotated[
+        str | os.PathLike[str] | None,
+        Option(
+            help="Run folder whose network the pieces get, for sequences, states and values, and whose pieces keep what they "
+            "had learned.",
+            group=Group.LEARNING,
+            without="no network",
+            form=Form.FILE,
+            metavar="RUN",
+        ),
+    ]
     pipeline: Required[
         Annotated[
             str | os.PathLike[str],
@@ -130,7 +137,9 @@ class ApplyFlags(Caching, Showing, total=False):
     env=f"Source of spaces for recordings without any: {ENV_FORMS}.",
     dry_run="Read and count everything, show what would be written, write nothing.",
 )
-class ConvertOptions(Tables, Environment, ActionScale, Limit, ShardSizes, Resuming, Overwriting, DryRun, Storage, total=False):
+class ConvertOptions(
+    Tables, Environment, ActionScale, Limit, Engines, ShardSizes, Resuming, Overwriting, DryRun, Storage, total=False
+):
     """Keywords of `convert`."""
 
     to: Annotated[
@@ -163,7 +172,6 @@ class ConvertOptions(Tables, Environment, ActionScale, Limit, ShardSizes, Resumi
             default="fail",
         ),
     ]
-    workers: Annotated[int, WORKERS]
 
 
 class ConvertFlags(Sources, Out, Caching, Showing, total=False):
@@ -172,7 +180,7 @@ class ConvertFlags(Sources, Out, Caching, Showing, total=False):
     list_formats: Annotated[
         bool,
         Option(
-            help="List what {from_} and {to} take, those of installed packages too, and exit.",
+            help="List what {from_} and {to} take and what each keeps, those of installed packages too, and exit.",
             group=Group.DATA,
             default=False,
             at_once=True,

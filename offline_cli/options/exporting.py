@@ -3,14 +3,14 @@
 from typing import Annotated, Literal, Required
 
 from offline_cli.options.option import Group, Option
-from offline_cli.options.shared import DryRun, Overwriting, Plugins, Showing, Storage
+from offline_cli.options.shared import DryRun, Overwriting, OwnNetwork, Plugins, Showing, Storage
 
 __all__ = ["ExportFlags", "ExportFormat", "ExportOptions"]
 
 ExportFormat = Literal["onnx", "rllib"]
 
 
-class ExportOptions(Overwriting, DryRun, Plugins, Storage, total=False):
+class ExportOptions(Overwriting, DryRun, Plugins, OwnNetwork, Storage, total=False):
     """Keywords of `export`."""
 
     to: Required[

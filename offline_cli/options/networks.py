@@ -1,4 +1,4 @@
-"""Options of the network mlp: its layers, what is between them, and a memory."""
+"""Options of the network mlp: its layers, what is between them, images, and a memory."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, TypedDict
 
 from offline_cli.options.option import Form, Group, Option
 
-__all__ = ["ACTIVATION", "HIDDEN", "Hidden", "MemoryKeys", "MlpKeys", "Regularizing", "of_learning"]
+__all__ = ["ACTIVATION", "HIDDEN", "Hidden", "ImageKeys", "MemoryKeys", "MlpKeys", "Regularizing", "of_learning"]
 
 of_learning: Final = partial(Option, group=Group.LEARNING, in_config=True)
 
@@ -53,6 +53,27 @@ class MlpKeys(Hidden, Regularizing, total=False):
     """Options of the network mlp, which its table may hold as well."""
 
     activation: Annotated[Literal["relu", "tanh", "silu", "gelu", "linear"], ACTIVATION]
+
+
+class ImageKeys(TypedDict, total=False):
+    """How the network mlp takes images, in its table alone."""
+
+    encoder: Annotated[
+        str,
+        Option(
+            help="Network that images go through before the hidden layers: nature, impala, or one that a package registers.",
+            group=Group.LEARNING,
+            without="nature",
+        ),
+    ]
+    images: Annotated[
+        Literal["auto", "hw", "hwc", "chw", "none"],
+        Option(
+            help="Axes of images: height, width and channels in this order; auto: by their shape; none: there are no images.",
+            group=Group.LEARNING,
+            without="auto",
+        ),
+    ]
 
 
 class MemoryKeys(TypedDict, total=False):

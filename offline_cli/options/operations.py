@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, Required
 
-from offline_cli.options.data_commands import WORKERS
+from offline_cli.options.engines import WORKERS, Engines
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     COMPRESSION,
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-class OperationOptions(Tables, EnvironmentParts, ActionScale, Resuming, Overwriting, DryRun, Storage, total=False):
+class OperationOptions(Tables, EnvironmentParts, ActionScale, Engines, Resuming, Overwriting, DryRun, Storage, total=False):
     """Keywords of all operations: how sources are read, and files written."""
 
     env: Annotated[
@@ -61,7 +61,6 @@ class OperationOptions(Tables, EnvironmentParts, ActionScale, Resuming, Overwrit
             default="fail",
         ),
     ]
-    workers: Annotated[int, WORKERS]
     format: Annotated[RowFormat | None, replace(ROW_FORMAT, default=None, without="that of the sources, else episodes")]
     compression: Annotated[Compression | None, replace(COMPRESSION, default=None, without="that of the sources, else zstd")]
     max_rows_per_file: Annotated[
@@ -156,7 +155,7 @@ class SplitOptions(OperationOptions, total=False):
     by: Annotated[
         str | None,
         Option(
-            help="One part for each value of a plain column, such as module_id; in place of {fractions} and {counts}.",
+            help="One part for each value of a plain column, or a field of custom data; in place of {fractions} and {counts}.",
             group=Group.DATA,
             metavar="COLUMN",
         ),

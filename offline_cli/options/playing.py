@@ -1,8 +1,10 @@
 """Options of `record` and `evaluate`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Required, TypedDict
 
-from offline_cli.options.option import Group, Option, reworded
+from offline_cli.options.engines import Engines
+from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     ENV_FORMS,
     ROW_FORMAT,
@@ -12,6 +14,7 @@ from offline_cli.options.shared import (
     EnvironmentParts,
     Out,
     Overwriting,
+    OwnNetwork,
     Plugins,
     Resuming,
     RowFormat,
@@ -71,19 +74,34 @@ class Trusting(TypedDict, total=False):
     dry_run="Check options, environment and policy, write nothing.",
     env_kwargs={"without": ""},
     wrappers={"without": ""},
+    workers="Workers of another {engine} than local, each of which plays {num_envs} copies.",
 )
 class RecordOptions(
-    EnvironmentParts, Acting, Slots, Shards, Resuming, Overwriting, DryRun, Plugins, Trusting, Storage, total=False
+    EnvironmentParts,
+    Acting,
+    Slots,
+    Engines,
+    Shards,
+    Resuming,
+    Overwriting,
+    DryRun,
+    Plugins,
+    OwnNetwork,
+    Trusting,
+    Storage,
+    total=False,
 ):
     """Keywords of `record`."""
 
     policy: Required[
         Annotated[
-            str,
+            str | Sequence[str],
             Option(
                 help="Policy to play: random, a run folder of train-bc, onnx:FILE, rllib:FOLDER (with {trust_pickle}), "
-                "sb3:FILE (loading one runs the pickled code in it), or python:package.module:attribute.",
+                "sb3:FILE (loading one runs the pickled code in it), or python:package.module:attribute. Of several agents one "
+                "for all, or AGENT=P for each.",
                 group=Group.PLAYING,
+                form=Form.NAMES,
                 short="-p",
                 metavar="P",
             ),
@@ -153,9 +171,18 @@ class RecorderOptions(Shards, Resuming, Overwriting, Storage, total=False):
     ]
 
 
-class EvaluateOptions(Environment, Acting, Slots, Plugins, Trusting, Storage, total=False):
+class EvaluateOptions(Environment, Acting, Slots, Plugins, OwnNetwork, Trusting, Storage, total=False):
     """Keywords of `evaluate`."""
 
+    policy: Annotated[
+        Sequence[str] | None,
+        Option(
+            help="Of several agents: another policy than the run's for one of them, or for a pattern: AGENT=random.",
+            group=Group.PLAYING,
+            form=Form.NAMES,
+            metavar="AGENT=P",
+        ),
+    ]
     episodes: Annotated[
         int, Option(help="Episodes to play.", group=Group.HOW_LONG, default=100, minimum=1, short="-n", metavar="N")
     ]

@@ -33,6 +33,7 @@ __all__ = [
     "MappedTables",
     "Out",
     "Overwriting",
+    "OwnNetwork",
     "Plugins",
     "Resuming",
     "RowFormat",
@@ -86,7 +87,7 @@ SOURCE_FORMAT: Final = Option(
     group=Group.DATA,
     default="auto",
     flag="--from",
-    metavar="auto|episodes|columns|sample-batch|table|NAME",
+    metavar="auto|episodes|columns|sample-batch|minari|d4rl|robomimic|d3rlpy|table|npz|ogbench|imitation|lerobot|NAME",
 )
 SEED: Final = Option(
     help="Random seed.",
@@ -303,6 +304,20 @@ class Plugins(TypedDict, total=False):
             form=Form.NAMES,
             flag="--plugin",
             metavar="NAME",
+        ),
+    ]
+
+
+class OwnNetwork(TypedDict, total=False):
+    """Code of the user's own that a run folder may name."""
+
+    network: Annotated[
+        str | None,
+        Option(
+            help="Code of the run's network, where the run was trained with {network}: python:package.module:build, or "
+            "FILE.py:build.",
+            group=Group.DATA,
+            metavar="CODE",
         ),
     ]
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
+from offline_cli.options.engines import Learners
 from offline_cli.options.networks import Hidden, MlpKeys, Regularizing, of_learning
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
@@ -320,6 +321,16 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
             metavar="FILE",
         ),
     ]
+    network: Annotated[
+        str | None,
+        Option(
+            help="Network of the policy: a name, or your own code, python:package.module:build or FILE.py:build "
+            "(docs/extending.md), to be named again where the run is resumed or played. Its options: [network] of {config}.",
+            group=Group.LEARNING,
+            without="mlp, or that of {config}",
+            metavar="NAME",
+        ),
+    ]
     pipeline: Annotated[
         "Given",
         Option(
@@ -332,9 +343,20 @@ class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, D
     module_id: Annotated[
         str | None,
         Option(
-            help="Learn from the episodes of this module; needed where the data holds several.",
+            help="Learn from the episodes of this module; where the data holds several, this or {module_of} is needed.",
             group=Group.DATA,
             metavar="NAME",
+        ),
+    ]
+    module_of: Annotated[
+        Sequence[str] | None,
+        Option(
+            help="Learn several policies, or one of several agents, in one run: the module that learns from an agent's "
+            "episodes. AGENT may be a pattern, '*=shared'; module_id or agent_id alone take the names in that column. To be "
+            "named again with {resume}.",
+            group=Group.DATA,
+            form=Form.NAMES,
+            metavar="AGENT=MODULE",
         ),
     ]
 
@@ -373,5 +395,5 @@ class TrainOptions(TrainBCOptions, Optimizer, Beginning, Regularizing, Kept, tot
 
 
 @reworded(out={"help": "Run folder to make: a path or a URL.", "metavar": "RUN"})
-class TrainBCFlags(Sources, Out, Caching, Showing, total=False):
+class TrainBCFlags(Sources, Out, Caching, Showing, Learners, total=False):
     """What the command lines of `train` and `train-bc` take besides."""

@@ -12,19 +12,22 @@ from typing import Any, Unpack
 from offline_cli.converting.fitting import misfits
 from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
-from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet
+from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
-from offline_cli.files.locations import Location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
-from offline_cli.playing.returns import EvaluateResult, Played, played_by, played_by_runners, played_here, way_to_step
+from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, played_with, way_to_step
 from offline_cli.playing.runner_factory import policy_of
+from offline_cli.plugins import with_network
+from offline_cli.policies.agents_by_name import RunModules, modules_of_run
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
+from offline_cli.policies.run_files import MODULES_FOLDER
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 
@@ -49,11 +52,15 @@ def evaluate(
     The result is the same for any `num_envs` and `num_env_runners`, but for pieces that learn while they play. An environment's
     own vector class, which plays where there are no pieces, has as many copies as its rounds have.
 
-    Of a run that is not finished the policy of its last checkpoint plays.
+    Of a run that is not finished the policy of its last checkpoint plays. `network`: the code of the run's network, where it
+    was trained with `network`.
 
     `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`, `rllib:FOLDER`, `sb3:FILE`,
     `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of
     episodes give the same result; none of these episodes is played during training.
+
+    In an environment of several agents a run of several modules plays all of them, and another policy each agent; `policy`
+    gives some of them others. Then a return is that of a game, the sum over its agents, and `return_by_agent` has each agent's.
 
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
     for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
@@ -64,7 +71,10 @@ def evaluate(
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if options["num_env_runners"]:
         asked.check_travels()
-    loaded = None if is_named(name) else load_policy(run, options["storage_options"], plugins=options["plugins"])
+    if is_named(name) and options["network"] is not None:
+        fix = "leave it out" if not options["policy"] else "leave it out, or name a run folder first"
+        raise UsageError(f"--network is the code of a run's network, and {name} is no run folder", where="--network", fix=fix)
+    several, loaded = (None, None) if is_named(name) else _read(run, options)
     played_in = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
     threads = 1 if loaded is None else choose_threads(loaded.module, ROUND)
     step_timeout = None if options["num_env_runners"] else options["step_timeout"]
@@ -74,9 +84,10 @@ def evaluate(
         open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
         use_threads(threads),
     ):
-        plan = _plan(name, options, played_in, asked, threads)
-        if loaded is None:
-            played, between = _played_named(plan, environment, options, on_progress)
+        agents = _agents(environment, several is not None, name, options)
+        plan = _plan(name, options, played_in, asked, threads, agents)
+        if loaded is None or agents:
+            played, between = _played_by_name(plan, environment, options, on_progress)
         else:
             played, between = _played_run(plan, loaded, environment, options, on_progress)
     checkpoint = None if loaded is None else loaded.checkpoint
@@ -90,7 +101,18 @@ def evaluate(
 Between = dict[str, list[str]]
 
 
-def _plan(name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked: PlaySpec, threads: int) -> EvaluationPlan:
+def _read(run: str | os.PathLike[str] | Location, options: EvaluateOptions) -> tuple[RunModules | None, LoadedPolicy]:
+    """What modules a run has, None: it is of one, and its policy, of several the first module's. Raises as `load_policy`."""
+    place = open_location(run, options["storage_options"])
+    several = modules_of_run(place)
+    shown = place if several is None else place.join(MODULES_FOLDER).join(several.modules[0])
+    plugins, network = options["plugins"], options["network"]
+    return several, load_policy(shown, options["storage_options"], plugins=plugins, network=network)
+
+
+def _plan(
+    name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked: PlaySpec, threads: int, agents: tuple[str, ...]
+) -> EvaluationPlan:
     """Of single copies, until it is known whether the policy may play in the environment's own vector class."""
     return EvaluationPlan(
         env=played_in.id,
@@ -106,11 +128,12 @@ def _plan(name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked
         episodes=options["episodes"],
         storage_options=options["storage_options"],
         pieces=asked,
-        plugins=tuple(options["plugins"]),
+        plugins=tuple(with_network(options["plugins"], options["network"])),
         trust_pickle=options["trust_pickle"],
         in_processes=options["num_env_runners"] > 0,
         step_timeout=options["step_timeout"],
         threads=threads,
+        policies=agents,
     )
 
 
@@ -122,32 +145,38 @@ def _played_run(
     plan: EvaluationPlan, loaded: LoadedPolicy, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
 ) -> tuple[Played, Between]:
     """The policy of a run folder, and the pieces that it plays between."""
-    pieces, between, module = _pieces(loaded, plan.pieces), Between(), loaded.module
-    if pieces is None:
-        _check_fits(module, environment, plan.policy)
-    else:
-        pieces.check(environment, module.observation_space, module.action_space, where=plan.policy)
-        between = pieces.as_dict()
-        for note in between["unlike_training"]:
-            _log.warning("note: %s", note)
+    pieces, module = _pieces(loaded, plan.pieces, environment, plan.policy), loaded.module
+    between = Between() if pieces is None else pieces.as_dict()
     plan = replace(plan, vectorize=way_to_step(environment, pieces), files=loaded.files)
     report = _reports(options, on_progress)
     if plan.in_processes:
-        return played_by_runners(plan, on_episodes=report), between
+        return played_by_runners(plan, environment, on_episodes=report), between
     return played_here(plan, module.to(plan.device), environment, pieces, on_episodes=report), between
 
 
-def _played_named(
+def _played_by_name(
     plan: EvaluationPlan, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
 ) -> tuple[Played, Between]:
-    """A policy of another kind, opened as `record` opens it."""
+    """A policy of another kind, or those of several agents, opened as `record` opens them."""
     policy = policy_of(plan, environment)
     between = isinstance(policy, PipedPolicy)
     plan = replace(plan, vectorize=way_to_step(environment, plan.pieces if between else None))
     report = _reports(options, on_progress)
     if plan.in_processes:
-        return played_by_runners(plan, on_episodes=report), Between()
-    return played_by(plan, policy, environment, on_episodes=report), Between()
+        return played_by_runners(plan, environment, on_episodes=report), Between()
+    return played_with(plan, policy, environment, on_episodes=report), Between()
+
+
+def _agents(environment: Environment, of_run: bool, run: str, options: EvaluateOptions) -> tuple[str, ...]:
+    """What the agents of the environment play by, see `open_agents`; none: it is of one agent. Raises BadConfig."""
+    others = tuple(options["policy"] or ())
+    if environment.agents is not None:
+        return (f"*={run}", *others)
+    if of_run or others:
+        given = f"{run} has modules of several agents" if of_run else "--policy AGENT=P is for several agents"
+        fix = "an environment of PettingZoo; or one module's run folder, RUN/modules/NAME" if of_run else "leave it out"
+        raise BadConfig(f"{given}, and {environment.name} is of one", where="--env" if of_run else "--policy", fix=fix)
+    return ()
 
 
 def _checked(result: EvaluateResult, min_return: float | None, *, where: str) -> EvaluateResult:
@@ -158,11 +187,20 @@ def _checked(result: EvaluateResult, min_return: float | None, *, where: str) ->
     return result
 
 
-def _pieces(loaded: LoadedPolicy, asked: PlaySpec) -> PlaySpec | None:
-    """The pieces around the policy; None: none are given, it was trained without any, and it has no state."""
-    if asked.is_default and loaded.trained is None and not loaded.module.is_stateful():
+def _pieces(loaded: LoadedPolicy, asked: PlaySpec, environment: Environment, run: str) -> PlaySpec | None:
+    """The pieces around the policy; None: none are given, it was trained without any, and it has no state.
+
+    Raises what keeps the policy from playing there, with them or without.
+    """
+    module = loaded.module
+    if asked.is_default and loaded.trained is None and not module.is_stateful():
+        _check_fits(module, environment, run)
         return None
-    return replace(asked, trained=loaded.trained)
+    pieces = replace(asked, trained=loaded.trained)
+    pieces.check(environment, module.observation_space, module.action_space, where=run)
+    for note in pieces.as_dict()["unlike_training"]:
+        _log.warning("note: %s", note)
+    return pieces
 
 
 def _check_fits(module: RLModule, environment: Environment, run: str) -> None:
@@ -209,4 +247,5 @@ def _result(played: Played, environment: EnvironmentSpec, explore: bool, seed: i
         seed=seed,
         checkpoint=checkpoint,
         observations_not_finite=played.observations_not_finite,
+        return_by_agent=played.return_by_agent,
     )

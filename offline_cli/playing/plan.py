@@ -95,6 +95,7 @@ class Plan:
     step_timeout: float | None = None  # seconds that a step or reset may take; no part of what the episodes are
     threads: int | None = 1  # of torch, per runner; None: as many as there are
     files: RunFiles | None = None  # the policy, where its run folder has been read already
+    policies: tuple[str, ...] = ()  # of several agents: `AGENT=POLICY`, or one for all; empty: `policy` alone
 
     records: ClassVar[bool] = True  # whether steps are kept, and not returns and lengths alone
     keeps_what_is_whole: ClassVar[bool] = True  # whether episodes that are whole count where playing is interrupted

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.environments import Environment
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.games import OBS, STATE, agents_in, final_returns, is_acting
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.plan import BLOCK, OWN_CLASS, EvaluationPlan, Plan
 from offline_cli.playing.runner_factory import open_runner
@@ -25,9 +27,9 @@ from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, leaves
+from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by", "played_by_runners", "played_here", "way_to_step"]
+__all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "played_with", "way_to_step"]
 
 Each = Callable[[int], None]
 
@@ -51,10 +53,11 @@ class EvaluateResult:
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
     pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # played between, by side; and what is `unlike_training`
+    return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        """Plain values, for JSON; returns by agent where there are several."""
+        return {name: value for name, value in asdict(self).items() if value or name != "return_by_agent"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,7 @@ class Outcomes:
     returns: NDArray[np.float64]  # (E,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (E,) steps
     not_finite: NDArray[np.int64]  # (E, 2) numbers in observations acted on that are NaN, and infinite
+    by_agent: NDArray[np.float64]  # (E, A) of games: each agent's return; NaN: it took no part
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -72,10 +76,10 @@ class Outcomes:
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """All episodes, by index."""
-        fields = ("indices", "returns", "lengths", "not_finite")
-        indices, returns, lengths, not_finite = (np.concatenate([getattr(part, name) for part in parts]) for name in fields)
-        order = np.argsort(indices)
-        return cls(indices[order], returns[order], lengths[order], not_finite[order])
+        fields = ("indices", "returns", "lengths", "not_finite", "by_agent")
+        joined = [np.concatenate([getattr(part, name) for part in parts]) for name in fields]
+        order = np.argsort(joined[0])
+        return cls(*(values[order] for values in joined))
 
 
 class Returns:
@@ -90,7 +94,8 @@ class Returns:
         self._sums = np.zeros(slots)
         self._steps = np.zeros(slots, np.int64)
         self._not_finite = np.zeros((slots, 2), np.int64)
-        self._ended: list[tuple[Index, NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]] = []
+        self._agents = agents_in(spaces[0])
+        self._ended: list[Outcomes] = []
 
     @property
     def full(self) -> bool:
@@ -104,6 +109,8 @@ class Returns:
 
     def act(self, obs: Tree, infos: NDArray[Any] | None, acted: Acted) -> None:
         """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
+        if self._agents:
+            obs = {agent: _acted_on(obs[agent]) for agent in self._agents}
         for leaf in (obs,) if isinstance(obs, np.ndarray) else leaves(obs):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 rows = leaf[: len(self._steps)].reshape(len(self._steps), -1)
@@ -116,13 +123,24 @@ class Returns:
 
     def end(self, slots: Index, flags: tuple[NDArray[Any], NDArray[Any]], finals: Tree, infos: NDArray[Any] | None) -> None:
         """See Sink."""
-        indices = self._plan.indices(self._runner, self._episode[slots])
-        self._ended.append((indices, self._sums[slots], self._steps[slots], self._not_finite[slots]))
+        indices, returns = self._plan.indices(self._runner, self._episode[slots]), self._sums[slots]
+        by_agent = np.zeros((len(slots), len(self._agents)))
+        if self._agents:
+            found, took_part = zip(*(final_returns(finals[agent][STATE]) for agent in self._agents), strict=True)
+            returns = np.sum(found, axis=0)
+            by_agent = np.where(took_part, found, np.nan).T
+        self._ended.append(Outcomes(indices, returns, self._steps[slots], self._not_finite[slots], by_agent))
 
     def take(self, limit: int | None = None) -> Outcomes | None:
         """All that have ended, whatever their order."""
         ended, self._ended = self._ended, []
-        return Outcomes.in_order([Outcomes(*part) for part in ended]) if ended else None
+        return Outcomes.in_order(ended) if ended else None
+
+
+def _acted_on(seen: Mapping[str, Any]) -> Tree:
+    """What an agent of games sees, zeros where it does not act."""
+    acting = is_acting(seen[STATE])
+    return map_leaves(lambda leaf: np.where(acting.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0), seen[OBS])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +150,18 @@ class Played:
     returns: NDArray[np.float64]  # (N,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (N,) steps
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # see EvaluateResult
+    by_agent: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) of games, NaN: it took no part
+
+    @property
+    def return_by_agent(self) -> dict[str, dict[str, Any]]:
+        """Of each agent that took part: how many games, mean and sample standard deviation of its returns."""
+        found = {}
+        for agent, returns in self.by_agent.items():
+            own = returns[~np.isnan(returns)]
+            if len(own):
+                figures = {"return_mean": float(own.mean()), "return_std": float(own.std(ddof=1)) if len(own) > 1 else 0.0}
+                found[agent] = {"games": len(own), **figures}
+        return found
 
     @property
     def mean(self) -> float:
@@ -163,8 +193,9 @@ def play(
     step_timeout: float | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
+    ranks: Ranks = ALONE,
 ) -> Played:
-    """`episodes` whole episodes, greedily unless `explore`, in this process.
+    """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
 
     `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are.
     `num_envs`: single copies side by side, which changes no episode unless pieces learn while they play. `on_step` is called at
@@ -183,7 +214,7 @@ def play(
         seed=seed,
         vectorize=way_to_step(environment, pieces),
         num_envs=num_envs,
-        runners=1,
+        runners=ranks.count,
         device=next(module.parameters()).device.type,
         episodes=episodes,
         step_timeout=step_timeout,
@@ -192,7 +223,45 @@ def play(
         round_=round_,
     )
 
-    return played_here(plan, module, environment, pieces, on_step=on_step, on_episodes=on_episodes)
+    return played_here(plan, module, environment, pieces, on_step=on_step, on_episodes=on_episodes, ranks=ranks)
+
+
+def played_with(
+    plan: EvaluationPlan,
+    policy: Policy | PipedPolicy,
+    environment: Environment,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+    on_episodes: Each = lambda done: None,
+    ranks: Ranks = ALONE,
+) -> Played:
+    """The plan's episodes of a policy that is open, in this process: see `play`."""
+
+    def stopped() -> bool:
+        on_step()
+        return False
+
+    with open_runner(plan, ranks.rank, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
+        outcomes = runner.batches() if ranks.count == 1 else iter([_of_all(ranks, plan, runner.batches())])
+        return _checked(plan, outcomes, on_episodes, environment)
+
+
+def _of_all(ranks: Ranks, plan: EvaluationPlan, outcomes: Iterator[Outcomes]) -> Outcomes:
+    """The episodes of every rank. Raises what ended this rank's own early; RankFailed where another one's did."""
+    numbers = np.zeros((plan.count, 5))  # each rank has its own rows: 1 where an episode is, return, length, not finite
+    failure: Exception | None = None
+    try:
+        for part in outcomes:
+            numbers[part.indices] = np.column_stack([np.ones(len(part)), part.returns, part.lengths, part.not_finite])
+    except Exception as err:  # noqa: BLE001  # raised once the others know
+        failure = err
+    ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
+    numbers[:, 1][~np.isfinite(numbers[:, 1])] = np.finfo(np.float64).max  # NaN of one rank would spread
+    whole = np.reshape(ranks.summed(numbers.ravel().tolist()), numbers.shape)
+    there = np.flatnonzero(whole[:, 0])
+    returns = np.where(whole[:, 1] == np.finfo(np.float64).max, np.inf, whole[:, 1])
+    lengths, not_finite = whole[there, 2].astype(np.int64), whole[there, 3:].astype(np.int64)
+    return Outcomes(there, returns[there], lengths, not_finite, np.zeros((len(there), 0)))  # no ranks play games
 
 
 def played_here(
@@ -203,35 +272,18 @@ def played_here(
     *,
     on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
+    ranks: Ranks = ALONE,
 ) -> Played:
     """The plan's episodes, in this process: see `play`."""
     with evaluating(module):
         policy = _policy(module, environment, pieces, explore=plan.explore)
-        return played_by(plan, policy, environment, on_step=on_step, on_episodes=on_episodes)
+        return played_with(plan, policy, environment, on_step=on_step, on_episodes=on_episodes, ranks=ranks)
 
 
-def played_by(
-    plan: EvaluationPlan,
-    policy: Policy | PipedPolicy,
-    environment: Environment,
-    *,
-    on_step: Callable[[], None] = lambda: None,
-    on_episodes: Each = lambda done: None,
-) -> Played:
-    """The plan's episodes of a policy that is open, in this process: see `play`."""
-
-    def stopped() -> bool:
-        on_step()
-        return False
-
-    with open_runner(plan, 0, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
-        return _checked(plan, runner.batches(), on_episodes)
-
-
-def played_by_runners(plan: EvaluationPlan, *, on_episodes: Each = lambda done: None) -> Played:
+def played_by_runners(plan: EvaluationPlan, environment: Environment, *, on_episodes: Each = lambda done: None) -> Played:
     """The plan's episodes, by as many runner processes as it says. Raises what `play` raises."""
     with closing(outcomes_of_processes(plan, Returns)) as outcomes:
-        return _checked(plan, outcomes, on_episodes)
+        return _checked(plan, outcomes, on_episodes, environment)
 
 
 def way_to_step(environment: Environment, pieces: PlaySpec | None) -> str:
@@ -248,7 +300,7 @@ def _policy(module: RLModule, environment: Environment, pieces: PlaySpec | None,
     return policy
 
 
-def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Each) -> Played:
+def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Each, environment: Environment) -> Played:
     parts, done = [], 0
     for part in outcomes:
         parts.append(part)
@@ -263,4 +315,5 @@ def _checked(plan: EvaluationPlan, outcomes: Iterator[Outcomes], on_episodes: Ea
         place, fix = f"{plan.env}, episode {bad[0]}", "fix the environment's rewards"
         raise BadData(f"a return of {every.returns[bad[0]]}", where=place, fix=fix)
     counts = zip(("nan-in-observations", "infinite-in-observations"), every.not_finite.sum(axis=0).tolist(), strict=True)
-    return Played(every.returns, every.lengths, {kind: count for kind, count in counts if count})
+    by_agent = {agent: every.by_agent[:, number] for number, agent in enumerate(environment.agents or ())}
+    return Played(every.returns, every.lengths, {kind: count for kind, count in counts if count}, by_agent)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from typing import Any, TypeVar
 
 from offline_cli.environments import Environment, open_environment
-from offline_cli.errors import BadData
+from offline_cli.errors import BadConfig, BadData
 from offline_cli.modules.devices import use_threads
 from offline_cli.playing.actors import Actor, Blocks
 from offline_cli.playing.async_slots import AsyncSlots
@@ -19,6 +19,7 @@ from offline_cli.playing.own_vector_slots import MakeSink, OwnVectorSlots, Round
 from offline_cli.playing.piped_actor import PipedActor
 from offline_cli.playing.plan import EpisodeChance, Plan, SharedChance
 from offline_cli.playing.slots import SlotFailure, Slots, SyncSlots, unchecked
+from offline_cli.policies.agents_by_name import open_agents
 from offline_cli.policies.by_name import open_policy, policy_of_run
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy, block_rows
@@ -31,13 +32,28 @@ Taken = TypeVar("Taken")
 
 
 def open_planned(plan: Plan) -> Environment:
-    """The plan's environment. Raises as `open_environment` does."""
-    return open_environment(plan.env, plan.env_kwargs, plan.wrappers)
+    """The plan's environment, or its vector class where that was asked for by name. Raises as `open_environment` does."""
+    environment = open_environment(plan.env, plan.env_kwargs, plan.wrappers)
+    if plan.records and plan.own_class:
+        try:
+            environment.be_vector_class()
+        except Exception:
+            environment.close()
+            raise
+    return environment
 
 
 def policy_of(plan: Plan, environment: Environment) -> Policy | PipedPolicy:
-    """The plan's policy for `environment`. Raises as `open_policy` does."""
+    """The plan's policy for `environment`, of several agents those of all. Raises as `open_policy` and `open_agents` do."""
     kind: dict[str, Any] = {"explore": plan.explore, "device": plan.device, "pieces": plan.pieces}
+    if environment.agents is not None:
+        kind |= {"storage_options": plan.storage_options, "plugins": plan.plugins, "seed": plan.example_seed}
+        kind |= {"trust_pickle": plan.trust_pickle}
+        kind |= {"rows": plan.block, "slots": plan.num_envs, "records": plan.records}
+        return open_agents(plan.policies or (plan.policy,), environment, **kind)
+    if len(plan.policies) > 1:
+        what = f"{plan.env} is not an environment of several agents, and {len(plan.policies)} policies are given"
+        raise BadConfig(what, where="--policy", fix="one --policy")
     if plan.files is not None:
         return policy_of_run(plan.files.loaded(), plan.policy, environment, **kind)
     return open_policy(

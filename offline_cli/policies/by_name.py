@@ -7,7 +7,6 @@ must fit the environment's.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, Spac
 from offline_cli.files.local_files import not_found
 from offline_cli.files.locations import Location
 from offline_cli.modules.devices import choose_device
+from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy, fingerprint_of, is_transposed_image, load_model
@@ -37,12 +37,12 @@ from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec, tell_unlike
 from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.policies.python_policy import FunctionPolicy, imported
-from offline_cli.policies.rllib_policy import RLlibCheckpoint, read_checkpoint
+from offline_cli.policies.rllib_policy import CLASS, RLlibCheckpoint, read_checkpoint
 from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["is_named", "load_policy", "open_policy", "policy_of_run"]
+__all__ = ["ONNX", "is_named", "load_policy", "open_policy", "policy_of_run", "stand_in"]
 
 RANDOM, SB3, PYTHON, ONNX, RLLIB = "random", "sb3:", "python:", "onnx:", "rllib:"
 KINDS = ("observations", "actions")
@@ -210,6 +210,8 @@ def _meant(name: str) -> str:
         return f"did you mean {PYTHON}{name}?"
     if name.endswith(".onnx"):
         return f"did you mean {ONNX}{name}?"
+    if "://" not in name and Path(name, CLASS).is_file():
+        return f"did you mean {RLLIB}{name}?"
     return f"did you mean {PYTHON}{name}:its_name?" if name.endswith(".py") else ""
 
 
@@ -238,17 +240,9 @@ def _made(kind: type[Any], environment: Environment) -> Any:
     """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
     if not issubclass(kind, RLModule):
         return kind()
-    parameters = inspect.signature(kind).parameters.values()
-    given: dict[str, Any] = {
-        "observation_space": environment.observation_space,
-        "action_space": environment.action_space,
-        "model_config": {},
-    }
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # weights that are not loaded are the same in each process
-        return kind(**given)
+        return module_in_rllibs_manner(kind, environment.observation_space, environment.action_space, {})
 
 
 def _hash_of_weights(module: RLModule) -> str:
@@ -300,6 +294,7 @@ def load_policy(
     lookback: int | None = None,
     plugins: Sequence[str] = (),
     trust_pickle: bool = False,
+    network: str | None = None,
 ) -> PolicyInUse:
     """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
     `rllib:FOLDER` (`trust_pickle`: run the code that is pickled in it); `python:module:attribute`.
@@ -307,7 +302,8 @@ def load_policy(
     `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, for
     pipelines of yours, and for runs of earlier versions that play between pieces and were trained without `env`. `seed`: of
     drawn actions: those of episode i, counted from 0, are those that `evaluate` draws in its episode i where it plays single
-    copies. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages that the run folder may name.
+    copies. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages that the run folder may name;
+    `network`: the code of its network, where it was trained with `network`.
 
     Of a run that is not finished, the last checkpoint's policy, and a note says so.
 
@@ -332,7 +328,7 @@ def load_policy(
                 trust_pickle=trust_pickle,
             )
             return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed)
-    loaded = run_policy.load_policy(policy, storage_options, plugins=plugins)
+    loaded = run_policy.load_policy(policy, storage_options, plugins=plugins, network=network)
     known = loaded.description["environment"] if env is None else env
     spaces = None if env is not None else _spaces_of_run(loaded, pieces, name)
     if spaces is None and known is not None and env is None and ":" in known:  # code, which a run folder does not get to choose
@@ -350,8 +346,12 @@ def _environment(name: str | None, spaces: Any) -> Iterator[Environment]:
         with open_environment(name) as environment:
             yield environment
         return
-    told = spaces()
-    yield Environment("the spaces it was trained with", lambda: _SpacesAlone(*told), None)
+    yield stand_in("the spaces it was trained with", spaces())
+
+
+def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
+    """Of an environment that is not here, or of one agent of several."""
+    return Environment(name, lambda: _SpacesAlone(*spaces), None)
 
 
 def _spaces_of_run(loaded: LoadedPolicy, pieces: PlaySpec, where: str) -> tuple[Space, Space] | None:

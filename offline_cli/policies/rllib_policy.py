@@ -37,7 +37,7 @@ from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.rllib_arrays import is_of_arrays, module_of_arrays
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["RLlibCheckpoint", "RLlibModule", "read_checkpoint"]
+__all__ = ["CLASS", "RLlibCheckpoint", "RLlibModule", "read_checkpoint"]
 
 STATE: Final = "module_state"
 CLASS: Final = "class_and_ctor_args.pkl"

@@ -33,7 +33,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
+from offline_cli.datasets.file_names import RUN_CONFIG, RUN_MODULES, RUN_POLICY
 from offline_cli.datasets.ownership import is_link
 from offline_cli.errors import StorageNotFound
 from offline_cli.files.locations import Location
@@ -49,6 +49,8 @@ __all__ = [
     "LEARNED",
     "METRICS",
     "MODULES",
+    "MODULES_FILE",
+    "MODULES_FOLDER",
     "OF_TENSORS",
     "POLICY",
     "POLICY_KEYS",
@@ -99,6 +101,7 @@ READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it
 
 CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
 LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
+MODULES_FILE, MODULES_FOLDER = RUN_MODULES, "modules"  # of a run of several modules, each a run folder in there
 RESULT, CURVE = "result.json", "curve.png"
 POLICY_KEYS: Final = frozenset(
     ("format", "version", "observation_space", "action_space", "action_scale", "hidden", "activation", "environment")

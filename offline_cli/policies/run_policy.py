@@ -7,7 +7,8 @@ has the pipeline file's content, null where Python objects were given, and the h
 network of another package, which is imported where the user names that package, and a pipeline or none. Version 4 has
 `gaussian`: how Box actions follow from what the network puts out, where that is not as in behaviour cloning; with a network of
 another package or without, with a pipeline or without. Version 5 has `mlp`: options of our network besides its widths, layer
-norm and a memory; with `gaussian` or without, with a pipeline or without. Dropout is none of a policy that plays.
+norm, a memory, and how it takes images (without, uint8 of three axes are some); with `gaussian` or without, with a pipeline or
+without. Dropout is none of a policy that plays.
 
 Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
 to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
@@ -33,13 +35,26 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.encoders import BY_255, BY_BOUNDS
-from offline_cli.modules.network import MLP, OURS, Network, network_kind
+from offline_cli.modules.images import OURS as OUR_ENCODERS
+from offline_cli.modules.images import encoder_kind
+from offline_cli.modules.network import MLP, OURS, Mlp, Network, PythonNetwork, network_kind
 from offline_cli.modules.policy_modules import fewest_numbers, fewest_remembering
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.plugins import NETWORKS, OPTION, check_plugins, is_registered
+from offline_cli.plugins import (
+    ENCODERS,
+    NETWORKS,
+    OPTION,
+    PYTHON,
+    check_plugins,
+    is_registered,
+    plugin_behind,
+    with_network,
+)
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
+    MODULES_FILE,
+    MODULES_FOLDER,
     POLICY,
     POLICY_KEYS,
     RESULT,
@@ -55,6 +70,7 @@ from offline_cli.spaces import space_from_json
 
 __all__ = [
     "ALONE",
+    "ENCODER_PACKAGE",
     "ENVIRONMENTS",
     "FORMAT",
     "GIVEN_SPACE",
@@ -81,6 +97,7 @@ FORMAT = "offline-cli-policy"
 SMALLEST = 2  # bytes of a weight
 ALONE, WITH_PIECES, OF_NETWORK, OF_FORM, OF_OPTIONS = 1, 2, 3, 4, 5  # versions
 OPTIONS = "mlp"
+ENCODER_PACKAGE = "encoder_package"
 GAUSSIAN = "gaussian"
 UINT8_SCALING = "uint8_scaling"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
@@ -117,7 +134,7 @@ class RunFiles:
     learned: bytes | None = field(repr=False)  # connectors.msgpack; None: there is none
     where: str
     checkpoint: int | None  # the update of the checkpoint that the weights are of; None: the run is finished
-    plugins: tuple[str, ...] = ()  # packages whose code these files may name
+    plugins: tuple[str, ...] = ()  # packages whose code these files may name, and the code of their network
 
     def loaded(self) -> LoadedPolicy:
         """The policy. Raises BadData for broken files, BadConfig and MissingPackage as `load_policy` does."""
@@ -132,17 +149,20 @@ def load_policy(
     storage_options: Mapping[str, Any] | None = None,
     *,
     plugins: Sequence[str] = (),
+    network: str | None = None,
 ) -> LoadedPolicy:
     """The policy of a run, local or remote; of one that is not finished the last checkpoint's, and a note says so.
 
-    `plugins`: packages whose networks and pieces may be imported because the run folder names them. Raises MissingPackage for a
-    package that is not installed, or cannot be imported; BadConfig where the run has a network of a package that is not named.
+    `plugins`: packages whose networks and pieces may be imported because the run folder names them; `network`: the code of its
+    network, `python:package.module:build`, where it has such a one. Raises MissingPackage for a package that is not installed,
+    or cannot be imported; BadConfig where the run has a network of a package, or code, that is not named, and for weights that
+    are not those of `network`.
 
     Raises StorageNotFound, NoData for a folder that is not a run, Uncommitted without a checkpoint yet, BadData for broken
     files.
     """
     check_plugins(plugins)
-    files = replace(read_run(run, storage_options), plugins=tuple(plugins))
+    files = replace(read_run(run, storage_options), plugins=with_network(plugins, network))
     loaded = files.loaded()
     if files.checkpoint is not None:
         _log.warning(
@@ -159,7 +179,12 @@ def read_run(run: str | os.PathLike[str] | Location, storage_options: Mapping[st
     """The files of a run's policy. Raises StorageNotFound, NoData, Uncommitted as `load_policy` does."""
     folder = open_location(run, storage_options)
     if folder.exists() and not folder.join(CONFIG).is_file():
-        raise NoData("not a run folder of train-bc", where=str(folder), fix="name the folder that train-bc --out made")
+        fix = "name the folder that train-bc --out made"
+        if folder.join(MODULES_FILE).is_file():
+            fix = (
+                f"{folder.url}/{MODULES_FOLDER}/NAME: it is a run of several modules, which play where there are several agents"
+            )
+        raise NoData("not a run folder of train-bc", where=str(folder), fix=fix)
     last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
     described = folder.join(POLICY).is_file()
     if folder.exists() and not (described and (last is not None or folder.join(WEIGHTS).is_file())):
@@ -189,9 +214,10 @@ def policy_of(
     description, has_seal = _read(POLICY, lambda: json_object(text, POLICY_KEYS), where)
     tensors, have_seal = _read(of_weights, lambda: tensors_of(weights), where)
     kind = _kind_of_network(description, where, plugins)
+    _check_encoder(description, where, plugins)
     try:
         module = _built(description, len(weights), kind, where)
-        module.load_state_dict(policy_weights(tensors, module) if of_checkpoint else tensors)
+        _load(module, policy_weights(tensors, module) if of_checkpoint else tensors, kind)
         trained = _trained(description, learned, where, plugins)
     except (
         AttributeError,
@@ -204,12 +230,27 @@ def policy_of(
         UnsupportedSpace,
         SafetensorError,
     ) as err:
+        if issubclass(kind, PythonNetwork) and (isinstance(err, BadConfig) or plugin_behind(err) is not None):
+            raise  # the mistake is in the code that the user named
         raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
     broken = [name for name, parameter in module.named_parameters() if not bool(torch.isfinite(parameter).all())]
     if broken:  # buffers may: a mask of -inf, for instance
         what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
         raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
     return LoadedPolicy(module, description, trained, is_sealed=has_seal and have_seal)
+
+
+def _load(module: RLModule, tensors: Mapping[str, Tensor], kind: type[Network]) -> None:
+    """Raise BadConfig for weights that are not those of the code that the user named, RuntimeError for others."""
+    if issubclass(kind, PythonNetwork):
+        own = module.state_dict()
+        forms = [{name: tuple(tensor.shape) for name, tensor in held.items()} for held in (own, tensors)]
+        if forms[0] != forms[1]:
+            name = next(name for name in {**forms[0], **forms[1]} if forms[0].get(name) != forms[1].get(name))
+            here, there = (found.get(name, "none") for found in forms)
+            what = f"{kind.name} makes a network whose {name} is {here}, and the run's is {there}"
+            raise BadConfig(what, where=f"--network {kind.name}", fix="name the code that the run was trained with")
+    module.load_state_dict(tensors)
 
 
 def _read(name: str, read: Callable[[], tuple[T, bool]], where: str) -> tuple[T, bool]:
@@ -235,18 +276,39 @@ def _trained(
 
 def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> type[Network]:
     """Raises BadConfig, MissingPackage for code that is not named, or not there."""
+    code = next((one for one in plugins if one.startswith(PYTHON)), None)
     if not _names_network(description):
+        if code is not None:
+            fix = "leave --network out: the run says itself which network it has"
+            raise BadConfig(f"the run has the network {MLP}, not {code}", where=where, fix=fix)
         return network_kind(MLP)
     told = description.get("network")
     name = told.get("name") if isinstance(told, Mapping) else None
     if not isinstance(name, str) or name in OURS:  # ours are described as in versions 1 and 2, whose sizes are checked
         what = f"the policy cannot be read: {POLICY} names no network of another package"
         raise BadData(what, where=where, fix="train again")
-    if not is_registered(NETWORKS, name):
+    if not name.startswith(PYTHON) and not is_registered(NETWORKS, name):
         package = description.get("package")
         what = f"the network {name!r} of the run is not installed; the run says that the package {package!r} registers it"
         raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
-    return network_kind(name, named=plugins)
+    try:
+        return network_kind(name, named=plugins)
+    except BadConfig as err:
+        err.where = where if name.startswith(PYTHON) else err.where
+        raise
+
+
+def _check_encoder(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> None:
+    """Import the encoder of a package. Raises as `_kind_of_network` does."""
+    told = description.get(OPTIONS, {})
+    name = told.get("encoder") if isinstance(told, Mapping) else None
+    if not isinstance(name, str) or name in OUR_ENCODERS:
+        return
+    if not is_registered(ENCODERS, name):
+        package = description.get(ENCODER_PACKAGE)
+        what = f"the encoder {name!r} of the run is not installed; the run says that the package {package!r} registers it"
+        raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
+    encoder_kind(name, named=plugins)
 
 
 def _names_network(description: Mapping[str, Any]) -> bool:
@@ -300,13 +362,14 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
         options = {name: value for name, value in description["network"].items() if name != "name"}
     else:
         hidden = [int(width) for width in description["hidden"]]
-        if min(hidden, default=1) < 1 or fewest_numbers(observation_space, action_space, hidden) * SMALLEST > size:
-            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
         more = description[OPTIONS] if description["version"] == OF_OPTIONS else {}
+        sizes = observation_space, action_space, hidden, Mlp(more).images
+        if min(hidden, default=1) < 1 or fewest_numbers(*sizes) * SMALLEST > size:
+            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
         options = {"hidden": hidden, "activation": description["activation"], **more}
         if len(options) != len(more) + 2:
             raise ValueError(f"{OPTIONS!r} says what other keys say")
-    wrong = mistakes_by(options, {**kind.schema, "type": "object", "additionalProperties": False})
+    wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
     if wrong:
         raise ValueError(f"options of its network: {'; '.join(wrong)}")
     if fewest_remembering(options) * SMALLEST > size:

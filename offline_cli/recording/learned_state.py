@@ -142,8 +142,8 @@ def connector_state(dataset: str | os.PathLike[str], *, storage_options: Mapping
     For `set_state` of such pipelines; a side where nothing was learned is missing, as is all where the pieces were a run's and
     frozen. Raises StorageNotFound, and BadData for a broken manifest.
     """
-    place = open_location(os.fspath(dataset), storage_options).join(MANIFEST)
-    return _state_in(Manifest.from_bytes(place.read_bytes(), where=place.url), place.url) or {}
+    folder = open_location(os.fspath(dataset), storage_options)
+    return _state_in(Manifest.read(folder), folder.join(MANIFEST).url) or {}
 
 
 def _state_in(manifest: Manifest, where: str) -> dict[str, Any] | None:
@@ -172,7 +172,7 @@ def learned_before(target: Location, note: WritingNote | None) -> dict[str, Any]
     if note is None:
         return None
     place = target.join(MANIFEST)
-    manifest = Manifest.from_bytes(place.read_bytes(), where=place.url) if place.exists() else None
+    manifest = Manifest.read(target) if place.exists() else None
     ours = manifest is not None and manifest.provenance.get(UNFINISHED_WRITING, {}).get("generation") == note.generation
     if manifest is not None and ours and not target.join(WRITING).exists():
         if LEARNED not in manifest.provenance or manifest.provenance[LEARNED] is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lease_record import identity_hash
 from offline_cli.datasets.manifest import RECORDING, WRAPPERS, Manifest
+from offline_cli.engines.engine import Engine
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
@@ -23,6 +24,7 @@ from offline_cli.playing.env_runner import EnvRunner, too_long
 from offline_cli.playing.plan import Plan, environment_seed
 from offline_cli.playing.runner_factory import open_runner
 from offline_cli.playing.runner_processes import played_by_processes
+from offline_cli.playing.runner_tasks import played_by_engine
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
 from offline_cli.recording.learned_state import Learned, merged
@@ -33,9 +35,13 @@ from offline_cli.waiting import Overdue
 __all__ = ["Player", "finished_manifest", "provenance"]
 
 
-def provenance(plan: Plan, fingerprint: str, command: Sequence[str]) -> dict[str, Any]:
-    """For `DatasetWriter`: policy, seeds, and everything that determines the episodes."""
+def provenance(plan: Plan, fingerprint: str, command: Sequence[str], spaces_of: str | None = None) -> dict[str, Any]:
+    """For `DatasetWriter`: policy, seeds, and everything that determines the episodes. `spaces_of`: the vector class whose
+    spaces the dataset has, where they are not the environment's.
+    """
     known: dict[str, Any] = {"policy": blanked(plan.policy), "seeds": [plan.seed], RECORDING: _described(plan, fingerprint)}
+    if spaces_of is not None:
+        known[RECORDING]["spaces_of"] = spaces_of
     if command:
         known["commands"] = [shlex.join(command)]
     return known
@@ -62,10 +68,9 @@ def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
 
 def finished_manifest(target: Location, plan: Plan, fingerprint: str, format: str) -> Manifest | None:
     """The manifest of a dataset that holds everything the plan asks for, recorded the same way; None for any other."""
-    place = target.join(MANIFEST)
-    if target.join(WRITING).exists() or not place.exists():
+    if target.join(WRITING).exists() or not target.join(MANIFEST).exists():
         return None
-    found = Manifest.from_bytes(place.read_bytes(), where=place.url)
+    found = Manifest.read(target)
     told = found.provenance.get(RECORDING)
     same = isinstance(told, dict) and _asked(plan, fingerprint).items() <= {**told, "identity": _hashed(told)}.items()
     return found if found.complete and found.format == format and same else None
@@ -95,9 +100,14 @@ class Player:
         policy: Policy | PipedPolicy,
         *,
         in_processes: bool,
+        engine: Engine | None = None,
+        workers: int = 1,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`in_processes`: as many runner processes as the plan says. `stopped`: called often; True ends the playing."""
+        """`in_processes`: as many runner processes as the plan says. `engine`: where it is not this process, has so many
+        workers, which play. `stopped`: called often; True ends the playing.
+        """
+        self._engine, self._workers = engine, workers
         self._environment, self._policy = environment, policy
         self._in_processes, self._stopped = in_processes, stopped
         self.failure: BadData | None = None
@@ -119,6 +129,11 @@ class Player:
 
     @contextmanager
     def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:
+        if self._engine is not None and not self._engine.is_local:
+            kind: dict[str, Any] = {"workers": self._workers, "stopped": self._stopped}
+            with closing(played_by_engine(plan, steps_of_plan, self._engine, **kind)) as batches:
+                yield batches
+            return
         if self._in_processes:
             with closing(played_by_processes(plan, steps_of_plan, stopped=self._stopped, states=self._states)) as batches:
                 yield batches

@@ -21,6 +21,7 @@ from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.row_groups import raw_bytes
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.engines.overseer import Overseer
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
@@ -33,12 +34,14 @@ from offline_cli.playing.runner_factory import open_planned, policy_of
 from offline_cli.policies.by_name import ONNX, is_named
 from offline_cli.policies.piped_policy import tell_unlike_training
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.recording.agent_episodes import AgentEpisodes
 from offline_cli.recording.learned_state import going_on
 from offline_cli.recording.provenance import Player, finished_manifest, provenance
 from offline_cli.recording.results import (
     Amount,
     RecordResult,
     broken_off,
+    check_divisible,
     checked_plan,
     filled,
     is_enough,
@@ -83,19 +86,23 @@ def record(
     what pieces learned is lost, and Interrupted, all with all whole episodes committed.
     """
     started = time.monotonic()
-    policy, format, first_episode = options["policy"], options["format"], options["first_episode"]
+    format, first_episode = options["format"], options["first_episode"]
     resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]
     num_env_runners, step_timeout = options["num_env_runners"], options["step_timeout"]
     plan = checked_plan(env, options)
-    plan = replace(plan, storage_options=_of_policy(policy, out, options["storage_options"]))
-    target = open_location(out, options["storage_options"], beside=_places_of(policy))
+    plan = replace(plan, storage_options=_of_policy(plan, out, options["storage_options"]))
+    target = open_location(out, options["storage_options"], beside=_places_of(plan))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
-    overseer = Overseer(env, saving=SAVING, step_timeout=None if num_env_runners else step_timeout)
-    with overseer, overseer.guarding(), open_planned(plan) as environment:
+    spec = EngineSpec.of(options)
+    overseer = Overseer(env, saving=SAVING, step_timeout=None if plan.in_processes else step_timeout)
+    with spec.engine() as engine, overseer, overseer.guarding(), open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
+        check_divisible(opened, spec.name)
         tell_unlike_training(opened)
+        agents = AgentEpisodes.of(environment, opened, plan)
+        spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
         result = nothing_recorded(plan, opened, out=target.url, format=format)
         fill = partial(filled, result, started=started)
         try:
@@ -114,11 +121,11 @@ def record(
         writer = DatasetWriter(
             target,
             format=format,
-            observation_space=environment.observation_space,
-            action_space=environment.action_space,
+            observation_space=spaces[0],
+            action_space=spaces[1],
             action_scale=opened.action_scale,
             environment=manifests.Environment(plan.env, dict(plan.env_kwargs), plan.wrappers),
-            provenance=provenance(plan, opened.fingerprint, command),
+            provenance=provenance(plan, opened.fingerprint, command, environment.spaces_of),
             compression=options["compression"],
             max_rows_per_file=options["max_rows_per_file"],
             max_bytes_per_file=options["max_bytes_per_file"],
@@ -128,28 +135,29 @@ def record(
             check_ids=False,  # each is a hash of what its episode follows from, its index among it
         )
         with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once
-            player = Player(environment, opened, in_processes=num_env_runners > 0, stopped=lambda: stop.requested is not None)
-            return _Recording(writer, target.url, plan, player, stop, fill, on_progress).recorded(overseer)
+            kind: dict[str, Any] = {"in_processes": num_env_runners > 0, "engine": engine, "workers": spec.workers}
+            player = Player(environment, opened, stopped=lambda: stop.requested is not None, **kind)
+            recording = _Recording(writer, target.url, plan, player, stop, fill, on_progress, agents, opened.fingerprint)
+            return recording.recorded(overseer)
 
 
 def _of_policy(
-    policy: str, out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
+    plan: Plan, out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
     """The storage options that are not for `out` alone. Raises UsageError for one that neither place takes."""
     if not options:
         return options
     target = out.url if isinstance(out, Location) else os.fspath(out)
-    places = _places_of(policy)
+    places = _places_of(plan)
     of_out = options_for(target, options, beside=places)
-    of_policy = options_for(places[0], options, beside=[target]) if places else {}
+    of_policy = {name for place in places for name in options_for(place, options, beside=[target, *places])}
     return {name: value for name, value in options.items() if name in of_policy or name not in of_out}
 
 
-def _places_of(policy: str) -> list[str]:
-    """The run folder, or ONNX file, that a policy comes from; none for the other kinds."""
-    if policy.startswith(ONNX):
-        return [policy.removeprefix(ONNX)]
-    return [] if is_named(policy) else [policy]
+def _places_of(plan: Plan) -> list[str]:
+    """The run folders, and ONNX files, that policies come from; none for the other kinds."""
+    texts = [text.partition("=")[2] or text for text in plan.policies] if len(plan.policies) > 1 else [plan.policy]
+    return [text.removeprefix(ONNX) for text in texts if text.startswith(ONNX) or not is_named(text)]
 
 
 class _Recording:
@@ -164,7 +172,11 @@ class _Recording:
         stop: StopSignals,
         fill: Callable[..., RecordResult],
         on_progress: OnProgress,
+        agents: AgentEpisodes | None,
+        fingerprint: str,
     ) -> None:
+        """`agents`: of games of several agents, with the `fingerprint` of their policy."""
+        self._agents, self._fingerprint = agents, fingerprint
         self._writer, self._out, self._plan, self._player, self._stop = writer, out, plan, player, stop
         self._fill, self._on_progress = fill, on_progress
         self._before = self._have = Amount()
@@ -175,7 +187,7 @@ class _Recording:
         writer, overseer.on_stuck = self._writer, self._left_behind
         try:
             with writer:
-                self._before = self._have = Amount(writer.episodes_written, writer.steps_written)
+                self._before = self._have = self._written_before()
                 self._play()
                 result, error = self._committed(self._player.failure)
         except KeyboardInterrupt as err:  # one signal too many
@@ -184,6 +196,12 @@ class _Recording:
         if error is not None:
             raise error
         return result
+
+    def _written_before(self) -> Amount:
+        """What is there already of an interrupted recording: whole episodes, or games."""
+        if self._agents is None:
+            return Amount(self._writer.episodes_written, self._writer.steps_written)
+        return Amount(self._agents.begun(self._plan, self._fingerprint, self._writer.ids_written))
 
     def _play(self) -> None:
         """Write what is played after what there was before."""
@@ -203,7 +221,9 @@ class _Recording:
             if one_by_one and self._is_late(began):
                 self._left_out += 1
                 continue
-            self._writer.write(part)
+            whole = part if self._agents is None else self._agents.divided(part)
+            if whole is not None:
+                self._writer.write(whole)
             self._have = self._have.plus(part)
 
     def _is_late(self, began: float) -> bool:
@@ -223,7 +243,8 @@ class _Recording:
         learned = self._player.learned()
         known = learned.provenance()
         manifest = self._writer.commit(complete=complete, provenance=known, episodes_lost=0, count_not_finite=True)
-        result = self._fill(manifest, new_steps=have.steps - self._before.steps)
+        games = None if self._agents is None else have.episodes
+        result = replace(self._fill(manifest, new_steps=have.steps - self._before.steps), games=games)
         counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
         if counts:
             _log.warning(

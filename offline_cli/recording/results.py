@@ -30,6 +30,7 @@ from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.own_vector_slots import resets_by
 from offline_cli.playing.plan import OWN_CLASS, Plan
+from offline_cli.plugins import with_network
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy
 from offline_cli.progress import Progress
@@ -38,6 +39,7 @@ __all__ = [
     "Amount",
     "RecordResult",
     "broken_off",
+    "check_divisible",
     "checked_plan",
     "filled",
     "is_enough",
@@ -112,22 +114,25 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         fix = "--episodes 100, or --steps 100000"
     if callable(options["policy"]):
         fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
+    wrong += _wrong_on_workers(options)
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
-    num_env_runners = options["num_env_runners"]
+    num_env_runners, on_workers, given = options["num_env_runners"], options["engine"] != "local", options["policy"]
+    policies = (given,) if isinstance(given, str) else tuple(given)
     pieces = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     asked = AskedEnvironment.of({**options, "env": env}, known=False)
     assert asked is not None
-    if num_env_runners:
+    if num_env_runners or on_workers:
         pieces.check_travels()
     return Plan(
         env=env,
         env_kwargs=asked.kwargs or {},
         wrappers=tuple(asked.wrappers or ()),
-        policy=options["policy"],
+        policy=", ".join(policies),
+        policies=policies,
         explore=options["explore"],
         seed=options["seed"],
-        vectorize=options["vectorize"],
+        vectorize="sync" if on_workers and options["vectorize"] == "auto" else options["vectorize"],
         num_envs=options["num_envs"],
         runners=max(1, num_env_runners),
         device=choose_device(options["device"]).type,
@@ -135,11 +140,27 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         episodes=options["episodes"],
         steps=options["steps"],
         pieces=pieces,
-        in_processes=num_env_runners > 0,
-        plugins=tuple(options["plugins"]),
+        in_processes=num_env_runners > 0 or on_workers,
+        plugins=with_network(options["plugins"], options["network"]),
         trust_pickle=options["trust_pickle"],
         step_timeout=options["step_timeout"],
     )
+
+
+def _wrong_on_workers(options: RecordOptions) -> Iterator[str]:
+    """What does not go with an engine's workers."""
+    if options["engine"] != "local":
+        if options["num_env_runners"]:
+            yield "--num-env-runners are processes of --engine local; give --workers"
+        if options["vectorize"] == OWN_CLASS:
+            yield f"--engine {options['engine']} divides the episodes, and --vectorize {OWN_CLASS} has one generator for all"
+
+
+def check_divisible(policy: Policy | PipedPolicy, engine: str) -> None:
+    """Raise BadConfig where episodes depend on those before them, and workers of an engine would play them."""
+    if engine != "local" and isinstance(policy, PipedPolicy) and policy.may_learn:
+        what = f"pieces that learn while they play depend on the order of episodes, and --engine {engine} divides them"
+        raise BadConfig(what, where="--engine", fix="--engine local, or play through the pieces of a trained run")
 
 
 def resolved_plan(plan: Plan, environment: Environment) -> Plan:
@@ -245,10 +266,11 @@ class RecordResult:
     module_to_env: list[str] | None
     dry_run: bool = True  # everything was checked, nothing was written
     assumptions: Mapping[str, int] = field(default_factory=dict)  # NaN and infinite values by kind: "nan-in-rewards"
+    games: int | None = None  # of several agents, each of which has episodes of its own; None: of one agent
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
-        return asdict(self)
+        """Plain values, by the keys of `--json`; `games` of several agents alone."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name != "games"}
 
 
 def nothing_recorded(plan: Plan, policy: Policy | PipedPolicy, *, out: str, format: str) -> RecordResult:

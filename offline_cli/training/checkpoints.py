@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -33,11 +33,13 @@ from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
 from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
+from offline_cli.modules.images import AUTO, NATURE, THREE_AXES, ImageForm, encoder_package, reads_alike
 from offline_cli.modules.network import MLP, network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
 from offline_cli.policies.run_policy import (
     ALONE,
+    ENCODER_PACKAGE,
     ENVIRONMENTS,
     FORMAT,
     GIVEN_SPACE,
@@ -49,7 +51,7 @@ from offline_cli.policies.run_policy import (
     WITH_PIECES,
     described_form,
 )
-from offline_cli.spaces import space_to_json
+from offline_cli.spaces import Space, space_to_json
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
 
@@ -149,6 +151,8 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     form = described_form(data.learner.policy.action_head)
     normed = {"layer_norm": True} if config.layer_norm else {}
     options = {key: value for key, value in config.network.items() if key != "name"} | normed if name == MLP else {}
+    if name == MLP:
+        options = _of_images(data.observation_space, options)
     version = OF_FORM if form else OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES
     told: dict[str, Any] = {
         "format": FORMAT,
@@ -158,6 +162,7 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         "action_scale": data.action_scale,
         **network,
         **({OPTIONS: options} if options else {}),
+        **({ENCODER_PACKAGE: package} if (package := encoder_package(str(options.get("encoder", NATURE)))) else {}),
         **form,
         "environment": config.env,
     }
@@ -174,6 +179,13 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
         return told
     given = {} if data.given_space is None else {GIVEN_SPACE: space_to_json(data.given_space)}
     return told | given | {"pipeline": data.trained.to_json()}
+
+
+def _of_images(space: Space, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of our network, with what they leave out of images where three axes alone would not say it."""
+    form = ImageForm(encoder=options.get("encoder", NATURE))
+    by_shape = "images" not in options and not reads_alike(space, form, replace(form, layout=THREE_AXES))
+    return {**options, **({"images": AUTO} if by_shape else {})}
 
 
 def learned_bytes(data: TrainingData) -> bytes | None:

@@ -11,12 +11,14 @@ never to wall time. Which policy a run keeps:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from offline_cli.engines.ranks import ALONE, RankFailed, Ranks
 from offline_cli.environments import Environment
+from offline_cli.errors import BadData
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
@@ -26,11 +28,12 @@ from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.stop_signals import StopSignals
+from offline_cli.training.stop_signals import StopRequested, StopSignals
 
-__all__ = ["Checks", "score"]
+__all__ = ["CONFIRMED", "Checks", "Together", "returns_of", "score"]
 
 CONFIRMED = "confirm_return_mean"
+Together = Callable[[int], Mapping[str, float]]
 
 
 class Checks:
@@ -45,15 +48,19 @@ class Checks:
         environment: Environment | None,
         pieces: PlaySpec | None,
         updates_per_epoch: int,
+        together: Together | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`together`: in place of an environment, what modules that are played together returned, by update of this one."""
+        self._together, self._ranks = together, ranks
         self._learner, self._config, self._val = learner, config, val
         self._environment, self._pieces = environment, pieces
         self.bound = config.bound(updates_per_epoch)
-        self._every, self._per_epoch = config.check_every(updates_per_epoch), updates_per_epoch
+        self.every, self._per_epoch = config.check_every(updates_per_epoch), updates_per_epoch
 
     def due(self, update: int) -> bool:
         """Whether there is a check after that many updates."""
-        return update > 0 and (update % self._every == 0 or update == self.bound)
+        return update > 0 and (update % self.every == 0 or update == self.bound)
 
     def least_bound(self, updates: int) -> str:
         """The option, with its least value, that allows for so many updates: `--epochs 12`."""
@@ -64,19 +71,30 @@ class Checks:
         """Figures by name: `val_*`, `eval_return_*`, `confirm_return_*`. Raises StopRequested, BadData from the environment."""
         figures: dict[str, float] = {}
         if self._val is not None:
-            figures |= {f"val_{name}": value for name, value in score(self._learner, self._val, self._config.precision).items()}
-        if self._environment is not None:
+            figures |= {f"val_{name}": value for name, value in self._scores(self._val).items()}
+        if self._together is not None:
+            figures |= self._together(update)
+        elif self._environment is not None:
             checked = self._play(self._config.eval_episodes, Purpose.CHECK, update, stop)
-            figures |= _returns("eval", checked)
+            figures |= returns_of("eval", checked)
             if self._config.until_return is not None and checked.mean >= self._config.until_return:
-                figures |= _returns("confirm", self._play(self._config.confirm_episodes, Purpose.CONFIRM, update, stop))
+                figures |= returns_of("confirm", self._play(self._config.confirm_episodes, Purpose.CONFIRM, update, stop))
         return figures
 
     def _play(self, episodes: int, purpose: Purpose, update: int, stop: StopSignals) -> Played:
         assert self._environment is not None
         how: dict[str, Any] = {"seed": self._config.seed, "purpose": purpose, "round_": update, "pieces": self._pieces}
         with stop.playing():
-            return play(self._learner.policy, self._environment, episodes, **how, on_step=stop.check)
+            try:
+                return play(self._learner.policy, self._environment, episodes, **how, on_step=stop.check, ranks=self._ranks)
+            except RankFailed as err:
+                if not err.said:
+                    raise StopRequested from err
+                fix = "see the message of that process"
+                raise BadData("; ".join(err.said), where=f"--env {self._environment.name}", fix=fix) from err
+
+    def _scores(self, val: StepLoader) -> dict[str, float]:
+        return score(self._learner, val, self._config.precision, self._ranks)
 
     def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
         """Update `state` by `figures`, and end the run where they say so; returns whether this policy is the best so far."""
@@ -111,13 +129,15 @@ class Checks:
         return -figures["val_loss"] if "val_loss" in figures else None
 
 
-def _returns(name: str, played: Played) -> dict[str, float]:
+def returns_of(name: str, played: Played) -> dict[str, float]:
+    """The figures of played episodes, whose names begin with `name`."""
     values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
     return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
 
 
-def score(learner: Learner, loader: StepLoader, precision: str) -> dict[str, float]:
-    """The algorithm's scores, as means over all that `loader` holds: of cloning `loss`, and `accuracy` or `mse`."""
+def score(learner: Learner, loader: StepLoader, precision: str, ranks: Ranks = ALONE) -> dict[str, float]:
+    """The algorithm's scores, as means over all that `loader` holds, shared out among `ranks`: of cloning `loss`, and
+    `accuracy` or `mse`."""
     totals: dict[str, Any] = {}
     counts: Counter[str] = Counter()
     device = next(learner.policy.parameters()).device
@@ -126,4 +146,8 @@ def score(learner: Learner, loader: StepLoader, precision: str) -> dict[str, flo
             for name, values in learner.algorithm.scores(learner.modules, batch).items():
                 totals[name] = totals.get(name, 0) + values.double().sum()
                 counts[name] += values.numel()
-    return {name: float(total) / counts[name] for name, total in totals.items()}
+    if ranks.count == 1:
+        return {name: float(total) / counts[name] for name, total in totals.items()}
+    names = sorted({*filter(None, "\n".join(ranks.texts("\n".join(totals))).split("\n"))})  # a rank may have had no batch
+    sums = ranks.summed([float(totals.get(name, 0)) for name in names] + [counts[name] for name in names])
+    return {name: sums[number] / sums[len(names) + number] for number, name in enumerate(names)}

@@ -21,9 +21,11 @@ from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.local_files import not_found
 from offline_cli.formats.opening import AskedEnvironment, refused
+from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import MLP
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
+from offline_cli.plugins import network_named
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.training.config_mistakes import (
     BOUNDS,
@@ -124,7 +126,7 @@ class BCConfig:
         own: dict[str, Any] = {}
         if self.network["name"] == MLP:
             own = {"hidden": self.hidden, "activation": self.activation}
-            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm)}
+            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm), "images": AUTO}
         return own | {name: value for name, value in self.network.items() if name != "name"}
 
 
@@ -135,10 +137,12 @@ def resolve_config(
     stored: Mapping[str, Any] | None = None,
     plugins: Collection[str] = (),
     algorithm: Mapping[str, Any] | None = None,
+    network: str | None = None,
 ) -> BCConfig:
     """The configuration; options that are None were not given. `stored` is that of the run to resume. `plugins`: packages whose
-    code may be imported because `stored` names it; what the file or `algorithm` names is imported. `algorithm`: the options of
-    the table that were given, and perhaps its name; they win.
+    code may be imported because `stored` names it; what the file, `algorithm` or `network` names is imported. `algorithm`: the
+    options of the table that were given, and perhaps its name; they win. `network`: the name of that table, which the file may
+    then leave out.
 
     Raises BadConfig with every mistake in `details["problems"]`, UsageError where options that contradict each other are all
     of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
@@ -147,12 +151,14 @@ def resolve_config(
     if isinstance(given.get("hidden"), Sequence) and not isinstance(given["hidden"], str):
         given["hidden"] = list(given["hidden"])
     twice: list[str] = []
-    from_file = folded(read_config(file), twice) if file is not None else {}
+    from_file = folded(_with_name(read_config(file), network), twice) if file is not None else {}
     _check_one_size(given, from_file, file)
     asked = {"algorithm": algorithm} if algorithm else {}
-    _check_one_algorithm(asked, from_file, file)
+    asked |= {"network": {"name": network}} if network else {}
+    for table in asked:
+        _check_one_name(table, asked, from_file, file)
     merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file, asked)}
-    if stored and "network" in from_file and merged["network"] != stored.get("network"):
+    if stored and "network" in {**from_file, **asked} and merged["network"] != stored.get("network"):
         merged = {name: value for name, value in merged.items() if name not in MLP_KEYS or name in from_file}
     bounds = [source.keys() & set(BOUNDS) for source in (given, from_file, stored or {})]
     bound = next(filter(None, bounds), BOUNDS)  # one replaces whatever bound the sources below it say
@@ -183,12 +189,27 @@ def _check_one_size(given: Mapping[str, Any], from_file: Mapping[str, Any], file
         raise UsageError(what, where=f"--hidden and {file}", fix="give the widths in one of the two")
 
 
-def _check_one_algorithm(asked: Mapping[str, Any], from_file: Mapping[str, Any], file: str | PathLike[str] | None) -> None:
-    """Raise UsageError where option and file name two algorithms: the options in the file are those of one."""
-    names = [table.get("name") for source in (asked, from_file) if isinstance(table := source.get("algorithm"), Mapping)]
+def _check_one_name(
+    table: str, asked: Mapping[str, Any], from_file: Mapping[str, Any], file: str | PathLike[str] | None
+) -> None:
+    """Raise UsageError where option and file name two algorithms, or networks: the options in the file are those of one."""
+    names = [found.get("name") for source in (asked, from_file) if isinstance(found := source.get(table), Mapping)]
     if len(names) == 2 and None not in names and names[0] != names[1]:
-        what = f"--algorithm says {names[0]}, and the file's [algorithm] {names[1]}"
-        raise UsageError(what, where=f"--algorithm and {file}", fix="name the algorithm in one of the two")
+        what = f"--{table} says {names[0]}, and the file's [{table}] {names[1]}"
+        raise UsageError(what, where=f"--{table} and {file}", fix=f"name the {table} in one of the two")
+
+
+def _with_name(document: dict[str, Any], network: str | None) -> dict[str, Any]:
+    """The file with the name that the option gives its table of the network, and `python:` before a file of code there."""
+    table = document.get("network")
+    if not isinstance(table, Mapping):
+        return document
+    name = table.get("name", network)
+    return {**document, "network": {**table, **({} if name is None else {"name": _named(name)})}}
+
+
+def _named(name: Any) -> Any:
+    return network_named(name) if isinstance(name, str) else name
 
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:

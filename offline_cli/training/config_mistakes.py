@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from offline_cli.errors import BadConfig
 from offline_cli.json_documents import load_schema, mistakes_by
+from offline_cli.modules.images import encoder_kind
 from offline_cli.modules.network import MLP, network_kind
 from offline_cli.options.networks import MlpKeys
 from offline_cli.options.option import declared_in
@@ -72,7 +73,9 @@ def key_mistakes(
     name and a dot; an option of a table may be NaN or infinite where its schema does not limit it.
     """
     keys = schema.get("properties", {})
-    found = [_unknown(name, keys, before) for name in config if name not in keys]
+    found = [
+        _unknown(name, keys, before) for name in config if name not in keys and schema.get("additionalProperties") is not True
+    ]
     for name, value in config.items():
         if name not in keys:
             continue
@@ -153,6 +156,7 @@ def table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages:
             problems.append(f"{table}.name: {err.what} ({err.fix})")
             continue
         options = {name: value for name, value in given.items() if name != "name"}
+        problems += _unknown_encoder(options, named) if given["name"] == MLP else []
         wrong = key_mistakes(options, kind.schema, before=f"{table}.")
         bad = tuple(text.partition(":")[0] for text in wrong)
         problems += wrong + _no_json(table, {name: value for name, value in options.items() if f"{table}.{name}" not in bad})
@@ -162,6 +166,19 @@ def table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages:
         taken = [name for name in MLP_KEYS if name in config]
         problems += [f"{name}: an option of the network {MLP!r}; others have theirs in [network]" for name in taken]
     return problems
+
+
+def _unknown_encoder(options: Mapping[str, Any], named: Collection[str] | None) -> list[str]:
+    """The mistake in the name of an encoder, which is imported as `table_mistakes` says. Raises as that does."""
+    if not isinstance(options.get("encoder"), str):
+        return []  # the schema says so
+    try:
+        encoder_kind(options["encoder"], named=named)
+    except BadConfig as err:
+        if err.where != "encoder.name":
+            raise
+        return [f"network.encoder: {err.what} ({err.fix})"]
+    return []
 
 
 def _no_json(table: str, options: Mapping[str, Any]) -> list[str]:

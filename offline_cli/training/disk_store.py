@@ -6,9 +6,9 @@ to a random sample of all steps, wherever they came from. An epoch takes a pool 
 come from one pool, a thread reads the next; a batch may span pools.
 
 Decision: windows and not partitions that every step is assigned to, which would be exactly random, because those need the
-number of steps beforehand or a second pass on disk, as many write buffers as there are partitions, and a bound on how many
-these may be. Windows cost one sequential write, need no index, and have no largest size. (Shuffled blocks, shuffled again as
-they are read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile", 3.2; there without the shuffle before writing.)
+number of steps beforehand or a second pass on disk, and many write buffers. Windows cost one sequential write and have no
+largest size. (Shuffled blocks, shuffled again as they are read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile",
+3.2; there without the shuffle before writing.)
 
 Episodes go through the pipeline some at a time; an episode is in memory whole. Each piece that learns sees all training
 episodes first, with the pieces before it as they are after learning, and then learns no more: a filter holds what it would hold
@@ -28,12 +28,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from offline_cli.applying.frame_stacks import FrameStacks
 from offline_cli.applying.learner_batches import grouped
 from offline_cli.connectors.pipeline_spec import check_streamable, learns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import give_back
+from offline_cli.training.frame_file import FrameFile, record_of
 from offline_cli.training.loader import EpochOrder, PoolPlan, Store, ValidationSplit, of_window
 from offline_cli.training.memory_store import Shares
 from offline_cli.training.metrics_file import RecordForm
@@ -78,27 +80,40 @@ class StoreForm:
 class DiskStore:
     """Records in a temporary file; `close` ends it."""
 
-    def __init__(self, record: RecordForm, form: StoreForm, temp_dir: str | None) -> None:
-        """Raises StorageError where no file can be made in `temp_dir`."""
+    def __init__(
+        self, record: RecordForm, form: StoreForm, temp_dir: str | None, like: Mapping[str, Any] | None = None
+    ) -> None:
+        """`like`: columns to come, where they have stacks of frames. Raises StorageError where no file can be made."""
         self.record: RecordForm = record
         self.form = form
         self.steps = 0
+        self._frames = None if like is None else FrameFile(like, record, temp_dir)
+        self.written = record if self._frames is None else self._frames.small
         self._file = TempFile(temp_dir, holding="steps").__enter__()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="step-reader")  # the one that reads, once all is written
 
     @property
     def parts(self) -> Sequence[DiskStore]:
-        """The files that it is of."""
+        """Its files."""
         return [self]
 
+    def packed(self, columns: Mapping[str, Any]) -> Tensor:
+        """(n, words) records to append; of stacks the frames are written. Raises StorageError."""
+        return self.record.packed(columns) if self._frames is None else self._frames.taken(columns)
+
     def append(self, records: Tensor) -> None:
-        """Write `records` (n, words) at the end. Raises StorageError, for instance where the disk is full."""
+        """Write `records` (n, words of `written`) at the end. Raises StorageError, for instance where the disk is full."""
         self._file.append(records.numpy().data)
         self.steps += len(records)
 
     def read(self, first: int, target: Tensor) -> None:
         """Fill `target` (n, words) with the records from `first` on; in the store's thread."""
-        self._file.read_into(first * self.record.nbytes, target.numpy().data)
+        if self._frames is None:
+            self._file.read_into(first * self.record.nbytes, target.numpy().data)
+            return
+        small = torch.empty((len(target), self.written.words), dtype=torch.int64)
+        self._file.read_into(first * self.written.nbytes, small.numpy().data)
+        self._frames.put_back(small, target)
 
     def reader(self, batch: Mapping[str, Tree], order: EpochOrder, device: torch.device) -> _DiskReader:
         """See Store. Batches on other devices than the CPU are copied through the host."""
@@ -116,6 +131,8 @@ class DiskStore:
         """Release memory and disk, once a pending read has ended."""
         self.thread.shutdown(wait=True, cancel_futures=True)
         self._file.__exit__(None, None, None)
+        if self._frames is not None:
+            self._frames.close()
 
 
 class MixedStore:
@@ -146,7 +163,7 @@ class ShuffledWriter:
 
     def __init__(self, store: DiskStore, *, seed: int) -> None:
         self._store, self._seed, self._windows, self._held = store, seed, 0, 0
-        self._window = torch.empty((store.form.window, store.record.words), dtype=torch.int64)
+        self._window = torch.empty((store.form.window, store.written.words), dtype=torch.int64)
 
     def add(self, records: Tensor) -> None:
         """Take `records` (n, words)."""
@@ -166,7 +183,7 @@ class ShuffledWriter:
 
     def _write(self) -> None:
         order = of_window(self._seed, self._windows, self._held)
-        for part in torch.split(order, max(1, SCRATCH // self._store.record.nbytes)):
+        for part in torch.split(order, max(1, SCRATCH // self._store.written.nbytes)):
             self._store.append(self._window[part])
         self._windows, self._held = self._windows + 1, 0
 
@@ -274,9 +291,6 @@ class _Pools:
         return _Pool(number, int(plan.starts[index]), self._order.of_pool(number, rows), memory)
 
 
-# ---- from episodes ----
-
-
 class DiskStoreBuilder:
     """Steps as records on disk; those held out in a store of their own, in their order."""
 
@@ -319,21 +333,24 @@ class DiskStoreBuilder:
     def add(self, columns: Mapping[str, Tree], *, held_out: bool, sources: Tensor | None = None) -> None:
         """See StoreBuilder; the stores are made for the first columns, and share the memory."""
         if not self._train:
-            record, count = RecordForm.of(columns), len(self._names)
+            record, count = record_of(columns), len(self._names)
             form = StoreForm.within(self._shares.window // count, self._shares.pool // count, record)
-            self._train = [self._store(record, form) for _ in self._names]
-            self._val = self._store(record, form) if self._holds_out else None
+            like = columns if any(isinstance(column, FrameStacks) for column in columns.values()) else None
+            self._train = [self._store(record, form, like) for _ in self._names]
+            self._val = self._store(record, form, like) if self._holds_out else None
             self._writers = [ShuffledWriter(store, seed=self._seed) for store in self._train]
-        records = self._train[0].record.packed(columns)
         if held_out:
             assert self._val is not None, "nothing is held out"
-            self._val.append(records)
+            self._val.append(self._val.packed(columns))
             return
-        for number, writer in enumerate(self._writers):
-            writer.add(records if sources is None else records[sources == number])
+        for number, (store, writer) in enumerate(zip(self._train, self._writers, strict=True)):
+            if sources is None:
+                writer.add(store.packed(columns))
+            elif bool((sources == number).any()):
+                writer.add(store.packed(columns)[sources == number])
 
-    def _store(self, record: RecordForm, form: StoreForm) -> DiskStore:
-        self._stores.append(DiskStore(record, form, self._temp_dir))
+    def _store(self, record: RecordForm, form: StoreForm, like: Mapping[str, Any] | None) -> DiskStore:
+        self._stores.append(DiskStore(record, form, self._temp_dir, like))
         return self._stores[-1]
 
     def finish(self) -> tuple[Store, Store | None]:

@@ -9,7 +9,6 @@ minimised.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import tomllib
 from collections import Counter
@@ -23,23 +22,23 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Sources, open_location
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
-from offline_cli.modules.network import MLP, Network, network_kind
+from offline_cli.modules.images import reads_alike
+from offline_cli.modules.network import MLP, Mlp, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.plugins import plugin_behind
+from offline_cli.plugins import PYTHON, plugin_behind
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part, tensors_of
 from offline_cli.policies.run_policy import OPTIONS, LoadedPolicy, load_policy, scaling_of
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig
 
-__all__ = ["Learner", "Setup", "Start", "check_losses", "cloning_learner", "differentiating", "misnamed", "pieces_of"]
+__all__ = ["Learner", "Setup", "Start", "check_losses", "cloning_learner", "differentiating", "misnamed"]
 
-OF_SEQUENCES: Final = ("max_seq_len", "burn_in")  # options of a network that its weights do not depend on
+ASIDE: Final = ("max_seq_len", "burn_in", "images")  # options that its weights do not depend on; the last by what it reads
 SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
 WANTED = "it must be a scalar tensor with a gradient"
 
@@ -127,7 +126,10 @@ class Setup:
     def resumed(self, policy: Mapping[str, Any], learned: Mapping[str, Any] | None, config: BCConfig, *, where: str) -> Self:
         """As the run at `where` was, by the description of its `policy` and what its pieces had `learned`. Raises BadData."""
         kept = None if config.init_from is None else learned
-        return replace(self, uint8_scaling=scaling_of(policy, where=where), learned=kept)
+        network = self.network
+        if isinstance(network, Mlp) and "images" not in policy.get(OPTIONS, {}):
+            network = Mlp({name: value for name, value in network.options.items() if name != "images"})
+        return replace(self, network=network, uint8_scaling=scaling_of(policy, where=where), learned=kept)
 
     def told(self, learner: Learner) -> dict[str, Any]:
         """Where the modules are from, as JSON values; empty: they are fresh."""
@@ -172,7 +174,8 @@ class Start:
         if place.url == out:
             fix = "another --out; or --resume, to train that run for longer"
             raise UsageError("a run cannot begin with what it replaces", where=f"--init-from {place.url}", fix=fix)
-        loaded = load_policy(place, storage_options, plugins=plugins)
+        name = config.network["name"]  # what the user named for this run, that run may have
+        loaded = load_policy(place, storage_options, plugins=plugins, network=name if name.startswith(PYTHON) else None)
         others: dict[str, Tensor] = {}
         try:
             said = tomllib.loads(place.join(CONFIG).read_bytes().decode()).get("algorithm", {"name": BC})
@@ -188,19 +191,23 @@ class Start:
             wanted |= {"hidden": [*config.hidden], "activation": config.activation}
             wanted |= {"layer_norm": True} if config.layer_norm else {}
         theirs = told.get("network") or {"name": MLP, **_picked(told, wanted), **told.get(OPTIONS, {})}
-        both = [{name: value for name, value in one.items() if name not in OF_SEQUENCES} for one in (theirs, wanted)]
+        both = [{name: value for name, value in one.items() if name not in ASIDE} for one in (theirs, wanted)]
         return cls(place.url, loaded, others, (both[0], both[1]))
 
     def check(self, task: Task, learner: Learner, pieces: str) -> None:
         """Raise BadConfig, naming all that differs, where the run's policy is not one of this run's."""
         told, mine = self.loaded.description, learner.policy.action_head
-        theirs = self.loaded.module
+        theirs, trained = self.loaded.module, self.loaded.trained
         pairs: dict[str, tuple[Any, Any]] = {
             "network": (_in_words(self.network[0]), _in_words(self.network[1])),
             "action scale": (told["action_scale"], task.action_scale),
             "form of Box actions": (_form(theirs.action_head), _form(mine)),
-            "learner pipeline": (pieces_of(self.loaded.trained) or "none", pieces or "none"),
+            "learner pipeline": ("none" if trained is None else trained.in_words, pieces or "none"),
         }
+        if isinstance(task.network, Mlp) and isinstance(told.get(OPTIONS, {}), Mapping):
+            forms = Mlp(told.get(OPTIONS, {})).images, task.network.images
+            if not reads_alike(task.observation_space, *forms):
+                pairs["images"] = forms[0].layout, forms[1].layout
         if has_uint8(task.observation_space):
             pairs["scaling of uint8"] = scaling_of(told, where=self.url), task.uint8_scaling
         spaces = {
@@ -248,13 +255,6 @@ def _form(head: ActionHead) -> str:
     return f"{forms[0].mean} mean, log σ in {list(forms[0].log_std)}" if forms else "none"
 
 
-def pieces_of(spec: PipelineSpec | None) -> str:
-    """What a policy plays through, as text; empty: nothing. Of Python objects what is known of them in a run folder."""
-    if spec is None:
-        return ""
-    return spec.name if spec.document is not None else "Python objects"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Learner:
     """An algorithm and the modules it has made."""
@@ -262,6 +262,8 @@ class Learner:
     algorithm: Algorithm
     modules: Mapping[str, nn.Module]
     groups: Sequence[Group]
+    policy: RLModule  # the first of the modules
+    is_stateful: bool  # whether the policy has a memory
 
     @classmethod
     def of(cls, algorithm: Algorithm, task: Task) -> Self:
@@ -286,7 +288,7 @@ class Learner:
         if twice:
             fix = "one group for each module, and another name for each loss"
             raise BadConfig(f"{kind}.groups names {twice[0]!r} twice", where=where, fix=fix)
-        learner = cls(algorithm, modules, groups)
+        learner = cls(algorithm, modules, groups, task.made, task.made.is_stateful())
         stepped = [(id(parameter), name) for group in groups for name, parameter in learner.parameters_of(group)]
         counts = Counter(number for number, _ in stepped)
         shared = [name for number, name in stepped if counts[number] > 1]
@@ -295,18 +297,12 @@ class Learner:
             raise BadConfig(f"{kind} has {shared[0]} stepped by two groups", where=where, fix=fix)
         return learner
 
-    @property
-    def policy(self) -> RLModule:
-        policy = self.modules[POLICY]
-        assert isinstance(policy, RLModule), "made by task.policy()"
-        return policy
-
     def before_sequences(self) -> dict[str, Any]:
         """`state_in` of a policy with memory, leaves (...) for one row; empty for others.
 
         Each sequence begins with the initial state: what a recording has of states is of the network that played there.
         """
-        return {Columns.STATE_IN: initial_state(self.policy)} if self.policy.is_stateful() else {}
+        return {Columns.STATE_IN: initial_state(self.policy)} if self.is_stateful else {}
 
     @property
     def losses(self) -> list[str]:
@@ -317,12 +313,6 @@ class Learner:
     def whole(self) -> nn.Module:
         """All modules as one, to count or move their weights."""
         return nn.ModuleList(self.modules.values())
-
-    def rl_module(self) -> nn.Module:
-        """What connector pieces get, on the CPU, as their columns are: a copy where the modules are elsewhere."""
-        module = self.algorithm.rl_module(self.modules)
-        is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
-        return module if is_on_cpu else copy.deepcopy(module).cpu()
 
     def to(self, device: torch.device) -> None:
         """Move every module there, ready to train."""
@@ -357,4 +347,4 @@ def cloning_learner(policy: RLModule) -> Learner:
     """Behaviour cloning of an existing policy."""
     algorithm = own_algorithms(BC)[BC]({})
     modules = {POLICY: policy}
-    return Learner(algorithm, modules, algorithm.groups(modules))
+    return Learner(algorithm, modules, algorithm.groups(modules), policy, policy.is_stateful())

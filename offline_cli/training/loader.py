@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns as ColumnNames
+from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.playing.slots import draw
 from offline_cli.training.metrics_file import RecordForm
@@ -123,22 +124,32 @@ class StepLoader:
     """
 
     def __init__(
-        self, store: Store, *, batch_size: int, seed: int, device: torch.device, before: Mapping[str, Tree] | None = None
+        self,
+        store: Store,
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        before: Mapping[str, Tree] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`batch_size`: steps. `before`: columns, leaves (...), that every row has alike: the state before a sequence."""
+        """`batch_size`: steps. `before`: columns, leaves (...), that every row has alike: the state before a sequence.
+        `ranks`: the processes that share out each batch; `batch` holds this one's rows, with their weights in all of it.
+        """
         assert store.steps > 0, "no rows"
         self.steps = store.steps
         per_row = steps_per_row(store.record.empty(1, torch.device("cpu")))
         self.batch_size = min(max(1, batch_size // per_row), self.steps)
         self.updates_per_epoch = -(-self.steps // self.batch_size)
-        self.batch: dict[str, Any] = store.record.empty(self.batch_size, device)
+        self._ranks, self._own = ranks, -(-self.batch_size // ranks.count)  # rows of `batch`
+        self.batch: dict[str, Any] = store.record.empty(self._own, device)
         self._reader = store.reader(dict(self.batch), EpochOrder(seed), device)
         self._feed = None if self._reader.is_resident else HostFeed(self._reader.targets, device)
         self._before = {
             name: map_leaves(lambda leaf: torch.as_tensor(leaf).to(device), tree) for name, tree in (before or {}).items()
         }
-        self.batch |= self._repeated(self.batch_size)
-        self.batch[WEIGHTS] = torch.empty(self.batch_size * per_row, device=device)
+        self.batch |= self._repeated(self._own)
+        self.batch[WEIGHTS] = torch.empty(self._own * per_row, device=device)
         self._rows = -1
 
     def _repeated(self, rows: int) -> dict[str, Any]:
@@ -153,18 +164,18 @@ class StepLoader:
         else:
             self._gather(update, self._reader.targets)
         self._reader.settle()
-        rows = self._size(update % self.updates_per_epoch)
+        rows, own = self._part(update % self.updates_per_epoch)
         if LOSS_MASK in self.batch:
-            return self._weigh_steps(rows)
+            return self._weigh_steps(own.stop - own.start)
         if rows != self._rows:
-            self.batch[WEIGHTS].fill_(1 / rows)[rows:] = 0
+            self.batch[WEIGHTS].fill_(1 / rows)[own.stop - own.start :] = 0
             self._rows = rows
         return rows
 
     def _weigh_steps(self, rows: int) -> Tensor:
         mask: Tensor = self.batch[LOSS_MASK]
         mask[rows:] = False
-        count = mask.sum()
+        count = self._ranks.sum_(mask.sum())
         torch.div(mask.flatten(), count, out=self.batch[WEIGHTS])
         return count
 
@@ -174,18 +185,24 @@ class StepLoader:
         if self._feed is not None:
             self._feed.forget()
 
-    def _size(self, index: int) -> int:
-        """Steps of the batch with this number in its epoch."""
-        return min(self.batch_size, self.steps - index * self.batch_size)
+    def _part(self, index: int) -> tuple[int, slice]:
+        """Rows of the batch with this number in its epoch, and which of them are this rank's."""
+        rows = min(self.batch_size, self.steps - index * self.batch_size)
+        return rows, self._ranks.share(rows)
 
     def _gather(self, update: int, targets: Sequence[Tensor]) -> None:
         epoch, index = divmod(update, self.updates_per_epoch)
-        self._reader.gather(epoch, index * self.batch_size, self._size(index), targets)
+        rows, own = self._part(index)
+        if own.start == own.stop:  # more ranks than rows: any of them, without a weight
+            own = slice(0, min(rows, self._own))
+        self._reader.gather(epoch, index * self.batch_size + own.start, own.stop - own.start, targets)
 
     def in_order(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Every step once, in the order of the store, as batches of at most B rows on the device, with their sizes."""
-        for columns, rows in self._reader.in_order(self.batch_size):
-            yield columns | self._repeated(rows), rows
+        """This rank's share of all steps, in the order of the store, as batches of at most B rows on the device, with their
+        sizes."""
+        for number, (columns, rows) in enumerate(self._reader.in_order(self.batch_size)):
+            if number % self._ranks.count == self._ranks.rank:
+                yield columns | self._repeated(rows), rows
 
 
 def steps_per_row(columns: Columns) -> int:

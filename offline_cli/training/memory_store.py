@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offline_cli.applying.frame_stacks import FrameStacks, expanded
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.files.prefetch import WINDOW
@@ -43,6 +44,7 @@ PROGRAM: Final = {"cpu": 352 * MiB, "cuda": 2560 * MiB}  # torch and the other l
 DEFAULT: Final = {"cpu": 1024 * MiB, "cuda": 4096 * MiB}  # limits for streaming
 LEAST_ROOM: Final = 160 * MiB  # beside the program
 READING: Final = 96 * MiB  # files that are being read, and what is made of them
+LITTLE: Final = READING // 12  # what freed memory may stay without being returned
 CLIENT: Final = 32 * MiB  # of an object store
 OPTION: Final = "--memory-limit"
 COPIES: Final = 5  # of the steps while they are put together in memory: 515 MB of episodes were seen to take 2.3 GB
@@ -140,14 +142,14 @@ class InMemory:
 
     limit: int
     device: str
-    announced: tuple[Space, Space]  # after the learner pipeline
+    held: tuple[Space, Space]  # of what is held of each step (`TrainingSource.held`)
     fetched: bool = False  # ahead, from an object store
 
     def checked(self, batches: Iterable[EpisodeBatch], *, where: str) -> Iterator[EpisodeBatch]:
         """`batches`; raises BadConfig, naming --streaming, as soon as the data so far does not fit."""
         size = steps = 0
         program = PROGRAM[self.device] + (CLIENT + WINDOW if self.fetched else 0)
-        learned = sum(_bytes_of(leaf) for space in self.announced for leaf in leaf_spaces(space).values())
+        learned = sum(_bytes_of(leaf) for space in self.held for leaf in leaf_spaces(space).values())
         for batch in batches:
             size, steps = size + batch.nbytes, steps + batch.num_steps
             needed = program + COPIES * max(size, steps * learned)
@@ -177,6 +179,7 @@ class MemoryStoreBuilder:
         self._stores: dict[bool, MemoryStore] = {}
         self.mixed: Mapping[str, Any] = {}
         self._sources: Tensor | None = None  # of the rows to learn from, where they have weights
+        self._passed = _Passed()
 
     def ids(self) -> Iterator[tuple[str, ...]]:
         """See StoreBuilder; the episodes stay to be taken."""
@@ -193,10 +196,13 @@ class MemoryStoreBuilder:
 
     def _read(self) -> EpisodeBatch:
         episodes = self._source.episodes()
-        batches = list(episodes if self._limit is None else self._limit.checked(episodes, where=self._source.where))
+        batches, self._passed = list[EpisodeBatch](), _Passed()
+        for batch in episodes if self._limit is None else self._limit.checked(episodes, where=self._source.where):
+            batches.append(batch)
+            self._passed.add(batch.nbytes)
         if not batches:
             raise self._source.no_steps()
-        return EpisodeBatch.concat(batches)
+        return _joined(batches)
 
     def add(self, columns: Mapping[str, Tree], *, held_out: bool, sources: Tensor | None = None) -> None:
         """See StoreBuilder."""
@@ -205,6 +211,7 @@ class MemoryStoreBuilder:
 
     def finish(self) -> tuple[Store, Store | None]:
         """See StoreBuilder."""
+        self._passed.end()
         train, weights = self._stores[False], self._source.selection.weights
         if weights is not None and self._sources is not None and train.steps:
             rows = [(self._sources == number).nonzero()[:, 0] for number in range(len(weights.names))]
@@ -221,20 +228,67 @@ class MemoryStoreBuilder:
         """Nothing is outside of memory."""
 
 
+class _Passed:
+    """Returns memory to the system on the way: what reading and joining let go would stay with the process beside the episodes.
+
+    At most a sixteenth of their size stays; returning more often would cost time, a few milliseconds each.
+    """
+
+    def __init__(self) -> None:
+        self._all = self._since = 0
+
+    def end(self) -> None:
+        """Return what is free, unless little was read."""
+        if self._all > LITTLE:
+            give_back()
+
+    def add(self, size: int) -> None:
+        """Count bytes of episodes."""
+        self._all, self._since = self._all + size, self._since + size
+        if self._since > max(LITTLE, self._all // 16):
+            self._since = 0
+            give_back()
+
+
+def _joined(batches: list[EpisodeBatch]) -> EpisodeBatch:
+    """As `EpisodeBatch.concat`; `batches` becomes empty on the way: observations are in memory once, and not twice."""
+    if len(batches) == 1:
+        return batches.pop()
+    give_back()
+    first = batches[0]
+    if any(first.structure_difference(other) for other in batches[1:]):
+        return EpisodeBatch.concat(batches)  # which raises
+    rest = EpisodeBatch.concat([replace(batch, obs=()) for batch in batches])
+    rows = int(rest.obs_starts[-1])
+    obs = map_leaves(lambda leaf: np.empty((rows, *leaf.shape[1:]), leaf.dtype), first.obs)
+    del first
+    batches.reverse()
+    done, passed = 0, _Passed()
+    while batches:
+        batch = batches.pop()
+        part = slice(done, done + int(batch.obs_starts[-1]))
+        for target, leaf in zip(leaves(obs), leaves(batch.obs), strict=True):
+            target[part] = leaf
+        done, size = part.stop, batch.nbytes
+        del batch, leaf
+        passed.add(size)
+    return replace(rest, obs=obs)
+
+
 class MemoryStore:
     """Steps as one tensor per leaf, on the CPU."""
 
     def __init__(self, columns: Columns, mixed: MixedOrder | None = None) -> None:
         """`mixed`: the order of its epochs; None: the one that a reader is given."""
         self.columns, self._mixed = columns, mixed
-        held = [leaf for _, leaf in flatten(dict(columns))]
+        held = [leaf for _, leaf in flatten(dict(columns))]  # FrameStacks are one
         self.steps = len(held[0])
         assert all(len(leaf) == self.steps for leaf in held), [len(leaf) for leaf in held]
 
     @property
     def record(self) -> RecordForm:
         """See Store."""
-        return RecordForm.of(self.columns)
+        return RecordForm.of(self.first())
 
     def reader(self, batch: Columns, order: EpochOrder, device: torch.device) -> StoreReader:
         """See Store. The columns live on the device where they fit."""
@@ -242,20 +296,26 @@ class MemoryStore:
 
     def first(self) -> dict[str, Any]:
         """See Store."""
-        return {name: map_leaves(lambda leaf: leaf[:1], tree) for name, tree in self.columns.items()}
+        return expanded(self.columns, slice(0, 1))
 
     def close(self) -> None:
         """Nothing: memory is freed with the last reference."""
 
 
 class _MemoryReader:
-    """Gathers each leaf by itself."""
+    """Gathers each leaf by itself, and stacks of frames of the frames."""
 
     def __init__(self, store: MemoryStore, batch: Columns, order: EpochOrder | MixedOrder, device: torch.device) -> None:
-        held = [leaf for tree in store.columns.values() for leaf in leaves(tree)]
+        frames = {id(column.frames): column.frames for column in store.columns.values() if isinstance(column, FrameStacks)}
+        held = [leaf for tree in (*store.columns.values(), *frames.values()) for leaf in leaves(tree)]
         self.is_resident = fits_on(device, sum(leaf.nbytes for leaf in held))
         self._home = device if self.is_resident else torch.device("cpu")
-        self._columns = {name: map_leaves(lambda leaf: leaf.to(self._home), tree) for name, tree in store.columns.items()}
+        there = {key: map_leaves(lambda leaf: leaf.to(self._home), tree) for key, tree in frames.items()}
+
+        def moved(leaf: Any) -> Any:
+            return leaf.to(self._home, there[id(leaf.frames)]) if isinstance(leaf, FrameStacks) else leaf.to(self._home)
+
+        self._columns = {name: map_leaves(moved, tree) for name, tree in store.columns.items()}
         self._sources = [leaf for tree in self._columns.values() for leaf in leaves(tree)]
         self.targets: Sequence[Tensor] = [leaf for name in self._columns for leaf in leaves(batch[name])]
         self._steps, self._order, self._device = store.steps, order, device
@@ -266,12 +326,16 @@ class _MemoryReader:
         if epoch != self._epoch:
             self._epoch, self._chosen = epoch, self._padded(self._order.of_steps(epoch, self._steps), size)
         chosen = self._chosen.narrow(0, first, size)
-        for source, target in zip(self._sources, targets, strict=True):
-            torch.index_select(source, 0, chosen, out=target)
+        left = iter(targets)
+        for source in self._sources:
+            if isinstance(source, FrameStacks):
+                source.gather(chosen, [next(left) for _ in source.shapes])
+            else:
+                torch.index_select(source, 0, chosen, out=next(left))
 
     def _padded(self, order: Tensor, size: int) -> Tensor:
-        """`order`, with its own first steps behind it, up to whole batches of `size`."""
-        return torch.cat([order, order[: -len(order) % size]]).to(self._home)
+        """`order`, with its own first steps behind it, so that wherever a batch of `size` begins, it is whole."""
+        return torch.cat([order, order[:size]]).to(self._home)
 
     def settle(self) -> None:
         """Nothing: the targets are the columns."""
@@ -283,7 +347,6 @@ class _MemoryReader:
 
     def in_order(self, rows: int) -> Iterator[tuple[dict[str, Any], int]]:
         for first in range(0, self._steps, rows):
-            part = slice(first, first + rows)
-            columns = self._columns.items()
-            batch = {name: map_leaves(lambda leaf, p=part: leaf[p].to(self._device), tree) for name, tree in columns}
-            yield batch, min(rows, self._steps - first)
+            batch = expanded(self._columns, slice(first, first + rows))
+            there = {name: map_leaves(lambda leaf: leaf.to(self._device), tree) for name, tree in batch.items()}
+            yield there, min(rows, self._steps - first)

@@ -9,13 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged, TrainingDiverged
+from offline_cli.modules.devices import quickest, threads_to_try
+from offline_cli.playing.slots import draw
 from offline_cli.policies.run_files import (
     BEST,
     REFRESHED,
@@ -28,15 +33,18 @@ from offline_cli.policies.run_files import (
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
-from offline_cli.training.checks import Checks
+from offline_cli.training.checks import Checks, Together
 from offline_cli.training.config import BCConfig
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.stop_signals import StopSignals
 from offline_cli.training.training_data import TrainingData, data_difference
-from offline_cli.training.updates import Launch, Update, captured, rate_factor
+from offline_cli.training.updates import Launch, Update, captured, rate_factor, unchanged
 
-__all__ = ["Session", "check_same_run"]
+__all__ = ["CHANCE", "Session", "check_same_run"]
+
+CHANCE: Final = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
+LOOK: Final = 20  # updates after which ranks on GPUs look whether one of them has to stop: it waits for the device
 
 
 class Session:
@@ -51,13 +59,18 @@ class Session:
         *,
         environment: Environment | None,
         on_progress: OnProgress,
+        together: Together | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`together`: see Checks."""
+        self.ranks = ranks
+        self._stopping = False  # whether a rank has to stop: all of them know, at the same number of updates
         device = torch.device(state.device)
         self.learner = data.learner
         self.learner.to(device)
         self.data, self.config, self.state, self.folder = data, config, state, folder
         form: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "device": device}
-        form["before"] = self.learner.before_sequences()
+        form |= {"before": self.learner.before_sequences(), "ranks": ranks}
         self.loader = StepLoader(data.train, **form)
         self._val = None if data.val is None else StepLoader(data.val, **form)
         self.checks = Checks(
@@ -67,6 +80,8 @@ class Session:
             environment=environment,
             pieces=data.pieces,
             updates_per_epoch=self.loader.updates_per_epoch,
+            together=together,
+            ranks=ranks,
         )
         self._update = Update(
             self.learner,
@@ -76,6 +91,7 @@ class Session:
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
             ema=config.ema,
+            ranks=ranks,
         )
         self._best: dict[str, Tensor] = {}  # the policy of the best check
         self._refreshed: dict[str, Tensor] = {}  # the modules that the columns were last computed with, where they change
@@ -123,20 +139,51 @@ class Session:
     def check_losses(self) -> None:
         """Compute the losses of the next batch once, before `restore`. Raises BadConfig where they cannot be minimised.
 
-        Nothing changes but torch's random generators.
+        Nothing changes but torch's random generators. Several processes share out no batch whose rows are normalized together.
         """
+        if self.ranks.count > 1:
+            check_rows_apart(self.learner.whole)
         self.loader.fill(self.state.update)
         self._update.check()
 
+    def try_threads(self) -> None:
+        """Find how many threads a new run takes, where neither its configuration nor a rule says it, and keep that with both.
+
+        By a few updates, after which modules, optimizers and random generators are as before. Ranks try together, by their mean
+        times, what the first could try: machines may have different numbers of cores, and all ranks have to do the same.
+        """
+        if self.config.threads is not None:
+            return
+        counts = threads_to_try(self.learner.whole, self._update.device, self.ranks.here)
+        if not (most := int(self.ranks.of_first(counts[-1] if counts else 0))):
+            return
+        counts = [1, most]
+        self.loader.fill(self.state.update)
+        with unchanged(self._update.tensors()), torch.random.fork_rng([]):
+            self.state.threads = quickest(counts, self._update.every_group, self.ranks.mean)
+        self.config = replace(self.config, threads=self.state.threads)
+        torch.set_num_threads(self.state.threads)
+
     def prepare(self) -> None:
         """Capture the update where there is a GPU, and report where training begins; once, after `restore`."""
-        if self._update.device.type == "cuda":
+        self.ranks.copy_first([*self._update.tensors()])  # a network may begin with weights that no seed gives
+        if self.ranks.rank:  # what losses draw is of each rank's own rows
+            torch.manual_seed(draw(self.config.seed, CHANCE, self.state.update, self.ranks.rank))
+        if self._update.device.type == "cuda" and self.ranks.count == 1:
             self.loader.fill(self.state.update)
             self._launch = captured(self._update)
         self._clock = time.perf_counter()
         self._report()
 
-    def advance(self) -> None:
+    def is_to_stop(self, stop: StopSignals) -> bool:
+        """Whether a signal ends the run before the next update; for all ranks alike."""
+        return stop.requested is not None if self.ranks.count == 1 else self._stopping
+
+    def cut_short(self) -> None:
+        """A check has ended early, in every rank, because one of them has to stop."""
+        self._stopping = True
+
+    def advance(self, stop: StopSignals) -> None:
         """One update."""
         before = time.perf_counter()
         every = self.learner.algorithm.refresh_every
@@ -146,7 +193,10 @@ class Session:
         self._samples += self.loader.fill(self.state.update)
         if self.config.lr_schedule != "constant" or self.config.lr_warmup:
             self._update.scale_rates(self._rate_factor())
+        self._update.tell(stop.requested or 0)
         self._launch(self.state.update)
+        if self.ranks.count > 1 and (self._update.device.type == "cpu" or self.state.update % LOOK == 0):
+            self._stopping = self._update.stopped(self.state.update)
         self.state.update += 1
         self.state.summed += 1
         self.state.train_seconds += time.perf_counter() - before
@@ -271,6 +321,10 @@ class Session:
         found = {"generator": torch.get_rng_state()}
         return found | ({"generator_cuda": torch.cuda.get_rng_state()} if self._update.device.type == "cuda" else {})
 
+    def kept_policy(self) -> AbstractContextManager[None]:
+        """Within it the learner's policy is the one that is checked and kept."""
+        return self._update.kept_policy()
+
     def policy_state(self) -> dict[str, Tensor]:
         """The policy that is checked and kept, as of now."""
         return self._update.policy_state()
@@ -283,6 +337,16 @@ class Session:
             return self.state.update
         copy_into(self.learner.policy.state_dict(), self._best)
         return best.update
+
+
+def check_rows_apart(module: nn.Module) -> None:
+    """Raise BadConfig for layers that compute statistics over the rows of a batch, of which each process sees some only."""
+    kinds = nn.modules.batchnorm
+    layers = [(name, part) for name, part in module.named_modules() if isinstance(part, kinds._NormBase)]
+    wrong = [name for name, part in layers if isinstance(part, kinds._BatchNorm) or part.track_running_stats]
+    if wrong:
+        what = f"{', '.join(wrong)}: statistics over the rows of a batch, which several processes share out"
+        raise BadConfig(what, where="torchrun", fix="LayerNorm or GroupNorm in the network, or train in one process")
 
 
 def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:

@@ -8,52 +8,55 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
 
+from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.byte_sizes import byte_size
-from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given
-from offline_cli.engines.overseer import Overseer, exit_code_of
+from offline_cli.engines.overseer import Overseer
+from offline_cli.engines.ranks import is_first, joined
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
-from offline_cli.errors import BadConfig, Interrupted, TargetNotMet, UsageError
+from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
-from offline_cli.modules.encoders import flattened_images
 from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
 from offline_cli.playing.slots import draw
-from offline_cli.plugins import check_plugins
+from offline_cli.plugins import check_plugins, network_named
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
+from offline_cli.training.checks import Together
+from offline_cli.training.checks_together import Prepared
 from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_store import check_training_fits
 from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.mixing import Selection, Weights, place_named
+from offline_cli.training.outcomes import finished, interrupted, notes_on, result_of, unless_missed
+from offline_cli.training.read_run import ReadRun
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.session import Session, check_same_run
+from offline_cli.training.session import CHANCE, Session, check_same_run
+from offline_cli.training.several_modules import Steps, finished_result, learn_modules
 from offline_cli.training.stop_signals import StopRequested, StopSignals
 from offline_cli.training.training_data import TrainingData, load_data
 
 __all__ = ["train", "train_bc"]
 
-CHANCE = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
-
 _log = logging.getLogger(__name__)
 
 
-def fit(session: Session, stop: StopSignals) -> None:
+def fit(session: Session, stop: StopSignals, *, until: int | None = None) -> None:
     """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
+
+    `until`: return at that number of updates, saved, before what belongs to it.
 
     Every checkpoint is of the moment before what belongs to its number of updates (row of metrics, check, end of the run), so
     that a run which resumes there with another bound is as if it had had that from the start: to one that is reached already
@@ -61,23 +64,26 @@ def fit(session: Session, stop: StopSignals) -> None:
     """
     state, bound = session.state, session.checks.bound
     while True:
-        if stop.requested is not None:
+        if session.is_to_stop(stop):
             session.save()
             session.folder.keep_policy(session.policy_state())
-            raise _interrupted(session, stop.requested)
-        if state.update == bound:
+            raise interrupted(session, stop.requested or signal.SIGTERM)
+        if state.update in (bound, until):
             session.save()
         else:
             session.save_if_due()
+        if state.update == until:
+            return
         try:
             session.settle(stop)
         except StopRequested:  # the check that was cut short is made again by the resumed run
+            session.cut_short()
             continue
         if state.stopped_by is not None:
             if state.update < bound:
                 session.save()
             return
-        session.advance()
+        session.advance(stop)
 
 
 @takes(TrainOptions)
@@ -157,19 +163,57 @@ def _learned(
     command: Sequence[str],
 ) -> TrainResult:
     """See `train`. `options`: those of `train_bc` and keys of the file. `algorithm`: what was asked for of its table."""
-    asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys)}
+    places: dict[str, Any] = {"env_to_module": env_to_module, "on_progress": on_progress}
+    told = shlex.join(command) or this_command()
+    if options["module_of"]:
+
+        def prepared(held: ExitStack, place: Location, own: Mapping[str, Any], **kind: Any) -> Prepared:
+            return _prepared(held, sources, place, {**options, **own}, algorithm, weight, **places, **kind)
+
+        return learn_modules(sources, out, options, Steps(prepared, fit, _begun), command=told, **places)
+    with ExitStack() as held:
+        run = _prepared(held, sources, out, options, algorithm, weight, **places)
+        session, state = run.session, run.session.state
+        with use_threads(state.threads), StopSignals(run.overseer) as stop:
+            with _own_chance(state):
+                session.check_losses()  # before anything is written: an algorithm's mistake leaves no run folder
+            if options["dry_run"]:
+                return replace(result_of(session, state.update), stopped_by="dry-run")
+            result = _train(run, stop, told)
+    return unless_missed(result, session.config)
+
+
+def _prepared(
+    held: ExitStack,
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    options: Mapping[str, Any],
+    algorithm: Mapping[str, Any],
+    weight: Any,
+    *,
+    env_to_module: Given,
+    on_progress: OnProgress,
+    module: OneModule | None = None,
+    together: Together | None = None,
+) -> Prepared:
+    """A session that can begin or resume, nothing written yet; `held` owns what it needs.
+
+    `module`: that learns here, of several. `together`: what all of them return in the environment, which is theirs.
+    """
+    asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys) and name != "network"}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
-    others = {name: value for name, value in options.items() if name not in asked_of_config}
+    others = {name: value for name, value in options.items() if name not in (*asked_of_config, "network")}
     asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
     weights = Weights.of(weight, asked)
-    folder = RunFolder(open_location(out, storage_options, beside=beside))
+    folder = (RunFolder if is_first() else ReadRun)(open_location(out, storage_options, beside=beside))
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])
-    resolved = _resolve(asked_of_config, options["config"], folder, algorithm, resume=resume, plugins=options["plugins"])
+    named = {"algorithm": algorithm, "network": network_named(options["network"]), "plugins": options["plugins"]}
+    resolved = _resolve(asked_of_config, options["config"], folder, resume=resume, named=named)
     setup = _setup(resolved)
     target = choose_device(resolved.device)
     checkpoint = folder.load_checkpoint() if resume else None
@@ -177,55 +221,38 @@ def _learned(
         setup = setup.resumed(folder.policy(), folder.learned(), resolved, where=folder.url)
     elif resolved.init_from is not None:
         setup = setup.starting(resolved, storage_options, options["plugins"], out=folder.url, beside=beside)
-    with contextlib.ExitStack() as held:
-        places = expand(asked, storage_options, beside=beside)
-        numbers = () if weights is None else weights.numbers(asked, storage_options, beside=beside)
-        played_in, notes = _played_in(resolved, places)
-        overseer, environment = held.enter_context(_environment(played_in))
-        data = load_data(
-            places,
-            resolved,
-            setup,
-            environment=environment,
-            env_to_module=env_to_module,
-            device=target.type,
-            tables=tables,
-            selection=Selection(resolved.top_fraction, weights, numbers),
-            on_progress=on_progress,
-            **{name: options[name] for name in ("pipeline", "from_", "module_id", "storage_options")},
-        )
-        held.callback(data.close)
-        data = replace(data, played_in=played_in, environment_notes=tuple(notes))
-        if resolved.streaming:
-            check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
-        state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
-        state.init_from = setup.told(data.learner) if checkpoint is None else checkpoint[0].init_from
-        state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size)
-        _warn(resolved, target.type, new=resume and checkpoint is None, where=folder.url)
-        for note in _notes(data, resolved, state):
-            _log.warning("note: %s", note)
-        described = describe_policy(data, resolved)
-        if checkpoint is not None:
-            _check_same(checkpoint[0], state, data, folder)
-            state, tensors = checkpoint
-        with use_threads(state.threads), StopSignals(overseer) as stop:
-            session = Session(data, resolved, state, folder, environment=environment, on_progress=on_progress)
-            with _own_chance(state):
-                session.check_losses()  # before anything is written: an algorithm's mistake leaves no run folder
-            if options["dry_run"]:
-                return replace(_result(session, state.update), stopped_by="dry-run")
-            result = _train(session, stop, tensors, described, shlex.join(command) or this_command())
-    return _unless_missed(result, resolved)
-
-
-def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
-    images, needed = flattened_images(data.observation_space, "observations"), uses_rewards(data.learner.algorithm)
-    clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns) and not needed
-    of_rewards = data.rewards.notes(config.algorithm["name"] if clones else None)
-    fresh, run = ", ".join(state.init_from.get("fresh", [])), state.init_from.get("run")
-    begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
-    zeros = data.rewards.note_on_zeros() if needed else ()
-    return [*data.environment_notes, *images, *data.selection.notes, *begun, *of_rewards, *zeros]
+    ranks = held.enter_context(joined(lambda: target.type))
+    places = expand(asked, storage_options, beside=beside)
+    numbers = () if weights is None else weights.numbers(asked, storage_options, beside=beside)
+    played_in, notes = _played_in(resolved, places)
+    overseer, environment = held.enter_context(_environment(played_in if module is None else None))
+    data = load_data(
+        places,
+        resolved,
+        setup,
+        environment=environment,
+        env_to_module=env_to_module,
+        device=target.type,
+        tables=tables,
+        selection=Selection(resolved.top_fraction, weights, numbers),
+        on_progress=on_progress,
+        module_id=options["module_id"] if module is None else module,
+        **{name: options[name] for name in ("pipeline", "from_", "storage_options")},
+    )
+    held.callback(data.close)
+    data = replace(data, played_in=played_in, environment_notes=tuple(notes))
+    if resolved.streaming:
+        check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
+    state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
+    state.init_from = setup.told(data.learner) if checkpoint is None else checkpoint[0].init_from
+    state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size, ranks.here)
+    _warn(resolved, target.type, notes_on(data, resolved, state), new=resume and checkpoint is None, where=folder.url)
+    described = describe_policy(data, resolved)
+    if checkpoint is not None:
+        _check_same(checkpoint[0], state, data, folder)
+        state, tensors = checkpoint
+    given: dict[str, Any] = {"environment": environment, "on_progress": on_progress, "together": together, "ranks": ranks}
+    return Prepared(Session(data, resolved, state, folder, **given), tensors, described, overseer)
 
 
 def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, folder: RunFolder) -> None:
@@ -238,44 +265,48 @@ def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, fold
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
     """The environment of the checks, None where none was asked for, and notes on it and the data's. Raises BadConfig."""
     asked = AskedEnvironment.of(asdict(config))
-    if asked is None:
-        return None, []
-    return asked.chosen((info.location, info.environment) for info in infos_of_manifests(places))
+    known = ((info.location, info.environment) for info in infos_of_manifests(places))
+    return (None, []) if asked is None else asked.chosen(known)
 
 
-def _warn(config: BCConfig, device: str, *, new: bool, where: str) -> None:
+def _warn(config: BCConfig, device: str, notes: Sequence[str], *, new: bool, where: str) -> None:
     """Log what was asked for but may not be intended."""
     if config.precision == "bf16" and device == "cpu":
         _log.warning("warning: bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
     if new:
         _log.warning("note: no checkpoint in %s yet, so --resume begins a new run", where)
+    for note in notes:
+        _log.warning("note: %s", note)
 
 
-def _train(
-    session: Session, stop: StopSignals, tensors: Mapping[str, Tensor] | None, described: Mapping[str, Any], command: str
-) -> TrainResult:
+def _train(run: Prepared, stop: StopSignals, command: str) -> TrainResult:
     """Begin with the policy as `described`, or resume from a checkpoint's `tensors`, to the end; the result of a run that is
     finished already, without any message.
     """
-    state, folder, bound = session.state, session.folder, session.checks.bound
-    if state.update > bound:
-        fix = f"{session.checks.least_bound(state.update)} or more, or train again with --overwrite"
-        raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
-    known = None if tensors is None else folder.result()
-    if known is not None and (state.stopped_by is not None or state.update == bound):
+    session, state, folder = run.session, run.session.state, run.session.folder
+    known = finished_result(run)
+    session.ranks.wait()  # until each has read what is there
+    if known is not None:
         folder.remove_note(command)
         return known
     with folder.at_work(command), _own_chance(state):
-        if tensors is None:
-            torch.manual_seed(draw(session.config.seed, CHANCE))
-            folder.begin(session.config, described, learned_bytes(session.data))
-        else:
-            session.restore(tensors)
-            folder.go_on(session.config, state.metrics_bytes)
-        session.prepare()
+        _begun(run)
         if state.stopped_by is None:
             fit(session, stop)
-        return _finish(session)
+        return finished(session)
+
+
+def _begun(run: Prepared) -> None:
+    """Write the first files of a run, or go back to its checkpoint; then the session is ready."""
+    session, folder = run.session, run.session.folder
+    if run.tensors is None:
+        session.try_threads()
+        torch.manual_seed(draw(session.config.seed, CHANCE))
+        folder.begin(session.config, run.described, learned_bytes(session.data))
+    else:
+        session.restore(run.tensors)
+        folder.go_on(session.config, session.state.metrics_bytes)
+    session.prepare()
 
 
 def _own_chance(state: TrainState) -> AbstractContextManager[None]:
@@ -306,6 +337,9 @@ def _environment(spec: EnvironmentSpec | None) -> Iterator[tuple[Overseer | None
         with overseer.guarding():
             environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
         try:
+            if environment.agents is not None:
+                fix = "--module-of '*=shared' for one policy of all agents, --module-of agent_id for one each"
+                raise BadConfig(f"{spec.id} is an environment of several agents", where="--env", fix=fix)
             yield overseer, environment
         finally:
             with overseer.guarding():
@@ -316,15 +350,17 @@ def _resolve(
     options: Mapping[str, Any],
     file: str | os.PathLike[str] | None,
     folder: RunFolder,
-    algorithm: Mapping[str, Any],
     *,
     resume: bool,
-    plugins: Sequence[str],
+    named: Mapping[str, Any],
 ) -> BCConfig:
-    """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes."""
+    """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes.
+
+    `named`: the algorithm and the network that were asked for, and the packages that may be imported.
+    """
     if not (resume and folder.is_run):
-        return resolve_config(options, file=file, algorithm=algorithm)
-    wanted = resolve_config(options, file=file, stored=folder.config(), plugins=plugins, algorithm=algorithm)
+        return resolve_config(options, file=file, **named)
+    wanted = resolve_config(options, file=file, stored=folder.config(), **named)
     said = {**({} if file is None else read_config(file)), **{name: one for name, one in options.items() if one is not None}}
     check_named_again(wanted, said, where=folder.url)
     changed = differences(folder.resolved_config(), wanted)
@@ -332,62 +368,3 @@ def _resolve(
         fix = "leave these options out to resume, or train again with --overwrite"
         raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
-
-
-def _finish(session: Session) -> TrainResult:
-    """Write policy, curve and result of a session that has ended."""
-    kept = session.keep_best()
-    result = _result(session, kept)
-    session.folder.finish(session.learner.policy.state_dict(), result.as_dict())
-    return result
-
-
-def _result(session: Session, kept: int) -> TrainResult:
-    state, config, data = session.state, session.config, session.data
-    figures = state.best.figures if state.best is not None and state.best.update == kept else state.figures
-    played = "confirm" if "confirm_return_mean" in figures else "eval"
-    counts = {"confirm": config.confirm_episodes, "eval": config.eval_episodes}
-    return TrainResult(
-        run=session.folder.url,
-        updates=state.update,
-        epochs=round(session.epochs, 6),
-        seconds=round(state.seconds, 3),
-        samples_per_second=round(session.samples_per_second, 1),
-        loss=state.loss,
-        losses=dict(state.losses),
-        val_loss=figures.get("val_loss"),
-        eval_return_mean=figures.get(f"{played}_return_mean"),
-        eval_return_ci95=figures.get(f"{played}_return_ci95"),
-        eval_episodes=counts[played] if f"{played}_return_mean" in figures else None,
-        val_accuracy=figures.get("val_accuracy"),
-        val_mse=figures.get("val_mse"),
-        policy_update=kept,
-        stopped_by=config.bound_name if state.stopped_by in (None, "bound") else state.stopped_by,
-        episodes=data.episodes,
-        steps=data.steps,
-        device=state.device,
-        threads=state.threads,
-        notes=_notes(data, config, state),
-        rewards_not_finite=data.rewards.counts(),
-        chosen=data.selection.told,
-        weights=dict(data.seen.get("weights", {})),
-        init_from=dict(state.init_from),
-    )
-
-
-def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
-    """`result`, or TargetNotMet where a target return was given and not confirmed."""
-    if config.until_return is None or result.stopped_by == "target":
-        return result
-    best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
-    what = f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}"
-    fix = f"--resume with more --{config.bound_name}, more or better data, or another --lr; the run keeps its best policy"
-    raise TargetNotMet(what, where=result.run, fix=fix, details=result.as_dict())
-
-
-def _interrupted(session: Session, number: int) -> Interrupted:
-    update, where, name = session.state.update, session.folder.url, signal.Signals(number).name
-    what = f"stopped by {name} after {update} updates; all of them are saved, and the policy of this last checkpoint "
-    what += "can be played until the run is resumed"
-    details = {"exit_code": exit_code_of(number), "updates": update, "policy_update": update, "run": where}
-    return Interrupted(what, where=where, fix="the same command with --resume continues from there", details=details)

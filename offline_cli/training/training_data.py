@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -23,7 +24,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.applying.checked_values import place_of_first
 from offline_cli.applying.learner_batches import nothing_left
+from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment, EnvironmentSpec
@@ -43,7 +46,7 @@ from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.loader import Store, StoreBuilder, ValidationSplit
 from offline_cli.training.memory_store import InMemory, MemoryStoreBuilder, Shares
 from offline_cli.training.mixing import Selection, row_sources
-from offline_cli.training.training_source import TrainingSource, open_training_source, place_of_first
+from offline_cli.training.training_source import TrainingSource, open_training_source
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["DataSummary", "RewardFaults", "TrainingData", "data_difference", "load_data"]
@@ -53,17 +56,22 @@ MASK: Final = (1 << 64) - 1
 
 @dataclass(slots=True)
 class RewardFaults:
-    """NaN and infinite rewards, and whether all are 0, held-out episodes included: counted and named."""
+    """NaN and infinite rewards, whether all are 0, and where returns lie, held-out episodes included: counted and named."""
 
     nan: int = 0
     infinite: int = 0
     first: str = ""  # episode and step
     all_zero: bool = True  # of those seen
+    returns: tuple[float, float] = (math.inf, -math.inf)  # the lowest and the highest that is finite
 
     def see(self, episodes: EpisodeBatch) -> None:
         """Look at the rewards of `episodes`, each once."""
         self.all_zero = self.all_zero and not episodes.rewards.any()
         finite = np.isfinite(episodes.rewards)
+        returns = episodes.returns
+        known = returns[np.isfinite(returns)]
+        if len(known):
+            self.returns = min(self.returns[0], float(known.min())), max(self.returns[1], float(known.max()))
         if finite.all():
             return
         nan = int(np.count_nonzero(np.isnan(episodes.rewards)))
@@ -190,7 +198,7 @@ def load_data(
     pipeline: Given = None,
     env_to_module: Given = None,
     from_: str = SOURCE_FORMAT.default,
-    module_id: str | None = None,
+    module_id: str | OneModule | None = None,
     device: str = "cpu",
     tables: TableOptions = PLAIN_TABLES,
     selection: Selection | None = None,
@@ -236,7 +244,7 @@ def load_data(
         if shares is None:
             limit = None
             if config.memory_limit is not None:
-                limit = InMemory(config.memory_limit, device, source.announced, source.fetched)
+                limit = InMemory(config.memory_limit, device, source.held, source.fetched)
             builder = MemoryStoreBuilder(source, limit, seed=config.seed)
         else:
             builder = DiskStoreBuilder(source, shares, seed=config.seed, holds_out=split is not None, temp_dir=temp_dir)

@@ -9,31 +9,33 @@ Decisions:
   output, and do not say which: they get those that all sources share, and where one asks for another, the error names the
   source without it. Without such a pipeline only those are used that the algorithm learns from, and `loss_mask`, which marks
   rows that are not learned from.
-
-What else the learner pipeline gets: `applying/learner_batches.py`.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from gymnasium import spaces
+from torch import nn
 
+from offline_cli.applying.checked_values import UNREWARDED, check_finite_rewards, check_values
+from offline_cli.applying.frame_stacks import stack_by_rows
 from offline_cli.applying.learner_batches import (
     check_known_scale,
-    choices_of,
     in_learner_units,
     learner_columns,
     learner_spaces,
     of_one_module,
     with_steps,
 )
+from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import STEP_COLUMNS, Columns, ElementNames
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
@@ -45,22 +47,22 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Sources, is_of_bucket
 from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.opening import AskedEnvironment
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.policies.piped_policy import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space, check_supported, leaf_spaces, tree_from_lists
+from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.training.algorithms.algorithm import Algorithm, uses_rewards
 from offline_cli.training.config import BCConfig
-from offline_cli.training.learner import Learner, Setup, pieces_of
+from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.mixing import Selection
-from offline_cli.trees import Tree, flatten
+from offline_cli.trees import Tree, leaves
 
-__all__ = ["TrainingSource", "open_training_source", "place_of_first"]
+__all__ = ["TrainingSource", "open_training_source"]
 
 PLACE: Final = "learner pipeline"
-UNREWARDED: Final = "or learn with `train-bc`, which needs no rewards"
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class TrainingSource:
     action_scale: str
     spaces: tuple[Space, Space]  # of observations and actions before the pipeline
     announced: tuple[Space, Space]  # and after it
+    held: tuple[Space, Space]  # of what a store in memory holds of each step: frames, where stacks are gathered of these
     pipeline: ConnectorPipelineV2 | None  # None: the default one, before a module without memory
     given: PipelineSpec
     beside: PipelineSpec
@@ -81,7 +84,7 @@ class TrainingSource:
     pieces: PlaySpec | None  # what the policy plays between in `environment`; None: no pieces
     recorded_in: EnvironmentSpec | None  # what the data is of; None: not known, or not one
     alone: bool  # the policy plays without pieces
-    module_id: str | None  # whose episodes are learned from; None: there is one module
+    module_id: str | OneModule | None  # whose episodes are learned from; None: there is one module
     learner: Learner  # learns from the columns, and gives pieces their module
     extras: UsedExtras
     selection: Selection  # of the episodes
@@ -110,7 +113,10 @@ class TrainingSource:
             self._modules = Counter()
             batches = filter(len, map(with_steps, self._with_rewards(stream)))
             of_module = of_one_module(batches, self.module_id, where=self.where, seen=self._modules)
-            yield from self.selection.of(of_module, stream, self.where)
+            if self.selection.fraction is None and self.selection.weights is None:
+                yield from of_module
+            else:
+                yield from self.selection.of(of_module, stream, self.where)
 
     def choose(self) -> None:
         """Read all episodes, and choose those that are learned from, where a share of them was asked for."""
@@ -141,6 +147,8 @@ class TrainingSource:
     @property
     def module(self) -> str | None:
         """The module whose episodes were read; None before they were."""
+        if isinstance(self.module_id, OneModule):
+            return self.module_id.name
         return self.module_id or next(iter(self._modules), None)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
@@ -149,9 +157,11 @@ class TrainingSource:
         """
         observations, actions = self.spaces
         if uses_rewards(self.learner.algorithm):
-            _check_finite_rewards(episodes, self.where)
-        _check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
-        _check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
+            check_finite_rewards(episodes, self.where)
+        are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
+        if not (are_images and all(leaf.dtype == np.uint8 for leaf in leaves(episodes.obs))):  # in which nothing can be wrong
+            check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
+        check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
         return in_learner_units(episodes, actions, self.action_scale)
 
     def columns(self, episodes: EpisodeBatch) -> dict[str, Tree]:
@@ -159,7 +169,7 @@ class TrainingSource:
 
         Raises BadEpisode where a piece asks for an extra model output that not all sources have in one form.
         """
-        if self.learner.policy.is_stateful() and Columns.STATE_OUT in episodes.extra:  # of the network that played
+        if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # of the network that played
             extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
             episodes = replace(episodes, extra=extra)
         try:
@@ -169,13 +179,19 @@ class TrainingSource:
                 self.announced,
                 where=self.where,
                 asked=self.learner.algorithm.columns,
-                rl_module=None if self.pipeline is None else self.learner.rl_module(),
+                rl_module=None if self.pipeline is None else self._module_of_pieces(),
             )
         except OfflineCliError as err:
             missed = None if self.extras.kept is None else self.extras.kept.missed_by(err)
             if missed is None:
                 raise
             raise missed from err
+
+    def _module_of_pieces(self) -> nn.Module:
+        """On the CPU, as their columns are: a copy where the modules are elsewhere."""
+        module = self.learner.algorithm.rl_module(self.learner.modules)
+        is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+        return module if is_on_cpu else copy.deepcopy(module).cpu()
 
     def learned(self) -> tuple[PipelineSpec | None, PlaySpec | None]:
         """What the policy takes to play, once the pieces have seen all that they learn from; from then on they learn no more.
@@ -217,7 +233,7 @@ def open_training_source(
     pipeline: Given,
     env_to_module: Given,
     from_: str,
-    module_id: str | None,
+    module_id: str | OneModule | None,
     storage_options: Mapping[str, Any] | None,
     on_progress: OnProgress,
     tables: TableOptions | None = None,
@@ -236,7 +252,7 @@ def open_training_source(
         return read_episodes(
             sources,
             from_=from_,
-            env=config.env if environment is None else environment.spec,
+            env=AskedEnvironment.of(asdict(config)) if environment is None else environment.spec,
             action_scale=config.action_scale,
             tables=tables,
             episode_limit=episode_limit,
@@ -264,7 +280,7 @@ def _opened(
     given: PipelineSpec,
     beside: PipelineSpec,
     *,
-    module_id: str | None,
+    module_id: str | OneModule | None,
     extras: UsedExtras,
     selection: Selection,
 ) -> TrainingSource:
@@ -286,20 +302,24 @@ def _opened(
     if to_columns is not None:
         setup.algorithm.extend(to_columns)
     _check_recorded_rewards(stream, setup.algorithm, selection)
-    learner = setup.learner(seen, done, stream.action_scale, "" if alone else pieces_of(given))
+    learner = setup.learner(seen, done, stream.action_scale, "" if alone else given.in_words)
     kept = [] if to_columns is None else frozen_with(to_columns, setup.learned or {})
-    if learner.policy.is_stateful():  # the default pieces give it states and a time axis, here and beside the environment
+    if learner.is_stateful:  # the default pieces give it states and a time axis, here and beside the environment
         to_columns = to_columns or given.build(Setting(observations, actions))
         pieces = pieces or (None if environment is None else PlaySpec())
         if selection.weights is not None:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
+    whole = to_columns is None or learner.is_stateful or Columns.OBS not in setup.algorithm.columns
+    stacking = None if whole or to_columns is None else stack_by_rows(to_columns)
+    frames = None if stacking is None else stacking.input_observation_space
     return TrainingSource(
         where=where,
         locations=stream.locations,
         action_scale=stream.action_scale,
         spaces=(observations, actions),
         announced=(seen, done),
+        held=(frames or seen, done),
         pipeline=to_columns,
         given=given,
         beside=beside,
@@ -335,37 +355,6 @@ def _check_recorded_rewards(stream: EpisodeStream, algorithm: Algorithm, selecti
         raise BadData(what, where=where, fix=f"map the column of rewards, and convert again if this is a dataset; {without}")
 
 
-def _check_finite_rewards(episodes: EpisodeBatch, where: str) -> None:
-    """Raise BadData, naming the first episode and step, for rewards that are not finite."""
-    wrong = ~np.isfinite(episodes.rewards)
-    if wrong.any():
-        counted = f"in {np.count_nonzero(wrong):,} of {wrong.size:,} steps" if not wrong.all() else "in every step"
-        what = f"rewards hold NaN or infinity {counted}, first in {place_of_first(episodes, wrong)}"
-        raise BadData(what, where=where, fix=f"take such episodes out of the recording; {UNREWARDED}")
-
-
-def _check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str, elements: ElementNames) -> None:
-    """Raise BadData, naming episode and step, for a value of `tree` (leaves (N, ...)) that is not finite, or not a choice."""
-    for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
-        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-            place = place_of_first(episodes, ~np.isfinite(leaf))
-            fix = "take such steps out of the recording: a policy cannot learn from them"
-            which = _named(path, ~np.isfinite(leaf), elements)
-            raise BadData(f"{path} hold NaN or infinity, first in {place}{which}", where=where, fix=fix)
-        low, high = choices_of(part)
-        if low is not None and ((leaf < low) | (leaf > high)).any():
-            place = place_of_first(episodes, (leaf < low) | (leaf > high))
-            fix = "--env with the environment the data is from, or convert again with the right space"
-            which = _named(path, (leaf < low) | (leaf > high), elements)
-            raise BadData(f"{path} hold choices outside {part}, first in {place}{which}", where=where, fix=fix)
-
-
-def _named(path: str, wrong: NDArray[np.bool_], elements: ElementNames) -> str:
-    """`, column joint_a`: of the first wrong value (N, *shape), where columns have names."""
-    at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]
-    return elements.column(path, [int(index) for index in at], wrong.shape[1:])
-
-
 class UsedExtras:
     """Which extra model outputs a run keeps of its opened sources; decided once, however often they are read."""
 
@@ -384,10 +373,3 @@ class UsedExtras:
                 forms = "; ".join(f"{name}: {text}" for name, text in self.kept.left_out.items())
                 _log.warning("note: pieces do not see extra model outputs that the sources do not share: %s", forms)
         return self.kept
-
-
-def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
-    """Where the first of the steps (N, ...) that are `wrong` is."""
-    step = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
-    episode = int(np.searchsorted(episodes.starts, step, side="right")) - 1
-    return f"episode {episodes.ids[episode]}, step {step - int(episodes.starts[episode])}"

@@ -1,144 +1,35 @@
 """One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
 
-* `FlatAdam`: Adam over all weights as one flat tensor, which has one dtype and one device. Weights and gradients of the module
-  become views of two flat tensors, so that one step is a handful of operations whatever the number of layers, its whole state
-  is three tensors that are saved without pickle, and nothing in it waits for the device: a CUDA graph can hold it. (torch's own
-  optimizers would also cost each start about 1.4 s: their first use loads torch._dynamo.) Source: Kingma and Ba 2015, Algorithm
-  1; equal to torch.optim.Adam to rounding.
-* `Update`, `captured`: both ways run the same code on the same static batch. Capturing warms up first, as CUDA libraries need,
-  and puts back every tensor that warming up has changed, so that a captured run starts from the same numbers as an eager one.
-  Groups that are stepped in every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the
-  order of the groups.
+Both ways run the same code on the same static batch. Capturing warms up first, as CUDA libraries need, and puts back every
+tensor that warming up has changed, so that a captured run starts from the same numbers as an eager one. Groups that are stepped
+in every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the order of the groups.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from offline_cli.errors import BadConfig
+from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
 from offline_cli.policies.run_files import MODULES, OF_POLICY, STEPPED, prefixed
 from offline_cli.training.algorithms.algorithm import Group
+from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed
 
-__all__ = ["Average", "FlatAdam", "Stepped", "Update", "captured", "rate_factor", "unchanged"]
+__all__ = ["Stepped", "Update", "captured", "rate_factor", "unchanged"]
 
 WARM_UPS = 3
 
 Launch = Callable[[int], None]
 """Makes the update of a number, counted from 0."""
-
-
-class FlatAdam:
-    """Takes over `parameters` (their memory moves into `weights`); gradients must be accumulated, never replaced."""
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-    ) -> None:
-        """`parameters`: of a module, with or without their names, which errors then name. `weight_decay`: as AdamW has it
-        (Loshchilov and Hutter 2019, Algorithm 2). `clip_norm`: the longest gradient, of all parameters as one vector. Raises
-        BadConfig for parameters of several dtypes or devices: one tensor would change the dtype of some.
-        """
-        named = [part if isinstance(part, tuple) else (str(number), part) for number, part in enumerate(parameters)]
-        _check_alike(named)
-        owners = [owner for _, owner in named]
-        self.weights = torch.cat([owner.detach().reshape(-1) for owner in owners])
-        self.gradients = torch.zeros_like(self.weights)
-        self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        self.step_number = torch.zeros((), dtype=torch.float64, device=self.weights.device)  # 1 - beta^t needs the digits
-        self.lr = torch.tensor(float(lr), device=self.weights.device)  # so that a captured graph reads it anew; too high: inf
-        self._beta1, self._beta2, self._eps = *betas, eps
-        self._weight_decay, self._clip_norm = weight_decay, clip_norm
-        self._decay = torch.tensor(betas, dtype=torch.float64, device=self.weights.device)
-        self._scratch = torch.empty_like(self.weights)
-        self.averaged: Average | None = None
-        first = 0
-        for owner in owners:
-            part = slice(first, first + owner.numel())
-            owner.data, owner.grad = self.weights[part].view_as(owner), self.gradients[part].view_as(owner)
-            first += owner.numel()
-
-    def average(self, decay: float) -> Average:
-        """A moving average of the weights from now on, moved by each step."""
-        self.averaged = Average(self.weights, self.step_number, decay)
-        return self.averaged
-
-    def zero_grad(self) -> None:
-        """Before each backward pass."""
-        self.gradients.zero_()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """One update from the gradients."""
-        if self._clip_norm is not None:
-            self.gradients.mul_((self._clip_norm / (torch.linalg.vector_norm(self.gradients) + 1e-6)).clamp(max=1.0))
-        if self._weight_decay:
-            self.weights.mul_(1 - self.lr * self._weight_decay)
-        self.step_number += 1
-        correction1, correction2 = (1 - self._decay**self.step_number).unbind()
-        self.mean.lerp_(self.gradients, 1 - self._beta1)
-        self.square.mul_(self._beta2).addcmul_(self.gradients, self.gradients, value=1 - self._beta2)
-        torch.sqrt(self.square, out=self._scratch)
-        self._scratch.mul_(correction2.rsqrt()).add_(self._eps)
-        torch.div(self.mean, self._scratch, out=self._scratch)
-        self.weights.sub_(self._scratch.mul_(self.lr / correction1))
-        if self.averaged is not None:
-            self.averaged.follow()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that a step changes but the weights, by name: to be saved, and written back in place with `copy_`."""
-        return {"mean": self.mean, "square": self.square, "step_number": self.step_number}
-
-
-class Average:
-    """An exponential moving average of `weights`, in place, which begins with what they are now.
-
-    After step n it becomes d times itself plus 1 - d times the weights, d = min(decay, (1 + n) / (10 + n)): the first weights
-    soon count little, however short the run is. Source: tf.train.ExponentialMovingAverage with `num_updates`.
-    """
-
-    def __init__(self, weights: Tensor, step_number: Tensor, decay: float) -> None:
-        """`step_number`: () of steps made, read anew each time, as in a captured graph."""
-        self.weights, self.mean = weights, weights.clone()
-        self._step_number, self._decay = step_number, decay
-
-    def follow(self) -> None:
-        """After each step."""
-        number = self._step_number
-        share = 1 - ((1 + number) / (10 + number)).clamp(max=self._decay)
-        self.mean.lerp_(self.weights, share.to(self.weights.dtype))
-
-    def of(self, parameter: Tensor) -> Tensor:
-        """The average of one of the parameters that the weights were taken over from: a view of its shape."""
-        first = parameter.storage_offset()
-        return self.mean[first : first + parameter.numel()].view_as(parameter)
-
-
-def _check_alike(named: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Raise BadConfig, naming the parameters that are unlike most of the others."""
-    forms = {name: f"{owner.dtype} on {owner.device}" for name, owner in named}
-    kinds = Counter(forms.values())
-    if len(kinds) > 1:
-        usual = kinds.most_common(1)[0][0]
-        problems = [f"parameter {name} is {form}, most are {usual}" for name, form in forms.items() if form != usual]
-        fix = "bring the module to one dtype and device before training, for example with module.float()"
-        raise BadConfig.of(problems, where="the parameters to train", fix=fix)
 
 
 class Stepped:
@@ -147,13 +38,24 @@ class Stepped:
     """
 
     def __init__(
-        self, group: Group, learner: Learner, batch: Mapping[str, Any], *, lr: float, precision: str, **stepping: Any
+        self,
+        group: Group,
+        learner: Learner,
+        batch: Mapping[str, Any],
+        *,
+        lr: float,
+        precision: str,
+        ranks: Ranks = ALONE,
+        **stepping: Any,
     ) -> None:
-        """`stepping`: further options of FlatAdam."""
+        """`ranks`: who makes the same step, each with its rows. `stepping`: further options of FlatAdam."""
         parameters = learner.parameters_of(group)
         self.group, self.batch = group, batch
         self.lr = lr if group.lr is None else group.lr
-        self.adam = FlatAdam(parameters, lr=self.lr, **stepping)
+        self.ranks = ranks
+        beside = 0 if ranks.count == 1 else len(group.losses) + 1
+        self.adam = FlatAdam(parameters, lr=self.lr, beside=beside, **stepping)
+        self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
         self.sums = {name: torch.zeros((), device=self.adam.weights.device) for name in group.losses}
         self._precision, self._kind = precision, type(learner.algorithm).__name__
         alone = len(learner.modules) == 1
@@ -167,12 +69,28 @@ class Stepped:
                 raise misnamed(losses, list(self.sums), self._kind)
             total = _sum(losses)
         total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if self.ranks.count > 1:
+            losses = self._exchange(losses)
         self.adam.step()
         for name, loss in losses.items():
             self.sums[name] += loss.detach()
         if self.group.then is not None:
             with torch.no_grad():
                 self.group.then()
+
+    def _exchange(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradient and losses of the whole batch, which are sums over the ranks; and whether one of them is to stop."""
+        told = self.adam.exchanged[len(self.adam.weights) :]
+        for number, name in enumerate(self.sums):
+            told[number] = losses[name].detach()
+        told[-1] = self.stop
+        self.ranks.sum_(self.adam.exchanged)
+        return dict(zip(self.sums, told.unbind(), strict=False))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank had to stop, as of the last step; waits for the device."""
+        return self.ranks.count > 1 and bool(self.adam.exchanged[-1] > 0)
 
     def check(self) -> None:
         """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
@@ -203,13 +121,15 @@ class Update:
         lr: float,
         precision: str = "fp32",
         ema: float | None = None,
+        ranks: Ranks = ALONE,
         **stepping: Any,
     ) -> None:
         """`ema`: decay of a moving average of the policy's weights, None: there is none. `stepping`: further options of
         FlatAdam.
         """
         self.learner = learner
-        self.steps = [Stepped(group, learner, batch, lr=lr, precision=precision, **stepping) for group in learner.groups]
+        how: dict[str, Any] = {"lr": lr, "precision": precision, "ranks": ranks, **stepping}
+        self.steps = [Stepped(group, learner, batch, **how) for group in learner.groups]
         self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
         self.device = self.steps[0].adam.weights.device
         self._averages = {} if ema is None else self._averaging(ema)  # of the policy's parameters, by name
@@ -258,6 +178,15 @@ class Update:
             for step in self.steps:
                 step.check()
 
+    def tell(self, stop: int) -> None:
+        """Have the other ranks learn of this signal, 0: of none, with the next step."""
+        for step in self.steps:
+            step.stop = stop
+
+    def stopped(self, number: int) -> bool:
+        """Whether a rank had to stop in update `number`, counted from 0; the same answer for all of them."""
+        return any(step.stopped for every, part in self.stages if is_due(number, every) for step in part)
+
     def scale_rates(self, factor: float) -> None:
         """Have the steps to come take their learning rates times `factor`; captured graphs as well."""
         for step in self.steps:
@@ -269,6 +198,11 @@ class Update:
             if is_due(number, every):
                 for step in part:
                     step()
+
+    def every_group(self) -> None:
+        """A step of each group, due or not."""
+        for step in self.steps:
+            step()
 
     def tensors(self) -> list[Tensor]:
         """All that an update changes."""
@@ -342,8 +276,7 @@ def captured(update: Update) -> Launch:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                for step in update.steps:
-                    step()
+                update.every_group()
         torch.cuda.current_stream().wait_stream(side)
         graphs = [(every, _graph(part)) for every, part in update.stages]
     torch.cuda.set_rng_state(chance)

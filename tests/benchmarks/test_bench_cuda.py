@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from benchmarks import cuda_algorithms, cuda_cold_start, cuda_training, update_algorithms
+from benchmarks import cuda_algorithms, cuda_cold_start, cuda_training, update_algorithms, update_sequences
 from benchmarks.cuda_utilisation import while_running
 from benchmarks.run import QUESTIONS
 from offline_cli.converting.reading import read_episodes
@@ -35,11 +35,19 @@ def test_the_steps_that_are_timed_train(space, steps):
         step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cuda_algorithms.ALGORITHMS)
 def test_the_updates_of_algorithms_that_are_timed_train_and_on_the_cpu_launch_nothing(name, monkeypatch):
     monkeypatch.setattr(update_algorithms, "HELD", 600)
     step = update_algorithms.our_update(name)
     assert cuda_algorithms.launches(step) == 0
+
+
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_the_updates_of_sequences_that_are_timed_train(memory, monkeypatch):
+    monkeypatch.setattr(update_sequences, "EPISODES", 2)
+    for step in (update_sequences.our_update(memory), update_sequences.bare_update(memory)):
+        step()
 
 
 def test_both_sides_train_the_same_network():

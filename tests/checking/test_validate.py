@@ -14,6 +14,9 @@ import pytest
 from offline_cli.checking.validate import CODES, Validation, validate
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import InvalidData, NoData, StorageNotFound, UnknownEnvironment, UsageError
 from offline_cli.files.locations import open_location
 from offline_cli.progress import Progress
@@ -402,3 +405,22 @@ def test_a_problem_of_a_table_names_its_file(make: Make) -> None:
     given = table(make, new_obs0=(0, "0.25"), d=(6, "0"))
     for problem in validate(**given).problems:
         assert problem.where.startswith(str(given["sources"]))
+
+
+def test_an_agent_twice_in_one_game_and_an_agent_of_two_modules_are_found(tmp_path: Path) -> None:
+    def episode(number: int, agent: str, module: str, game: str) -> SingleAgentEpisode:
+        ids = {"id_": f"episode-{number}", "agent_id": agent, "module_id": module, "multi_agent_episode_id": game}
+        return SingleAgentEpisode(
+            len_lookback_buffer=0, observations=[0, 1], actions=[0], rewards=[1.0], terminated=True, **ids
+        )
+
+    told = [("a", "m", "g"), ("b", "m", "g"), ("a", "m", "g"), ("a", "n", "h")]
+    with DatasetWriter(tmp_path / "D", observation_space=None, action_space=None) as writer:
+        writer.write(EpisodeBatch.from_episodes([episode(number, *ids) for number, ids in enumerate(told)]))
+        writer.commit()
+    found = validate(tmp_path / "D")
+    counts = {problem.code: (problem.severity, problem.count) for problem in found.problems}
+    assert counts.get("agent-twice") == ("warning", 1)
+    assert counts.get("agent-of-two-modules") == ("note", 1)
+    assert found.as_dict()["agents"] == {"a": 3, "b": 1}
+    assert found.as_dict()["modules"] == {"m": 3, "n": 1}

@@ -31,7 +31,7 @@ def test_options_that_are_not_given_are_left_to_the_library() -> None:
 
 def test_options_have_the_names_of_keywords() -> None:
     _, options = parsed("record", "E", "--out", "d", "-p", "random", "-n", "3", "--wrapper", "A", "--wrapper", "B", "--explore")
-    assert options == {"policy": "random", "episodes": 3, "wrappers": ["A", "B"], "explore": True}
+    assert options == {"policy": ["random"], "episodes": 3, "wrappers": ["A", "B"], "explore": True}
 
 
 def test_a_json_object_is_a_mapping() -> None:

@@ -91,3 +91,28 @@ def test_inspect_shows_the_modules_of_a_recording(call: Call, tmp_path: Path) ->
     assert json.loads(call("inspect", tmp_path / "teams.csv", "--json").stdout)["modules"] == {"defender": 2, "attacker": 4}
     shown = [line.split() for line in call("inspect", tmp_path / "teams.csv").stdout.splitlines()]
     assert ["episodes", "by", "module", "defender", "2,", "attacker", "4"] in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("convert", "x", "--bogus"), "error: No such option: --bogus\n"),
+        (("inspect", "x", "--episods"), "error: No such option: --episods (Possible options: --episode)\n"),
+        (
+            ("record", "CartPole-v1", "--episodes", "abc"),
+            "error: Invalid value for '--episodes' / '-n': 'abc' is not an integer\n",
+        ),
+        (("train", "x", "--lr=abc"), "error: Invalid value for '--lr': 'abc' is not a number\n"),
+    ],
+)
+def test_a_mistaken_option_is_quoted_and_others_are_offered_where_they_are_near(
+    args: tuple[str, ...], said: str, call: Call
+) -> None:
+    done = call(*args)
+    assert (done.exit_code, done.stderr.startswith(said)) == (2, True), done.stderr
+
+
+def test_an_unknown_algorithm_is_told_all_that_there_are(call: Call, tmp_path: Path) -> None:
+    done = call("train", "x", "--algorithm", "cql", "--out", tmp_path / "run")
+    assert done.exit_code == 4
+    assert "did you mean 'iql'? There are bc, marwil, iql, td3-bc" in done.stderr

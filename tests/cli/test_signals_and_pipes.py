@@ -43,6 +43,7 @@ def root() -> None:
 def sleep_long():
     time.sleep(60)
 
+@app.command("train")
 @app.command("train-bc")
 def wait(out: str = "", as_json: bool = AsJson):
     write(sys.stdout, "" if as_json else "ready\\n")
@@ -118,6 +119,15 @@ def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(
     assert stderr.startswith("error: interrupted\n")
     assert "--resume" in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("command", ["train", "train-bc"])
+def test_both_names_of_training_say_how_to_go_on(command: str, started: Start, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    process = started(command, "--out", str(tmp_path))
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, "--resume" in stderr) == (143, True)
 
 
 @pytest.mark.parametrize("option", [["--out", "{}"], ["--out={}"]])

@@ -11,6 +11,7 @@ import pytest
 from cloud_servers import SERVERS, Cloud, found_by_environment
 from fault_proxy import FaultProxy
 from requests_made import requests as requests
+from written_datasets import make_batch as make_batch
 
 COMMITS = {"manifest.json", "batches.json"}
 

@@ -43,6 +43,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "convert, append": ("convert", "ROOT/more", "--out", "ROOT/recorded", "--append"),
     "merge": ("merge", "ROOT/recorded", "ROOT/more", "ROOT/recorded", "--out", "OUT"),
     "repack": ("repack", "ROOT/recorded", "--out", "OUT", "--format", "episodes", "--hash-ids"),
+    "merge, by workers": ("merge", "ROOT/recorded", "ROOT/more", "--out", "OUT", "--engine", "processes", "--workers", "2"),
+    "record, by workers": (*RANDOM[:6], *RANDOM[8:], "--out", "OUT", "--engine", "processes", "--workers", "2"),
     "diff": ("diff", "ROOT/recorded", "ROOT/recorded"),
     "apply": ("apply", "ROOT/recorded", *APPLY, "--out", "OUT"),
     "apply, safetensors": ("apply", "ROOT/recorded", *APPLY, "--out", "OUT", "--format", "safetensors"),

@@ -162,4 +162,5 @@ def test_the_table_of_requests_is_true(
         counted[name] = Counter(method for method, _ in requests.calls)
     assert table.keys() == counted.keys()
     for name, methods in counted.items():
-        assert abs(sum(methods.values()) - table[name]) <= 2, (name, methods)
+        others = 4 if "writes" in name else 2  # what is read ahead, and how often a note is renewed, depend on time
+        assert abs(sum(methods.values()) - table[name]) <= others, (name, methods)

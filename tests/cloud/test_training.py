@@ -107,6 +107,28 @@ def test_a_policy_with_pieces_is_trained_played_and_recorded_from_a_bucket(
     assert played[0] == played[1]
 
 
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_a_policy_with_memory_is_trained_resumed_played_and_applied_from_a_bucket(
+    server: Cloud, data: Path, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text(f'{CONFIG}[network]\nmemory = "gru"\nmemory_size = 8\nmax_seq_len = 10\n')
+    (tmp_path / "pipeline.toml").write_text(PIPELINE)
+    played: list[Any] = []
+    with found_by_environment(server, monkeypatch):
+        for out in (str(tmp_path), server.bucket()):
+            words = ["train-bc", data, "--out", f"{out}/run", "--config", tmp_path / "c.toml", *TRAIN[2:]]
+            words += ["--pipeline", tmp_path / "pipeline.toml"]
+            told(*words, "--updates", "25")
+            told(*words, "--updates", "60", "--resume")
+            figures = told("evaluate", f"{out}/run", "--env", "CartPole-v1", "--episodes", "3")
+            applied = ["apply", data, "--pipeline", tmp_path / "pipeline.toml", "--policy", f"{out}/run", "--out", f"{out}/B"]
+            rows = told(*applied)["rows"]
+            weights = open_location(f"{out}/run/policy.safetensors").read_bytes()
+            state = open_location(f"{out}/B/connectors.msgpack").read_bytes()
+            played.append((figures, rows, weights, state))
+    assert played[0] == played[1]
+
+
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     cloud: Cloud, data: Path, config: Path, whole: Path, told: Told
 ) -> None:

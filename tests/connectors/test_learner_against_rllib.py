@@ -19,6 +19,7 @@ from rllib_answers import Answers
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli import connectors as ours
+from offline_cli.applying.learner_batches import learner_columns
 from offline_cli.connectors import LearnerConnectorPipeline, learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
@@ -291,6 +292,34 @@ def test_next_observations_and_infos_are_equal(
     mine = after_observations(learner_pipeline(OBSERVATIONS, action_space), [getattr(ours, name)() for name in names])
     found = mine(rl_module=module, episodes=played(SingleAgentEpisode, action_space, **given))
     assert_same(found, wanted)
+
+
+def test_sequences_that_training_learns_from_are_those_of_rllib(answers: Answers, action_space: Any) -> None:
+    """Value targets too; what pads is masked, and choices there are ones that exist."""
+
+    def asked() -> Any:
+        from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, GeneralAdvantageEstimation
+
+        pipeline = their_pipeline(OBSERVATIONS, action_space, lambda obs, act: AddOneTsToEpisodesAndTruncate())
+        pipeline.append(GeneralAdvantageEstimation(gamma=GAMMA, lambda_=LAMBDA))
+        return pipeline(rl_module=module, batch={}, episodes=played(theirs(), action_space), shared_data={})
+
+    module = module_of(answers, action_space, stateful=True)
+    wanted = answers(asked)["default_policy"]
+    pipeline = learner_pipeline(OBSERVATIONS, action_space)
+    pipeline.prepend(ours.AddOneTsToEpisodesAndTruncate())
+    pipeline.append(ours.GeneralAdvantageEstimation(gamma=GAMMA, lambda_=LAMBDA))
+    episodes = EpisodeBatch.from_episodes(played(SingleAgentEpisode, action_space))
+    asked_for = (Columns.OBS, Columns.ACTIONS, Columns.VALUE_TARGETS)
+    stand_in = StandIn(OBSERVATIONS, action_space, model_config={"max_seq_len": MAX_SEQ_LEN, "stateful": True})
+    spaces_of = (OBSERVATIONS, action_space)
+    found = learner_columns(pipeline, episodes, spaces_of, where="test", asked=asked_for, rl_module=stand_in)
+    kept = wanted[Columns.LOSS_MASK].any(1)  # a sequence of the artificial step alone teaches nothing
+    mask = wanted[Columns.LOSS_MASK][kept]
+    assert torch.equal(found[Columns.LOSS_MASK], mask)
+    assert int(mask.sum()) == sum(LENGTHS)
+    for name in asked_for:
+        assert torch.allclose(found[name][mask].double(), wanted[name][kept][mask].double(), rtol=1e-5, atol=1e-6), name
 
 
 @pytest.mark.parametrize("lookback", [None, 0, 3])

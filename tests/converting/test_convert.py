@@ -237,7 +237,7 @@ def test_an_output_that_exists_is_not_touched_and_is_found_before_anything_is_re
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"to": "minari"}, UsageError),
+        ({"to": "flashbax"}, UsageError),
         ({"limit": 0}, UsageError),
         ({"action_scale": "raw"}, UsageError),
         ({"compression": "rar"}, UsageError),

@@ -361,7 +361,8 @@ def test_a_later_source_that_no_dataset_can_hold_too_is_refused_before_anything_
     sources = [flat_table(tmp_path / "one", np.float64), flat_table(tmp_path / "two", np.float64, **more)]
     with pytest.raises(BadEpisode, match="two kinds of episodes") as caught:
         read_episodes(sources, from_="table")
-    assert caught.value.fix == "convert the two kinds of recording into two datasets"
+    assert caught.value.fix.endswith("convert the two kinds of recording into two datasets")
+    assert ("--extras common" in caught.value.fix) == ("score" in more)
 
 
 @pytest.mark.parametrize("keep", [0, 1 << 20])

@@ -16,6 +16,7 @@ from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.converting.sink import OURS, sink_named
 from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, OutputExists, UsageError
+from offline_cli.formats import registry
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 DIARY = """
@@ -208,7 +209,7 @@ def test_an_option_that_the_sink_does_not_take_is_refused_by_name_before_anythin
 def test_an_unknown_name_is_a_usage_error_that_names_all(diary: Any, table: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no sink is called 'diaries'") as caught:
         convert(table, tmp_path / "out", to="diaries")
-    assert caught.value.fix == "use episodes, columns, diary, or python:module:Sink"
+    assert caught.value.fix == f"use {', '.join(OURS)}, diary, or python:module:Sink"
 
 
 def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
@@ -265,10 +266,16 @@ def test_the_list_of_formats_has_ours_with_words_and_plugins_by_package_and_impo
     done = CliRunner().invoke(app, ["convert", "--list-formats", "--json"])
     assert done.exit_code == 0
     found = json.loads(done.stdout)
-    assert [one["name"] for one in found["readers"]] == ["episodes", "columns", "sample-batch", "table", "spied"]
-    assert [one["name"] for one in found["sinks"]] == ["episodes", "columns", "spied"]
-    assert found["sinks"][-1] == {"name": "spied", "words": "not imported here: see spying 1.0", "package": "spying"}
+    assert [one["name"] for one in found["readers"]] == [*registry.OURS, "spied"]
+    assert [one["name"] for one in found["sinks"]] == [*OURS, "spied"]
+    assert found["sinks"][-1] == {
+        "name": "spied",
+        "words": "not imported here: see spying 1.0",
+        "package": "spying",
+        "keeps": "",
+    }
     assert all(one["words"] for one in found["readers"])
+    assert [one["name"] for one in found["readers"][:-1] + found["sinks"][:-1] if not 0 < len(one["keeps"]) <= 120] == []
     assert "spying" not in sys.modules
 
 
@@ -277,6 +284,8 @@ def test_the_list_of_formats_is_a_table_for_people(install: Install) -> None:
     done = CliRunner().invoke(app, ["convert", "--list-formats"])
     assert done.exit_code == 0
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0] == ["option", "name", "format", "package"]
+    assert lines[0] == ["option", "name", "format", "package", "keeps"]
     assert ["--to", "spied", "not", "imported", "here:", "see", "spying", "1.0", "spying"] in lines
-    assert ["--from", "sample-batch", "SampleBatch", "JSON", "lines", "offline-cli"] in lines
+    assert ["--from", "sample-batch", "SampleBatch", "JSON", "lines", "offline-cli", "steps,", "infos,"] in [
+        line[:8] for line in lines
+    ]

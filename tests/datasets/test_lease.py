@@ -503,7 +503,7 @@ def test_a_writer_that_comes_when_another_has_just_committed_is_told_of_the_data
 ) -> None:
     from offline_cli.datasets import target_folder
 
-    real, seen = target_folder.check_target, []
+    real, seen = target_folder._checked, []
 
     def then_somebody_writes(*args: Any, **options: Any) -> Any:
         found = real(*args, **options)
@@ -514,7 +514,7 @@ def test_a_writer_that_comes_when_another_has_just_committed_is_told_of_the_data
                 other.commit()
         return found
 
-    monkeypatch.setattr(target_folder, "check_target", then_somebody_writes)
+    monkeypatch.setattr(target_folder, "_checked", then_somebody_writes)
     with pytest.raises(OutputExists, match="a dataset is here already"), writer_for(place):
         pass
     assert Dataset.open(place).manifest.counts.episodes == 3

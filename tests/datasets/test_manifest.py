@@ -118,8 +118,8 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
 
 def test_a_manifest_of_a_later_version_asks_for_a_newer_program(manifest: Manifest) -> None:
     document = manifest.as_json()
-    document["version"] = 3
-    with pytest.raises(BadData, match="a manifest of version 3; this program knows 2") as caught:
+    document["version"] = 4
+    with pytest.raises(BadData, match="a manifest of version 4; this program knows 3") as caught:
         read(document)
     assert "upgrade" in caught.value.fix
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from offline_cli.checking.inspect import inspect
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, OutputExists, TargetNotMet
@@ -103,10 +103,10 @@ def test_a_crash_while_infos_get_their_columns_is_finished_by_resume(
 
         real = ShardSequence.rewrite
 
-        def crash(self: ShardSequence, number: int) -> None:
-            if number == 2:
+        def crash(self: ShardSequence, shard: Shard) -> Shard:
+            if shard.path.endswith("-000002.parquet"):
                 raise Crash
-            real(self, number)
+            return real(self, shard)
 
         patch.setattr(ShardSequence, "rewrite", crash)
         writer.write(long_batch)

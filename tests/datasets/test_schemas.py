@@ -20,7 +20,7 @@ from offline_cli import json_documents
 from offline_cli.json_documents import load_schema, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_to_json
 
-NAMES = ["manifest.v1.json", "manifest.v2.json", "spaces.v1.json"]
+NAMES = ["manifest.v1.json", "manifest.v2.json", "manifest.v3.json", "manifest-part.v3.json", "spaces.v1.json"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -167,6 +167,11 @@ def test_the_same_run_gives_the_same_checkpoint_and_a_foreign_folder_stays(expor
             "the LSTM has 2 layers",
         ),
         (KINDS["filtered and stacked"], "piece MeanStdFilter"),
+        (KINDS["impala"], "the encoder of images is Impala"),
+        (
+            Kind(KINDS["cnn"].observations, KINDS["mlp"].actions, network={"images": "none"}),
+            "observations are Box(36x40x3, uint8); RLlib's default module takes a vector",
+        ),
     ],
 )
 def test_what_rllibs_default_module_has_no_shape_for_is_told(kind: Kind, said: str, exports: Exports, tmp_path: Path) -> None:

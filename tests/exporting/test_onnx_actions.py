@@ -15,7 +15,12 @@ from offline_cli.trees import leaves, map_leaves
 pytest.importorskip("onnxruntime")
 
 QUICK = ["filtered and stacked", "lstm"]
-LONG = [pytest.param(name, marks=pytest.mark.big) for name in KINDS if name not in QUICK]
+IN_CI = ["cnn", "gru stacked", "previous"]
+LONG = [
+    pytest.param(name, marks=[pytest.mark.big] if name in IN_CI else [pytest.mark.big, pytest.mark.long])
+    for name in KINDS
+    if name not in QUICK
+]
 ROWS, STEPS = 100, 100
 
 

@@ -13,8 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli.converting.reading import read_episodes
 from offline_cli.errors import BadData, BadMapping, NoData, StorageNotFound, Uncommitted, UsageError
+from offline_cli.formats import listing
 from offline_cli.formats.opening import open_source, open_sources
+from offline_cli.formats.registry import OURS
 from offline_cli.tally import Rejects, Tally
 
 STEP = {"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}
@@ -150,9 +153,9 @@ def test_parquet_is_not_read_as_lines(tmp_path: Path) -> None:
 
 
 def test_an_unknown_reader_is_refused_with_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'minari'") as caught:
-        open_source(str(tmp_path), from_="minari")
-    assert "auto, episodes, columns, sample-batch, table" in caught.value.fix
+    with pytest.raises(UsageError, match="'flashbax'") as caught:
+        open_source(str(tmp_path), from_="flashbax")
+    assert f"auto, {', '.join(OURS)}" in caught.value.fix
 
 
 def test_a_missing_path_is_refused_by_name(tmp_path: Path) -> None:
@@ -225,7 +228,48 @@ def test_a_dataset_that_is_not_finished_says_how_to_go_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["cartpole/heuristic-v0", "cartpole/heuristic-arrow-v0"])
-def test_a_minari_dataset_is_refused_as_what_it_is(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_a_minari_dataset_is_recognised_in_both_layouts(name: str, real_data: Path, tmp_path: Path) -> None:
     shutil.copytree(real_data / "minari" / name, tmp_path / "minari")
-    with pytest.raises(NoData, match="found a Minari dataset; there are readers for RLlib episodes"):
-        open_source(str(tmp_path / "minari"))
+    assert open_source(str(tmp_path / "minari")).info.format == "minari"
+
+
+def many_parquet(folder: Path, count: int) -> Path:
+    made = parquet(folder / "first" / "000000.parquet", STEP | {"eps_id": ["first"]})
+    for number in range(1, count):
+        shutil.copyfile(made, folder / "first" / f"{number:06d}.parquet")
+    return folder
+
+
+def test_of_many_files_named_parquet_some_are_looked_at_and_all_others_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    kind = listing._kind
+    monkeypatch.setattr(listing, "_kind", lambda file: looked.append(file.name) or kind(file))
+    many_parquet(tmp_path, 1500)
+    text(tmp_path / "notes.txt", "notes")
+    text(tmp_path / "first" / "empty.parquet", "")
+    found = open_source(str(tmp_path))
+    assert found.info.format == "rllib-columns"
+    assert 500 < len(looked) < 1000
+    assert {"notes.txt", "empty.parquet"} < set(looked)
+
+
+def test_text_among_many_files_named_parquet_is_refused_by_name_when_it_is_read(tmp_path: Path) -> None:
+    many_parquet(tmp_path, 1200)
+    (tmp_path / "first" / "000001.parquet").write_text("hello, I am no Parquet", encoding="utf-8")
+    with pytest.raises(BadData, match=r"Parquet") as raised, read_episodes(str(tmp_path), on_error="fail") as stream:
+        list(stream)
+    assert "000001.parquet" in raised.value.where
+
+
+def test_empty_files_are_said_to_be_empty(tmp_path: Path) -> None:
+    text(tmp_path / "one.csv", "")
+    with pytest.raises(NoData, match=r"^the file is empty;"):
+        open_source(str(tmp_path / "one.csv"))
+    text(tmp_path / "two.csv", "")
+    with pytest.raises(NoData, match=r"^all 2 files are empty;"):
+        open_source(str(tmp_path))
+    text(tmp_path / "notes.txt", "notes")
+    with pytest.raises(NoData, match=r"^no data in 3 files \(.*one.csv is empty\);"):
+        open_source(str(tmp_path))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
@@ -41,22 +40,8 @@ def arrays() -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def npz(folder: Path) -> None:
-    np.savez_compressed(folder / "log.bin", a=np.zeros(3))
-    (folder / "log.bin.npz").rename(folder / "log.bin")
-
-
 def npy(folder: Path) -> None:
     np.save(folder / "log.npy", np.zeros(3))
-
-
-def hdf5(folder: Path) -> None:
-    (folder / "log.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-
-
-def minari(folder: Path) -> None:
-    (folder / "metadata.json").write_text(json.dumps({"total_episodes": 1, "data_format": "hdf5"}), encoding="utf-8")
-    hdf5(folder)
 
 
 def tfrecord(folder: Path) -> None:
@@ -72,10 +57,7 @@ def rlds(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words", "heading"),
     [
-        (npz, "found NumPy archives", "NumPy files"),
-        (npy, "found NumPy arrays", "NumPy files"),
-        (hdf5, "found HDF5 files", "HDF5 files"),
-        (minari, "found a Minari dataset", "Minari datasets"),
+        (npy, "found NumPy arrays", "NumPy arrays"),
         (tfrecord, "found TFRecord files", "RLDS datasets"),
         (rlds, "found an RLDS dataset", "RLDS datasets"),
     ],
@@ -94,12 +76,6 @@ def test_the_error_names_the_format_and_its_recipe(
     assert f"\n### {heading}\n" in PAGE.read_text(encoding="utf-8")
 
 
-def test_recordings_of_minari_itself_are_recognised_in_both_layouts(real_data: Path, call: Callable[..., Any]) -> None:
-    for name in ("heuristic-v0", "heuristic-arrow-v0"):
-        code, told = call("inspect", real_data / "minari" / "cartpole" / name)
-        assert (code, "#minari-datasets" in told["error"]["fix"]) == (3, True)
-
-
 def test_a_zip_of_other_files_and_bytes_that_only_begin_like_a_record_are_neither(
     tmp_path: Path, call: Callable[..., Any]
 ) -> None:
@@ -109,29 +85,16 @@ def test_a_zip_of_other_files_and_bytes_that_only_begin_like_a_record_are_neithe
     assert "formats.md" not in told["error"]["fix"]
 
 
-def test_the_recipe_for_numpy_files_runs(
+def test_the_recipe_for_numpy_arrays_runs(
     arrays: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., dict[str, Any]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    np.savez("log.npz", **arrays)
-    exec(recipe("NumPy files"), {})
-    check_table(arrays, told)
-
-
-def test_the_recipe_for_hdf5_runs(
-    arrays: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., dict[str, Any]]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        import h5py
-
-        with h5py.File("log.hdf5", "w") as file:
-            file.update(arrays)
-    except ImportError:  # a substitute that has what the recipe uses
-        np.savez("log.npz", **arrays)
-        monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=lambda name: np.load(name.replace("hdf5", "npz"))))
-    exec(recipe("HDF5 files"), {})
-    check_table(arrays, told)
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+    exec(recipe("NumPy arrays"), {})
+    command = "offline-cli convert log.npz --action-scale env --out D"
+    assert f"{command}\n" in PAGE.read_text(encoding="utf-8")
+    check_episodes(arrays, told(*command.split()[1:]))
 
 
 def check_table(arrays: dict[str, Any], told: Callable[..., dict[str, Any]]) -> None:
@@ -140,55 +103,17 @@ def check_table(arrays: dict[str, Any], told: Callable[..., dict[str, Any]]) -> 
     assert "offline-cli convert log.parquet --mapping d4rl-table --action-scale env --out D\n" in PAGE.read_text(
         encoding="utf-8"
     )
+    check_episodes(arrays, found)
+
+
+def check_episodes(arrays: dict[str, Any], found: dict[str, Any]) -> None:
+    """D has the three episodes."""
     assert (found["episodes"], found["steps"]) == (3, 12)
     with open_dataset("D").batches() as batches:
         whole = EpisodeBatch.concat(list(batches))
     assert whole.terminated.tolist() == [True, True, False]
     np.testing.assert_array_equal(whole.actions, arrays["actions"])
     np.testing.assert_array_equal(whole.acted_obs(), arrays["observations"])
-
-
-@pytest.mark.parametrize("name", ["heuristic-v0", "heuristic-arrow-v0"])
-def test_the_recipe_for_minari_runs(
-    name: str, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., dict[str, Any]]
-) -> None:
-    pytest.importorskip("minari", reason="of no extra of ours")
-    pytest.importorskip("h5py", reason="of no extra of ours")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "heuristic-v0").symlink_to(real_data / "minari" / "cartpole" / name)
-    exec(recipe("Minari datasets"), {})
-    found = told("inspect", "D")
-    assert (found["episodes"], found["steps"], found["truncated"]) == (30, 15_000, 30)
-    assert told("validate", "D")["errors"] == 0
-
-
-def test_the_recipe_for_minari_runs_on_what_has_its_attributes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., dict[str, Any]]
-) -> None:
-    rng = np.random.default_rng(0)
-    episodes = [
-        types.SimpleNamespace(
-            id=number,
-            observations={"x": rng.normal(size=(5, 2)), "n": np.arange(5)},
-            actions=np.array([0, 1, 0, 1]),
-            rewards=np.ones(4, np.float32),
-            terminations=np.array([False] * 3 + [number == 0]),
-            truncations=np.array([False] * 3 + [number == 1]),
-        )
-        for number in range(2)
-    ]
-    own = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64), "n": spaces.Discrete(5)})
-
-    class Substitute(list[Any]):
-        """A MinariDataset, as far as the recipe uses one."""
-
-        observation_space, action_space = own, spaces.Discrete(2)
-
-    monkeypatch.setitem(sys.modules, "minari", types.SimpleNamespace(MinariDataset=lambda folder: Substitute(episodes)))
-    monkeypatch.chdir(tmp_path)
-    exec(recipe("Minari datasets"), {})
-    found = told("inspect", "D")
-    assert (found["episodes"], found["steps"], found["terminated"], found["truncated"]) == (2, 8, 1, 1)
 
 
 def test_the_recipe_for_rlds_takes_the_last_observation_and_no_last_action(monkeypatch: pytest.MonkeyPatch) -> None:

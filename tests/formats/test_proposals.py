@@ -193,3 +193,48 @@ def test_dates_of_two_meanings_in_all_rows_are_refused_with_the_line_that_reads_
     with pytest.raises(BadMapping) as caught:
         read_table(path, '[columns]\neps_id = "run"\nt = "stamp"\nobs = "x"\nactions = "act"\n')
     assert f"pd.to_datetime(df['stamp'], format='{form}')" in caught.value.what
+
+
+def test_of_a_file_with_another_delimiter_the_values_are_looked_at_too(write_lines: Write, read_table: Read) -> None:
+    rows = [f"{run};{n};{n},5;{mode};{n % 2}" for run in "ab" for n, mode in enumerate(("auto", "hand", "auto", "auto"))]
+    path = write_lines("log.csv", "sortie;zeit;pos;modus;cmd", *rows)
+    text = proposed(path)
+    found = tomllib.loads(text)
+    assert found["csv"] == {"delimiter": ";", "decimal": ","}
+    assert found["categories"] == {"modus": ["auto", "hand"]}
+    assert found["columns"] == {"eps_id": "sortie", "t": "zeit", "obs": ["pos", "modus"], "actions": "cmd"}
+    _, batch = read_table(path, 'episode_ends = "t"\n' + text)
+    assert batch.obs[:2].tolist() == [[0.5, 0.0], [1.5, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("column", "agents"), [("agent", ("red", "blue")), ("player_id", (0, 1)), ("agent_name", ("yes", "no"))]
+)
+def test_a_column_of_agents_is_proposed_as_such(
+    column: str, agents: tuple[Any, Any], write_lines: Write, read_table: Read
+) -> None:
+    rows = [(e, k, agent, 0.3 * k, k % 2, int(k == 4), 1.0) for e in (7, 8) for k in range(5) for agent in agents]
+    path = csv_of(write_lines, f"episode,step,{column},x,action,done,reward", *rows)
+    text = proposed(path)
+    assert tomllib.loads(text)["columns"]["agent_id"] == column
+    assert tomllib.loads(text)["columns"]["obs"] == "x"
+    _, batch = read_table(path, text)
+    assert sorted(set(batch.agent_ids)) == sorted(map(str, agents))
+    assert batch.num_steps == 20
+
+
+def test_how_many_players_there_are_is_an_observation(write_lines: Write) -> None:
+    rows = [(e, k, 4 - k // 2, 0.3 * k, k % 2, int(k == 4), 1.0) for e in (7, 8) for k in range(5)]
+    found = tomllib.loads(proposed(csv_of(write_lines, "episode,step,players,x,action,done,reward", *rows)))["columns"]
+    assert (found["obs"], "agent_id" in found) == (["players", "x"], False)
+
+
+def test_rows_of_several_agents_without_a_column_for_them_are_refused_with_that_remedy(
+    write_lines: Write, read_table: Read
+) -> None:
+    rows = [(7, k, agent, 0.3 * k, int(k == 4)) for k in range(5) for agent in (0, 1)]
+    path = csv_of(write_lines, "episode,step,who,action,done", *rows)
+    mapping = '[columns]\neps_id = "episode"\nt = "step"\nobs = "who"\nactions = "action"\ndones = "done"\n'
+    with pytest.raises(BadEpisode, match="two different rows of one episode have t = 0") as raised:
+        read_table(path, mapping)
+    assert "`agent_id` where rows are of several agents" in raised.value.fix

@@ -50,15 +50,25 @@ def test_another_delimiter_is_not_guessed_and_the_refusal_shows_what_was_read(re
     assert batch.num_steps == 1
 
 
+def test_files_without_a_common_column_are_to_be_converted_apart(read_table: Read, write_lines: Write) -> None:
+    write_lines("a.csv", "e,x,y,a", "7,0.5,1,0")
+    path = write_lines("b.csv", "user,item", "1,2")
+    with pytest.raises(BadMapping) as caught:
+        read_table(path.parent, MAPPING)
+    assert "no column in common" in caught.value.fix
+
+
 @pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_header_of_one_cell_proposes_its_delimiter_first(delimiter: str, read_table: Read, write_lines: Write) -> None:
+def test_a_header_of_one_cell_proposes_its_delimiter_in_a_table_that_takes_more(
+    delimiter: str, read_table: Read, write_lines: Write
+) -> None:
     rows = ("id", "t", '"x; 1\t"', "action", "done"), ("7", "0", "0.5", "1", "0"), ("7", "1", "1.5", "1", "1")
     path = write_lines("a.csv", *(delimiter.join(row) for row in rows))
     with pytest.raises(BadMapping) as caught:
         read_table(path)
     proposed = caught.value.details["starting_mapping"]
-    assert proposed.startswith(f"csv.delimiter = {json.dumps(delimiter)}")
-    _, batch = read_table(path, proposed)
+    assert f"[csv]\ndelimiter = {json.dumps(delimiter)}" in proposed
+    _, batch = read_table(path, proposed + 'decimal = "."\n')
     assert (batch.obs.tolist(), batch.terminated.tolist()) == ([0.5, 1.5, 1.5], [True])
 
 
@@ -325,11 +335,11 @@ def test_each_small_table_of_a_folder_is_opened_once(kind: str, read_table: Read
     assert opened == {"mapping.toml": 1, **{f"{number}.{kind}": 1 for number in range(3)}}
 
 
-@pytest.mark.parametrize(("kind", "times"), [("parquet", 4), ("csv", 5), ("json", 7), ("arrow", 5)])
+@pytest.mark.parametrize(("kind", "times"), [("parquet", 4), ("csv", 5), ("json", 7), ("arrow", 6)])
 def test_a_larger_table_is_opened_once_for_each_pass_over_it(
     kind: str, times: int, read_table: Read, tmp_path: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For its format (of JSON three times), its columns, its numbers where they are text, its id and its rows."""
+    """For its format (of JSON three times, of Arrow twice), columns, numbers where they are text, id and rows."""
     monkeypatch.setattr(locations, "SMALL_FILE", 0)
     write_table(tmp_path / f"0.{kind}", 0)
     read_table(tmp_path / f"0.{kind}", MAPPING)

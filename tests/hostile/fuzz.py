@@ -22,6 +22,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -40,7 +41,7 @@ CODECS = ("ascii", "latin-1", "utf-8-sig", "utf-16", "raw-unicode-escape", "unic
 INSTRUMENTED = {"episodes": "offline_cli.episodes.codec"}  # where counting all of the coverage halves the speed
 WARM_UP = 1000  # inputs before code may no longer be loaded
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # small inputs, and no threads that wait for each other
-sys.path[:0] = [str(HERE), str(REPOSITORY)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(REPOSITORY)]
 
 from fuzz_mutations import MUTATORS, any_bytes  # noqa: E402  found by the line above; it loads nothing of ours
 
@@ -71,7 +72,7 @@ class Watched:
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         from canary import Canary
         from fuzz_seeds import seeds_of
-        from fuzz_targets import TARGETS, check
+        from fuzz_targets import HDF5, TARGETS, check
 
         self.name, self.check, self.target = name, check, TARGETS[name]
         self.mutate, self.keep_going = MUTATORS[name], arguments.keep_going
@@ -84,6 +85,9 @@ class Watched:
         self.max_input = max(MAX_INPUT, 2 * max(map(len, self.seeds)))
         self.answers: Counter[str] = Counter()
         self.inputs, self.started, self.slowest = 0, time.monotonic(), 0.0
+        tempfile.tempdir = str(arguments.out)  # of readers that copy a file
+        if name in HDF5:
+            self.check(self.target, self.seeds[0])  # starts the process that HDF5 is read in, which is ours
         self.canary = Canary(writable=[arguments.out])
         self.canary.arm()
         self.warm = False

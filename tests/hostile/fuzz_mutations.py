@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import base64
 import copy
+import io
 import math
 import pickletools
 import random
 import re
+import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lz4.frame
@@ -323,6 +326,52 @@ def tensors_header(data: bytes, rng: random.Random) -> bytes:
     return told.to_bytes(8, "little") + header + data[8 + size :]
 
 
+def _hdf5(name: str, data: bytes, rng: random.Random) -> bytes:
+    from fuzz_hdf5 import MUTATORS as OF_HDF5
+
+    return OF_HDF5[name](data, rng)
+
+
+# ---- files of a dataset, members of an archive ----
+
+
+def dataset_files(data: bytes, rng: random.Random) -> bytes:
+    """Files by path, as msgpack: one of them edited by its kind, removed or renamed."""
+    try:
+        files = msgpack.unpackb(data)
+        names = sorted(files)
+        name = rng.choice(names)
+        kind = rng.randrange(8)
+        if kind == 0:
+            del files[name]
+        elif kind == 1:
+            files[rng.choice((rng.choice(TEXTS) or "x", rng.choice(names)))] = files.pop(name)
+        else:
+            files[name] = (text_tokens if name.endswith((".json", ".jsonl")) else any_bytes)(files[name], rng)
+        packed: bytes = msgpack.packb(files)
+    except (ValueError, TypeError, IndexError, msgpack.exceptions.UnpackException):
+        return any_bytes(data, rng)
+    return packed
+
+
+def archive_members(data: bytes, rng: random.Random) -> bytes:
+    """A zip archive, with the start of one of its members edited, and all checksums right."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = [(name, archive.read(name)) for name in archive.namelist()]
+        at = rng.randrange(len(members))
+        name, member = members[at]
+        edit = rng.choice((any_bytes, text_tokens))
+        members[at] = (name if rng.random() < 0.9 else rng.choice(TEXTS) + ".npy", edit(member[:128], rng) + member[128:])
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+            for name, member in members[: rng.choice((len(members), len(members), 2))]:
+                archive.writestr(zipfile.ZipInfo(name.replace("\x00", "")), member)
+    except Exception:  # noqa: BLE001  whatever zipfile raises for bytes that are no archive any more
+        return any_bytes(data, rng)
+    return buffer.getvalue()
+
+
 MUTATORS: dict[str, Mutator] = {
     "episode": msgpack_nodes,
     "episodes": msgpack_nodes,
@@ -335,6 +384,9 @@ MUTATORS: dict[str, Mutator] = {
     "space-rllib": space_bounds,
     "manifest": text_tokens,
     "note": text_tokens,
+    "npz": archive_members,
+    "lerobot": dataset_files,
+    "imitation": dataset_files,
     "info": text_tokens,
     "mapping": text_tokens,
     "pipeline": text_tokens,
@@ -345,5 +397,6 @@ MUTATORS: dict[str, Mutator] = {
     "csv-table": text_tokens,
     "json-lines": text_tokens,
     "json-table": text_tokens,
+    **{name: partial(_hdf5, name) for name in ("d4rl", "robomimic", "d3rlpy", "minari", "minari-metadata")},
 }
 """By target: the structured mutator that takes turns with plain bytes."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import pickle
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import lz4.frame
 import msgpack
 import numpy as np
+import pyarrow.parquet as pq
 from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
@@ -311,6 +313,46 @@ def _json_rows() -> list[bytes]:
     return [b"\n".join(json.dumps(row).encode() for row in table) for table in (rows, dicts, rows[:1])]
 
 
+def _hdf5(name: str) -> list[bytes]:
+    from fuzz_hdf5 import MAKERS as OF_HDF5
+
+    return OF_HDF5[name]()
+
+
+# ---- formats of several files, and archives ----
+
+
+def _archives() -> list[bytes]:
+    ends = np.isin(np.arange(6), (2, 5))
+    flat = {"observations": np.zeros((6, 2), np.float32), "actions": np.arange(6), "rewards": np.ones(6), "terminals": ends}
+    made = []
+    for arrays in (
+        flat,
+        {"observations/a": np.ones((6, 1)), **{name: flat[name] for name in ("actions", "rewards", "terminals")}},
+    ):
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        made.append(buffer.getvalue())
+    return [*made, (TESTDATA / "ogbench" / "cube-single-play-v0-val.npz").read_bytes()]
+
+
+def _folder(path: str, leave_out: tuple[str, ...] = ()) -> bytes:
+    folder = TESTDATA / path
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    packed: bytes = msgpack.packb({name: _slim(file) for name, file in files.items() if not name.startswith(leave_out)})
+    return packed
+
+
+def _slim(file: Path) -> bytes:
+    """Parquet without statistics of episodes, which no reader looks at."""
+    if file.suffix != ".parquet":
+        return file.read_bytes()
+    table = pq.read_table(file)
+    buffer = io.BytesIO()
+    pq.write_table(table.drop_columns([name for name in table.column_names if name.startswith("stats/")]), buffer)
+    return buffer.getvalue()
+
+
 MAKERS: dict[str, Callable[[], list[bytes]]] = {
     "episode": lambda: [*small_items(), _unfinished()],
     "episodes": lambda: [*small_items(), _unfinished()],
@@ -323,6 +365,11 @@ MAKERS: dict[str, Callable[[], list[bytes]]] = {
     "space-rllib": _rllib_spaces,
     "manifest": _manifests,
     "note": _notes,
+    "npz": _archives,
+    "lerobot": lambda: [
+        _folder(f"lerobot/{layout}", ("videos", "meta/stats", "meta/episodes_stats")) for layout in ("v30", "v21")
+    ],
+    "imitation": lambda: [_folder("imitation/continuous"), _folder("imitation/discrete")],
     "info": lambda: [b"{}", b'{"a": 1, "b": [1.5, NaN, "x"], "c": {"d": null}}'],
     "mapping": _mappings,
     "pipeline": _pipelines,
@@ -333,6 +380,7 @@ MAKERS: dict[str, Callable[[], list[bytes]]] = {
     "csv-table": lambda: [_csv(), *_files("tables/*.csv.gz")],
     "json-lines": lambda: _files("tables/*.jsonl"),
     "json-table": _json_rows,
+    **{name: partial(_hdf5, name) for name in ("d4rl", "robomimic", "d3rlpy", "minari", "minari-metadata")},
 }
 
 

@@ -12,8 +12,10 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import fsspec
 import msgpack
 import orjson
 import pyarrow as pa
@@ -25,6 +27,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.step_tables import info_from_text
 from offline_cli.episodes.codec import decode, decode_batch
 from offline_cli.errors import BadData, BadMapping, OfflineCliError, UnsupportedSpace
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.packed import unpack, unpack_cells, unpickle_cells
 from offline_cli.formats.packed.pickles import unpickle
 from offline_cli.formats.sample_batch import SampleBatchSource
@@ -34,7 +37,7 @@ from offline_cli.formats.tables.mapping import CsvForm, mapping_of
 from offline_cli.spaces import describe, space_from_json, space_from_rllib, space_to_json, space_to_rllib
 from offline_cli.tally import OnError, Rejects, Tally
 
-__all__ = ["PLACE", "TARGETS", "File", "Wrong", "answer", "check"]
+__all__ = ["HDF5", "PLACE", "TARGETS", "File", "Wrong", "answer", "check"]
 
 PLACE = "input"
 MAX_MESSAGE = 20_000  # letters of one error
@@ -285,6 +288,53 @@ def _table(data: bytes, kind: str) -> None:
         _ = batch.returns
 
 
+# ---- HDF5 ----
+
+
+def _of_hdf5(name: str) -> Callable[[bytes], None]:
+    """A target of `fuzz_hdf5.py`, which needs h5py."""
+
+    def target(data: bytes) -> None:
+        from fuzz_hdf5 import TARGETS as OF_HDF5
+
+        OF_HDF5[name](data)
+
+    return target
+
+
+HDF5 = ("d4rl", "robomimic", "d3rlpy", "minari", "minari-metadata")
+
+
+# ---- formats of several files, and archives ----
+
+
+def dataset_files(data: bytes, reader: str = "auto") -> None:
+    """Files by path below one folder, as msgpack, to whole episodes by the reader that recognises them."""
+    files = _msgpack(data)
+    if not isinstance(files, dict) or not all(isinstance(one, bytes) and isinstance(name, str) for name, one in files.items()):
+        raise BadData("no files", where=PLACE, fix="none")
+    folder = fsspec.filesystem("memory")
+    folder.store.clear()
+    for name, one in files.items():
+        folder.pipe(f"/{PLACE}/{name}", one)
+    if not folder.exists(f"/{PLACE}"):
+        raise BadData("no files", where=PLACE, fix="none")
+    _read_folder(f"memory://{PLACE}", reader)
+
+
+def npz(data: bytes) -> None:
+    """A NumPy archive of either layout."""
+    folder = fsspec.filesystem("memory")
+    folder.store.clear()
+    folder.pipe(f"/{PLACE}/log.npz", data)
+    _read_folder(f"memory://{PLACE}/log.npz", "auto")
+
+
+def _read_folder(url: str, reader: str) -> None:
+    for batch in read_opened(open_sources(url, from_=reader), on_error=OnError.QUARANTINE):
+        _ = batch.returns
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "episode": episode,
     "episodes": episodes,
@@ -297,6 +347,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "space-rllib": space_rllib,
     "manifest": manifest,
     "note": note,
+    "npz": npz,
+    "lerobot": partial(dataset_files, reader="lerobot"),
+    "imitation": partial(dataset_files, reader="imitation"),
     "info": info,
     "mapping": mapping,
     "pipeline": _of_policies("pipeline"),
@@ -307,4 +360,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "csv-table": csv_table,
     "json-lines": json_lines,
     "json-table": json_table,
+    **{name: _of_hdf5(name) for name in HDF5},
 }

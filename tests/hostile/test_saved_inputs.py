@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from fuzz_mutations import MUTATORS
 from fuzz_seeds import MAKERS, seeds_of
-from fuzz_targets import TARGETS, check
+from fuzz_targets import HDF5, TARGETS, check
 
 HERE = Path(__file__).resolve().parent
 
@@ -24,6 +25,26 @@ def test_every_target_has_seeds_and_a_mutator() -> None:
 def test_saved_inputs_are_read_or_refused_by_name(target: str) -> None:
     answers = [check(TARGETS[target], data) for data in seeds_of(target)]
     assert "" in answers  # some can be read
+
+
+@pytest.mark.parametrize("target", HDF5)
+def test_mutated_files_are_read_or_refused_by_name(target: str) -> None:
+    rng = random.Random(1)
+    seeds = seeds_of(target)
+    for _ in range(10):
+        check(TARGETS[target], MUTATORS[target](rng.choice(seeds), rng))
+
+
+@pytest.mark.big
+@pytest.mark.long
+@pytest.mark.parametrize("target", HDF5)
+def test_a_thousand_mutated_files_of_each_hdf5_reader_are_read_or_refused(target: str, tmp_path: Path) -> None:
+    words = [target, "--engine", "plain", "--runs", "1000", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, str(HERE / "fuzz.py"), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["inputs"] >= 1000
+    assert report["peak_mib"] < 512
 
 
 def test_a_fuzz_run_reports_what_it_did(tmp_path: Path) -> None:

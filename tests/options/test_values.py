@@ -20,7 +20,7 @@ from offline_cli.options.training import TrainBCOptions
 @pytest.mark.parametrize(
     ("options", "name", "value", "told"),
     [
-        (RecordOptions, "policy", print, "--policy must be text, not <built-in function print>"),
+        (RecordOptions, "policy", print, "--policy must be text or a list, each item text, not <built-in function print>"),
         (RecordOptions, "wrappers", "Flatten", "--wrapper must be a list, each item text, not 'Flatten'"),
         (RecordOptions, "wrappers", [1], "--wrapper must be a list, each item text, not [1]"),
         (RecordOptions, "episodes", 2.5, "--episodes must be a whole number, not 2.5"),

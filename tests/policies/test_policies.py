@@ -14,7 +14,7 @@ import torch
 
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, SpaceMismatch, StorageNotFound
 from offline_cli.modules.distributions import build_head
 from offline_cli.modules.drawing import chance_size, drawn_actions
 from offline_cli.policies.module_policy import fingerprint_of
@@ -50,6 +50,13 @@ def test_a_run_that_explores_draws_by_its_own_likelihoods(
     np.testing.assert_allclose(batch.extra["action_logp"], picked.numpy(), atol=1e-6)
     share, expected = float((batch.actions == 1).mean()), float(chance.exp()[:, 1].mean())
     assert abs(share - expected) < 4 * np.sqrt(0.25 / len(chance))
+
+
+def test_a_checkpoint_of_rllibs_without_its_prefix_gets_a_hint(recorded: Record, tmp_path: Path) -> None:
+    (tmp_path / "class_and_ctor_args.pkl").touch()
+    with pytest.raises(NoData) as caught:
+        recorded(policy=str(tmp_path))
+    assert caught.value.fix == f"did you mean rllib:{tmp_path}?"
 
 
 def test_what_a_run_says_of_environments_does_not_change_its_fingerprint(run_folder: Callable[..., Path]) -> None:

@@ -76,6 +76,7 @@ def command(tmp_path: Path) -> Command:
     return run
 
 
+@pytest.mark.slow
 def test_no_command_takes_a_stray_file_for_a_module_and_all_take_files_by_path(command: Command) -> None:
     env, cpu = ("--env", "python:sub/secrets.py:Robot", "--wrapper", "sub/secrets.py:Half"), ("--device", "cpu")
     words = ("record", "sub/secrets.py:Robot", "--wrapper", "sub/secrets.py:Half", "--out", "D", "--episodes", "4", *cpu)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from warm_commands import Shell
 
 from offline_cli.episodes.batch import EpisodeBatch
@@ -21,6 +22,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_page_on_recording_runs_as_it_stands(tmp_path: Path, script_shell: Shell, read: Read, same: Same) -> None:
     code, pieces, learned, loop, script = blocks("python")
     files = {"my_code.py": code, "my_pieces.py": pieces, "learned.py": learned, "loop.py": loop, "script.py": script}

@@ -62,6 +62,7 @@ def test_ten_thousand_columns_of_a_csv_file_become_one_observation(wide_csv: Cal
     assert (counts.episodes, counts.rows_in) == (EPISODES, EPISODES * LENGTH)
 
 
+@pytest.mark.big
 def test_twice_as_many_columns_take_twice_as_long_to_read(wide_csv: Callable[[int], tuple[Path, Path]]) -> None:
     sources = [wide_csv(dims) for dims in (2500, 5000)]
     read(sources[0][0], mapping=str(sources[0][1]))

@@ -29,6 +29,7 @@ def seldom(*quick: str) -> list[Any]:
     return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.big) for kind in READERS]
 
 
+@pytest.mark.big
 @pytest.mark.parametrize("kind", seldom("arrow", "rllib-columns"))
 def test_twice_as_many_ids_take_twice_as_long_to_read(kind: str, written: Write) -> None:
     """Of both sizes, many ids are kept as hashes, and rows come in several blocks."""
@@ -38,6 +39,7 @@ def test_twice_as_many_ids_take_twice_as_long_to_read(kind: str, written: Write)
     assert_grows_in_proportion(*(lambda source=source: read(source, keep=False) for source in sources))
 
 
+@pytest.mark.big
 @pytest.mark.parametrize("kind", seldom("arrow", "rllib-columns", "sample-batch-packed", "episodes"))
 def test_twenty_thousand_episodes_with_the_same_beside_them_take_at_most_four_times_as_long(kind: str, written: Write) -> None:
     source = written(kind, MANY)

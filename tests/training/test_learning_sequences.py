@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sealed_runs import tell, told_in
 
 from offline_cli import load_policy as policy_in_use
@@ -35,6 +38,7 @@ Make = Callable[..., EpisodeBatch]
 OBS, ACT = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4, start=1)
 LENGTHS = (7, 1, 12, 5)
 CPU = torch.device("cpu")
+NUMBERS = count()
 MEMORY = '[network]\nmemory = "{}"\nmemory_size = 8\nmax_seq_len = 5\nburn_in = {}\n'
 
 
@@ -58,7 +62,8 @@ def episodes(random_batch: Callable[..., EpisodeBatch]) -> EpisodeBatch:
 
 def loaded(write_dataset: Write, config: Path, episodes: EpisodeBatch, **options: Any) -> TrainingData:
     resolved = resolve_config(options, file=config)
-    return load_data(write_dataset(episodes), resolved, Setup.of(resolved), on_progress=lambda _: None)
+    name = f"data-{next(NUMBERS)}"
+    return load_data(write_dataset(episodes, name=name), resolved, Setup.of(resolved), on_progress=lambda _: None)
 
 
 def stepper(data: TrainingData, batch_size: int) -> StepLoader:
@@ -136,13 +141,21 @@ def test_the_loss_is_the_mean_over_steps_each_episode_played_from_its_start(
     assert found == pytest.approx(nats / sum(LENGTHS), rel=1e-5)
 
 
-@pytest.mark.parametrize("memory", ["lstm", "gru"])
-def test_steps_that_pad_change_no_gradient(memory: str) -> None:
-    policy = build_recurrent_module(OBS, spaces.Discrete(4), hidden=[8], memory=memory, memory_size=6, max_seq_len=9)
+@settings(max_examples=25, deadline=None)
+@given(
+    memory=st.sampled_from(["lstm", "gru"]),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    padding=st.integers(1, 5),
+    wild=st.floats(-1e3, 1e3, width=32),
+)
+def test_steps_that_pad_change_no_gradient(memory: str, lengths: list[int], padding: int, wild: float) -> None:
+    count, least = len(lengths), max(lengths)
+    most = least + padding
+    policy = build_recurrent_module(OBS, spaces.Discrete(4), hidden=[8], memory=memory, memory_size=6, max_seq_len=most)
     generator = torch.Generator().manual_seed(0)
-    obs, actions = torch.rand(2, 9, 3, generator=generator), torch.randint(4, (2, 9), generator=generator)
-    mask = torch.arange(9) < torch.tensor([[4], [3]])
-    state = {name: leaf.expand(2, *leaf.shape) for name, leaf in policy.get_initial_state().items()}
+    obs, actions = torch.rand(count, most, 3, generator=generator), torch.randint(4, (count, most), generator=generator)
+    mask = torch.arange(most) < torch.tensor(lengths)[:, None]
+    state = {name: leaf.expand(count, *leaf.shape) for name, leaf in policy.get_initial_state().items()}
 
     def gradients(end: int, *, wild: float) -> list[torch.Tensor]:
         seen = torch.where(mask[..., None], obs, wild)[:, :end]
@@ -152,7 +165,7 @@ def test_steps_that_pad_change_no_gradient(memory: str) -> None:
         bc_loss(policy, batch).backward()  # type: ignore[no-untyped-call]
         return [parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None]
 
-    short, long = gradients(4, wild=0.0), gradients(9, wild=7.0)
+    short, long = gradients(least, wild=0.0), gradients(most, wild=wild)
     for one, other in zip(short, long, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
     assert any(bool(part.any()) for part in short)
@@ -224,6 +237,41 @@ def test_samples_count_steps_and_not_what_pads(
     assert last["samples"] == 3 * sum(LENGTHS)
 
 
+def test_between_pieces_it_plays_the_same_episodes_for_any_number_of_copies_and_processes(
+    config: Callable[..., Path], tmp_path: Path, told: Any
+) -> None:
+    (tmp_path / "p.toml").write_text('kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n')
+    record("CartPole-v1", tmp_path / "data", policy="random", episodes=6, device="cpu")
+    words = ["--config", config("lstm", 2), "--pipeline", tmp_path / "p.toml", "--updates", 20, "--device", "cpu"]
+    told("train-bc", tmp_path / "data", "--out", tmp_path / "run", *words)
+    found, scores = [], []
+    for copies, processes in ((1, 0), (3, 2)):
+        out = tmp_path / f"out-{copies}"
+        how = {"num_envs": copies, "num_env_runners": processes, "device": "cpu"}
+        record("CartPole-v1", out, policy=str(tmp_path / "run"), episodes=5, vectorize="sync", **how)  # type: ignore[arg-type]
+        found.append([path.read_bytes() for path in sorted((out / "data").iterdir())])
+        scores.append(evaluate(tmp_path / "run", env="CartPole-v1", episodes=5, **how).return_mean)  # type: ignore[arg-type]
+    assert found[0] == found[1]
+    assert scores[0] == scores[1]
+
+
+def test_streaming_and_memory_have_the_same_loss_for_each_sequence(
+    write_dataset: Write, config: Callable[..., Path], episodes: EpisodeBatch
+) -> None:
+    losses = []
+    for streaming in (False, True):
+        data = loaded(write_dataset, config("gru", 2), episodes, streaming=streaming)
+        loader = stepper(data, 1)  # a sequence a batch: in whatever order they come, each has its loss
+        found = []
+        for update in range(loader.updates_per_epoch):
+            loader.fill(update)
+            found.append(bc_loss(data.learner.policy, loader.batch).item())
+        losses.append(sorted(found))
+        data.close()
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == sum(-(-length // 5) for length in LENGTHS)
+
+
 def test_marwil_without_advantages_learns_from_sequences_as_cloning_does(
     make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -234,10 +282,101 @@ def test_marwil_without_advantages_learns_from_sequences_as_cloning_does(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+# ---- with values ----
+
+
+def marwil(config: Callable[..., Path], tmp_path: Path, **options: Any) -> Path:
+    file = config(
+        "lstm", 2, below='[algorithm]\nname = "marwil"\n' + "".join(f"{key} = {one}\n" for key, one in options.items())
+    )
+    assert file.parent == tmp_path
+    return file
+
+
+@pytest.mark.parametrize("lambda_", [1.0, 0.7])
+def test_value_targets_of_sequences_are_those_of_whole_episodes(
+    write_dataset: Write, config: Callable[..., Path], episodes: EpisodeBatch, tmp_path: Path, lambda_: float
+) -> None:
+    cut = np.array([False, True, False, True])
+    episodes = replace(episodes, rewards=np.arange(sum(LENGTHS), dtype=np.float64), terminated=~cut, truncated=cut)
+    data = loaded(write_dataset, marwil(config, tmp_path, lambda_=lambda_, gamma=0.9), episodes)
+    value: Any = data.learner.modules["value"]
+    loader = stepper(data, 1000)
+    loader.fill(0)
+    mask = loader.batch["loss_mask"]
+    found = {
+        tuple(seen): target
+        for seen, target in zip(loader.batch["obs"][mask].tolist(), loader.batch["value_targets"][mask].tolist(), strict=True)
+    }
+    assert len(found) == sum(LENGTHS)
+    for number, episode in enumerate(episodes):
+        seen = torch.as_tensor(np.asarray(episode.get_observations()))
+        values = value(seen).detach().double().numpy()
+        values[-1] *= cut[number]  # nothing has value after a terminated episode
+        rewards, sum_ = np.asarray(episode.get_rewards()), 0.0
+        for step in reversed(range(len(episode))):
+            sum_ = rewards[step] + 0.9 * values[step + 1] - values[step] + 0.9 * lambda_ * sum_
+            assert found[tuple(seen[step].tolist())] == pytest.approx(sum_ + values[step], rel=1e-4, abs=1e-4)
+
+
+def test_what_pads_a_sequence_changes_no_gradient_of_marwil(
+    write_dataset: Write, config: Callable[..., Path], episodes: EpisodeBatch, tmp_path: Path
+) -> None:
+    data = loaded(write_dataset, marwil(config, tmp_path), episodes)
+    loader = stepper(data, 1000)
+    loader.fill(0)
+    mask = loader.batch["loss_mask"]
+    last = torch.arange(mask.shape[1]) * mask
+    pads = torch.arange(mask.shape[1]) > last.amax(1, keepdim=True)
+    assert bool(pads.any())
+    (group,) = data.learner.groups
+    gradients = []
+    for wild in (0.0, 3.0):
+        loader.batch["obs"][pads] = wild
+        loader.batch["value_targets"][pads] = wild
+        data.learner.whole.zero_grad()
+        data.learner.modules["value"].squared_norm.fill_(100.0)  # type: ignore[operator, union-attr]
+        sum(group.loss(loader.batch).values()).backward()  # type: ignore[union-attr, no-untyped-call]
+        gradients.append([part.grad.clone() for part in data.learner.whole.parameters() if part.grad is not None])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    assert any(bool(part.any()) for part in gradients[0])
+
+
+def test_a_sequence_of_one_step_each_is_the_same_as_single_steps(
+    write_dataset: Write, config: Callable[..., Path], episodes: EpisodeBatch, tmp_path: Path
+) -> None:
+    """What MARWIL learns of values does not depend on how steps lie in sequences."""
+    losses = []
+    for length in (1, 5, 12):
+        file = marwil(config, tmp_path, lambda_=0.8)
+        file.write_text(file.read_text().replace("max_seq_len = 5", f"max_seq_len = {length}"))
+        data = loaded(write_dataset, file, episodes)
+        loader = stepper(data, 1000)
+        loader.fill(0)
+        (group,) = data.learner.groups
+        losses.append(group.loss(loader.batch)["vf"].item())
+    assert losses[1:] == pytest.approx(losses[:-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("refresh_every", [0, 3])
+def test_marwil_on_sequences_that_is_stopped_goes_on_to_the_same_weights(
+    refresh_every: int, make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
+) -> None:
+    data, file = write_dataset(make_batch()), marwil(config, tmp_path, refresh_every=refresh_every)
+    options: dict[str, Any] = {"config": file, "device": "cpu", "val_fraction": 0.25, "streaming": not refresh_every}
+    whole = train_bc(data, tmp_path / "whole", updates=12, **options)
+    train_bc(data, tmp_path / "parts", updates=5, **options)
+    parts = train_bc(data, tmp_path / "parts", updates=12, resume=True, **options)
+    assert whole.losses == parts.losses
+    one, other = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert one == other
+
+
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize("algorithm", ["marwil", "iql", "td3-bc"])
+@pytest.mark.parametrize("algorithm", ["iql", "td3-bc"])
 def test_an_algorithm_that_learns_from_single_steps_refuses_a_memory_by_name(
     algorithm: str, make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path, call: Any
 ) -> None:

@@ -28,8 +28,9 @@ from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms
 from offline_cli.training.algorithms.bc import bc_loss
+from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import Learner, cloning_learner
-from offline_cli.training.updates import FlatAdam, Update, captured
+from offline_cli.training.updates import Update, captured
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]

@@ -19,7 +19,8 @@ from gymnasium import spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.modules.drawing import chance_size, drawn_actions
-from offline_cli.modules.encoders import BY_255, BY_BOUNDS, ObservationEncoder, flattened_images
+from offline_cli.modules.encoders import BY_255, BY_BOUNDS, ObservationEncoder
+from offline_cli.modules.images import flattened_images
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.spaces import Space

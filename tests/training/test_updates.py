@@ -13,10 +13,11 @@ from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.algorithms.bc import bc_loss
+from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import WEIGHTS, StepLoader
 from offline_cli.training.memory_store import MemoryStore
-from offline_cli.training.updates import FlatAdam, Update, captured, rate_factor, unchanged
+from offline_cli.training.updates import Update, captured, rate_factor, unchanged
 
 BOX = spaces.Box(-9, 9, (3,))
 

@@ -11,16 +11,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from offline_cli.checking.repair.recovered_facts import FACTS, Examined, Known
 from offline_cli.checking.repair.survey import Choice, Survey, said_of_shards, survey
-from offline_cli.datasets.file_names import DATA, MANIFEST, QUARANTINE
+from offline_cli.datasets.file_names import DATA, MANIFEST, MANIFEST_PARTS, QUARANTINE
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Counts, Manifest, Shard, now, with_defaults
-from offline_cli.datasets.ownership import free_place, keep_moves, keep_names, set_aside
+from offline_cli.datasets.ownership import free_place, keep_moves, keep_names, manifest_parts, set_aside
+from offline_cli.datasets.shard_list import parts_of, with_figures
 from offline_cli.datasets.shard_sequence import ShardSequence
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.files.locations import Location
@@ -113,7 +115,7 @@ class Plan:
 
     # ---- the manifest ----
 
-    def manifest(self, rewritten: tuple[Shard, ...] | None = None) -> Manifest:
+    def manifest(self, rewritten: Sequence[Shard] | None = None) -> Manifest:
         """The one that will be written; `rewritten`: its shards where they are not as they were read."""
         kept, known, figures = self.kept_manifest, self.known, self.examined.statistics
         if kept is not None:
@@ -232,7 +234,7 @@ def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
     for adopted in examined.sound:
         sequence.adopt(adopted.shard, adopted.schema)
     sequence.add_empty_infos(examined.rows)
-    manifest = plan.manifest(tuple(sequence.finished))
+    manifest = plan.manifest(with_figures(sequence.finished.sealed(), *examined.statistics.per_episode()))
     keep_names(plan.folder.join(DATA), plan.folder.join(QUARANTINE))  # whose writer may have been killed before that
     with lock.guard():  # shards may have taken long
         if plan.found.manifest_bytes is not None:
@@ -240,3 +242,9 @@ def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
             plan.folder.join(QUARANTINE).make_folder()
             write_whole(copy, plan.found.manifest_bytes, folder=plan.folder)
         write_whole(plan.folder.join(MANIFEST), manifest.to_bytes(), folder=plan.folder)
+        listed = {part.path for part in parts_of(manifest.shards)}
+        replaced = [file for file in manifest_parts(plan.folder) if f"{MANIFEST_PARTS}/{file.name}" not in listed]
+        for file in replaced:  # with the copy of the manifest that may list them
+            set_aside(file, plan.folder)
+        keep_moves(replaced, plan.folder)
+        plan.folder.join(MANIFEST_PARTS).remove_empty_folder()

@@ -10,16 +10,28 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
-from offline_cli.datasets.file_names import DATA, MANIFEST, SHARD_PATH, WRITING, generation_of, shard_name
+from offline_cli.datasets.file_names import (
+    DATA,
+    MANIFEST,
+    MANIFEST_PARTS,
+    PART_PATH,
+    SHARD_PATH,
+    WRITING,
+    generation_of,
+    shard_name,
+)
 from offline_cli.datasets.lease_record import APPENDS_TO, WritingNote
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.ownership import is_own_part, is_regular
+from offline_cli.datasets.ownership import is_own_part, is_regular, listed_parts, manifest_parts
+from offline_cli.datasets.shard_list import read_part
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
@@ -61,8 +73,23 @@ def says_all(found: Survey) -> bool:
 
 
 def _nodes(found: Survey) -> Iterable[Any]:
-    nodes = found.left_of_manifest().get("shards")
-    return nodes if isinstance(nodes, list) else []
+    left = found.left_of_manifest()
+    nodes, parts = left.get("shards"), left.get("parts")
+    if isinstance(nodes, list):
+        return nodes
+    return [node for part in parts for node in _nodes_of(found.folder, part)] if isinstance(parts, list) else []
+
+
+def _nodes_of(folder: Location, part: Any) -> list[Any]:
+    """What can be read of a part of the manifest; one None where nothing can."""
+    if not (isinstance(part, dict) and isinstance(part.get("path"), str) and PART_PATH.fullmatch(part["path"])):
+        return [None]
+    try:
+        document = orjson.loads(whole_file(folder.join(part["path"])) or b"")
+    except ValueError:
+        return [None]
+    nodes = document.get("shards") if isinstance(document, dict) else None
+    return nodes if isinstance(nodes, list) and len(nodes) == part.get("shards") else [None]
 
 
 def _is_named(node: Any) -> bool:
@@ -86,7 +113,7 @@ class Survey:
     shards: Mapping[str, Mapping[int, Location]]  # files named as shards, with something in them: generation -> number -> place
     sizes: Mapping[str, int]  # bytes of every file in data/, by path
     others: tuple[Location, ...]  # further files in data/ that readers of it would include
-    half_written: tuple[Location, ...]  # unfinished files: parts, and empty ones under the name of a shard
+    half_written: tuple[Location, ...]  # unfinished files, empty ones under the name of a shard, unlisted parts of a manifest
     uploads: tuple[Upload, ...]
 
     @property
@@ -120,6 +147,8 @@ def survey(folder: Location) -> Survey:
     shards: dict[str, dict[int, Location]] = {}
     others: list[Location] = []
     half_written = [child for child in folder.children() if is_own_part(child)]
+    in_manifest = listed_parts(folder)
+    half_written += [file for file in manifest_parts(folder) if f"{MANIFEST_PARTS}/{file.name}" not in in_manifest]
     data = folder.join(DATA)
     sizes = _sizes(data)
     for file in data.files() if sizes else []:
@@ -161,7 +190,9 @@ def _sizes(data: Location) -> dict[str, int]:
 
 def _manifest(data: bytes, folder: Location) -> Manifest | None:
     try:
-        return Manifest.from_bytes(data, where=folder.join(MANIFEST).url)
+        found = Manifest.from_bytes(data, where=folder.join(MANIFEST).url, read=partial(read_part, folder))
+        deque(found.shards, maxlen=0)  # of which parts may be broken
+        return found
     except BadData:
         return None
 

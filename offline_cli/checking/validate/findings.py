@@ -69,6 +69,8 @@ class Validation:
     strict: bool  # warnings count as failures
     hashes_unchecked: int  # shards whose sha256 was not compared
     seconds: float
+    agents: Mapping[str, int] = field(default_factory=dict)  # episodes by agent id, where they have one
+    modules: Mapping[str, int] = field(default_factory=dict)  # and by module id
 
     @property
     def counts(self) -> dict[Severity, int]:
@@ -104,7 +106,8 @@ class Validation:
             "problems": [problem.as_dict() for problem in self.problems],
             **{f"{severity}s": count for severity, count in self.counts.items()},
             "passed": self.passed,
-            **{name: getattr(self, name) for name in self.__slots__ if name != "problems"},
+            **{name: getattr(self, name) for name in self.__slots__ if name not in ("problems", "agents", "modules")},
+            **{name: dict(found) for name in ("agents", "modules") if (found := getattr(self, name))},
             "sources": list(self.sources),
             "formats": list(self.formats),
             "seconds": round(self.seconds, 3),

@@ -100,6 +100,18 @@ CODES: Final[dict[str, Code]] = {
         "warning", "episode", "terminated and truncated at once (terminated wins in training)", "set the one that ended it"
     ),
     "zero-length-episode": Code("warning", "episode", "without a step", "convert it: episodes without steps are left out"),
+    "agent-twice": Code(
+        "warning",
+        "episode",
+        "of an agent that has another episode in the same game",
+        "check agent_id and the id of the game; an agent that changes its module in a game has an episode for each",
+    ),
+    "agent-of-two-modules": Code(
+        "note",
+        "episode",
+        "in which an agent acts by another module than in its first",
+        "nothing, or name the module that learns from each agent: --module-of",
+    ),
     "missing-final-observation": Code(
         "warning", "episode", "no observation after the last step (the last one is repeated)", "record new_obs too"
     ),

@@ -8,6 +8,7 @@ span them, and ids must be unique in all.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
+from offline_cli.checking.validate.agents import Agents
 from offline_cli.checking.validate.findings import Findings, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
 from offline_cli.checking.validate.structures import CommonForm, Dimensions, Structures
 from offline_cli.checking.validate.values import ValueChecks
-from offline_cli.converting.reading import check_scale_of
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
 from offline_cli.datasets.dataset import holds_dataset
@@ -95,6 +96,8 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
         strict=options["strict"],
         hashes_unchecked=sum(subject.own.unhashed for subject in subjects if subject.own is not None),
         seconds=time.monotonic() - began,
+        agents=sum((check.agents.episodes for check in checks), Counter()),
+        modules=sum((check.agents.modules for check in checks), Counter()),
     )
 
 
@@ -176,7 +179,7 @@ class _Checks:
         self.episodes = self.steps = self.entries = 0
         self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
         self._said, self._elements = env_spaces or source.info.spaces, source.info.elements
-        check_scale_of(source.info, scale)
+        source.info.check_scale(scale)
         self._scale = source.info.action_scale if scale is None else scale
         self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
         self._structures = Structures(
@@ -188,6 +191,7 @@ class _Checks:
         )
         self._values: ValueChecks | None = None  # made with the first batch, which may declare the spaces
         self._dimensions: Dimensions | None = None
+        self.agents = Agents(findings, self.name)
 
     def see_fragments(self, fragments: Fragments) -> None:
         """Check entries as they are in the source."""
@@ -206,6 +210,7 @@ class _Checks:
         values.see(batch, spaces)
         dimensions.see(batch, spaces)
         self._structures.see(batch, spaces)
+        self.agents.see(batch)
         if self._figures is not None:
             self._figures.see(batch)
 

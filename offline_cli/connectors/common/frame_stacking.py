@@ -23,14 +23,21 @@ from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FrameStacking", "taken", "windows"]
+__all__ = ["AGES", "FRAMES", "FrameStacking", "taken", "windows"]
+
+FRAMES, AGES = "obs_frames", "obs_ages"
 
 
 class FrameStacking(ConnectorV2):
     """Observations (..., C) become (..., N * C), the oldest first: images (H, W, 1) become (H, W, N), vectors (C,) (N * C,).
 
+    `add_channel_axis`: images (H, W) are taken for (H, W, 1), and become (H, W, N) and not (H, N * W).
+
     Before the first observation there are zeros; the lookback buffer is looked at. Leaves of Dict and Tuple are stacked each on
     their own. `multi_agent`: the spaces are Dicts by agent.
+
+    `by_rows`, set by a learner that gathers stacks itself (`applying/frame_stacks.py`): of an `EpisodeBatch`, `obs` (T,) are
+    the rows in FRAMES of the newest frame of each step, and AGES (T,) how many before it are its episode's, at most N - 1.
     """
 
     whole_arrays = True
@@ -43,6 +50,7 @@ class FrameStacking(ConnectorV2):
         input_action_space: Space | None = None,
         *,
         num_frames: int = 1,
+        add_channel_axis: bool = False,
         multi_agent: bool = False,
         as_learner_connector: bool = False,
         **kwargs: Any,
@@ -50,9 +58,16 @@ class FrameStacking(ConnectorV2):
         if num_frames < 1:
             raise BadPiece(f"num_frames={num_frames}", where="FrameStacking", fix="a number from 1 on")
         self.num_frames = num_frames
+        self._add_channel_axis = add_channel_axis
         self._multi_agent = multi_agent
         self._as_learner_connector = as_learner_connector
+        self.by_rows = False
         super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    @property
+    def may_give_rows(self) -> bool:
+        """Whether it is a learner's, of one agent."""
+        return self._as_learner_connector and not self._multi_agent
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are not a Box."""
@@ -66,15 +81,19 @@ class FrameStacking(ConnectorV2):
         def tiled(bound: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate([np.atleast_1d(bound)] * self.num_frames, axis=-1)
 
-        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)  # zeros stand where there was nothing yet
+        low, high = (self._with_channel(bound[None])[0] for bound in (space.low, space.high))
+        low, high = np.minimum(low, 0), np.maximum(high, 0)  # zeros stand where there was nothing yet
         return spaces.Box(tiled(low.astype(space.dtype)), tiled(high.astype(space.dtype)), dtype=space.dtype)  # type: ignore[arg-type]
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """`obs` with N rows (a learner pipeline), or one per episode. Raises BadPiece where the batch has `obs` already."""
         self._check(batch)
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
-            firsts = np.repeat(episodes.obs_starts[:-1], episodes.lengths)
-            batch[Columns.OBS] = self._stacked(episodes.obs, episodes.step_rows(), firsts)
+            firsts, rows = np.repeat(episodes.obs_starts[:-1], episodes.lengths), episodes.step_rows()
+            if self.by_rows:
+                ages = np.minimum(rows - firsts, self.num_frames - 1).astype(np.uint8)
+                return batch | {Columns.OBS: rows, FRAMES: map_leaves(self._with_channel, episodes.obs), AGES: ages}
+            batch[Columns.OBS] = self._stacked(episodes.obs, rows, firsts)
             return batch
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             if self._as_learner_connector:
@@ -86,7 +105,8 @@ class FrameStacking(ConnectorV2):
     def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
         """`obs` with a row per slot. Raises BadPiece as above."""
         self._check(batch)
-        batch[Columns.OBS] = map_leaves(_joined, slots.frames(self.num_frames))
+        frames = map_leaves(lambda leaf: self._with_channel(leaf, axes=2), slots.frames(self.num_frames))
+        batch[Columns.OBS] = map_leaves(_joined, frames)
         return batch, slots
 
     def _check(self, batch: Batch) -> None:
@@ -106,7 +126,11 @@ class FrameStacking(ConnectorV2):
         return map_leaves(lambda leaf: leaf[0], self._stacked(rows, np.array([row_count(rows) - 1]), 0))
 
     def _stacked(self, rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int) -> Tree:
-        return map_leaves(_joined, windows(rows, ends, firsts, self.num_frames))
+        return map_leaves(_joined, windows(map_leaves(self._with_channel, rows), ends, firsts, self.num_frames))
+
+    def _with_channel(self, leaf: NDArray[Any], axes: int = 1) -> NDArray[Any]:
+        """Values behind so many `axes`; images (H, W) as (H, W, 1) where that was asked for."""
+        return leaf[..., None] if self._add_channel_axis and leaf.ndim == axes + 2 else leaf
 
 
 def _joined(frames: NDArray[Any]) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import STATE_COLUMNS, Columns
 from offline_cli.connectors.batch_items import filed_rows, key_of, owned
 from offline_cli.connectors.common.batch_columns import first_rows
+from offline_cli.connectors.common.frame_stacking import FRAMES
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -119,16 +120,17 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
 
 
 class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
-    """`new_obs` with N rows, leaves (N, *obs_shape)."""
+    """`new_obs` with N rows, leaves (N, *obs_shape); `by_rows`: as FrameStacking has it."""
 
     whole_arrays = True
+    by_rows: bool = False
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch with the new column."""
         if Columns.NEXT_OBS in batch:
             return batch
         if isinstance(episodes, EpisodeBatch):
-            batch[Columns.NEXT_OBS] = episodes.next_obs()
+            batch[Columns.NEXT_OBS] = episodes.step_rows() + 1 if self.by_rows and FRAMES in batch else episodes.next_obs()
             return batch
         for episode in self.single_agent_episode_iterator(episodes, False):
             if count := len(episode):

@@ -195,7 +195,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
                 asked += 1
                 part.update(self._columns(module, part, self._lengths(episodes, module_id)))
         if not asked:
-            fix = "a module with compute_values(batch) -> (B,) or (B, T)"
+            fix = "a module with compute_values(batch) -> (B,) or (B, T); in apply --policy RUN, of a run by marwil"
             raise BadPiece("no module here has values", where="GeneralAdvantageEstimation", fix=fix)
         return batch
 

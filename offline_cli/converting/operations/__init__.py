@@ -28,6 +28,7 @@ from offline_cli.datasets.manifest import Environment, Manifest, content_hash
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
@@ -96,6 +97,7 @@ class Operation:
     on_progress: OnProgress
     started: float = field(default_factory=time.monotonic)
     kept: KeptRows | None = field(init=False)  # None: rows are made again
+    engine: EngineSpec = field(init=False)
 
     @classmethod
     def begun(
@@ -121,6 +123,7 @@ class Operation:
 
     def __post_init__(self) -> None:
         self.kept = KeptRows()
+        self.engine = EngineSpec.of(self.options)
 
     @property
     def where(self) -> str:
@@ -180,6 +183,7 @@ class Operation:
             episode_limit=EpisodeLimit.within(self.tables.memory_limit),
             extras=extras,
             distinct=distinct,
+            engine=self.engine,
             temp_dir=self.tables.temp_dir,
             on_progress=self.on_progress,
         )

@@ -1,18 +1,11 @@
-"""Which episodes an operation takes, from their plain columns, before a step is decoded.
-
-* `Survey`: the plain columns of all episodes of an operation's sources, and a stream of those that are chosen. Datasets of ours
-  are surveyed by their plain columns alone, and read with the rows of other episodes left out. Where that cannot do (other
-  formats, ids that come twice, fragments, agents of packed episodes), all episodes are read for the survey, and again to be
-  written: stitching alone knows what is an episode there.
-* `top`, `drawn`, `listed_ids`, `problem_ids`: parts of a choice. `Parts`: the parts of a split, and which episode is in which.
-"""
+"""Which episodes are taken: parts of a choice (`top`, `drawn`, `listed_ids`, `problem_ids`), and the parts of a split."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any, Final
 from urllib.parse import quote
@@ -23,22 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
-from offline_cli.converting.open_episode import changed
-from offline_cli.converting.operations import Operation, Share
-from offline_cli.converting.reading import EpisodeStream
+from offline_cli.converting.operations.survey import NOWHERE, Survey
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location
-from offline_cli.formats.memory_limits import give_back, one_heap_near
-from offline_cli.formats.opening import OwnSource
-from offline_cli.formats.source import Source
 
-__all__ = ["NOWHERE", "Parts", "Survey", "drawn", "listed_ids", "problem_ids", "share_of", "surveyed", "top"]
+__all__ = ["Parts", "drawn", "listed_ids", "problem_ids", "share_of", "top"]
 
-OF_AGENTS: Final = frozenset({Columns.AGENT_ID, Columns.MODULE_ID})
-NOWHERE: Final = -1  # the target of an episode that goes nowhere
 PUT_RIGHT: Final = frozenset(
     {"duplicate-episode", "zero-length-episode", "gap-in-episode", "steps-after-end", "unreadable-row", "length-mismatch"}
     | {"unsafe-data", "unsupported-space"}
@@ -55,150 +39,6 @@ MOST_PARTS: Final = 64
 LONGEST_NAME: Final = 100  # letters of a part's folder
 PART_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}(?<![.])", re.ASCII)
 EXAMPLES: Final = {"--fractions": "train=0.9,val=0.1", "--counts": "train=100,val=20"}
-
-
-# ---- all episodes ----
-
-
-@dataclass(slots=True)
-class Survey:
-    """All episodes of the sources of an operation, in the order in which they are read."""
-
-    operation: Operation
-    table: Any  # pa.Table of PLAIN_SCHEMA, a row an episode
-    cuts: list[list[int]] | None  # of each source, the episodes of each shard; None: the sources are read as a whole
-    duplicates_dropped: int = 0
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def column(self, name: str) -> NDArray[Any]:
-        """(E,) numbers of one column: length, return, terminated or truncated."""
-        values: NDArray[Any] = self.table.column(name).to_numpy()
-        return values
-
-    def stream(self, goes_to: NDArray[np.int64]) -> tuple[EpisodeStream, Share]:
-        """The episodes whose target `goes_to` (E,) is not NOWHERE, or more than these; and the target of each that is read."""
-        chosen = goes_to != NOWHERE
-        if self.cuts is None:
-            return self.operation.stream(), _Sharing(self.table, np.arange(len(self)), goes_to)
-        order = np.flatnonzero(chosen)
-        sources = list(_of(self.operation.sources, self.cuts, chosen))
-        return self.operation.stream(sources, distinct=True), _Sharing(self.table, order, goes_to)
-
-
-def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
-    """The survey of the sources; `columns`: names of those that decide. Raises NoData, and what reading raises."""
-    one_heap_near(operation.tables.memory_limit)
-    packed = any(manifest.format == "episodes" for manifest in operation.manifests)
-    if operation.all_own and not (packed and OF_AGENTS.intersection(columns)):
-        found = _by_plain_columns(operation, columns)
-        give_back()
-        if found is not None:
-            return found
-    with operation.stream(only_looking=True) as stream:
-        tables = [PLAIN_SCHEMA.empty_table(), *map(_plain, stream)]
-        return Survey(operation, pa.concat_tables(tables), None, stream.tally.duplicates_dropped)
-
-
-def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey | None:
-    """The survey by the plain columns of datasets; None where these do not tell what an episode is."""
-    returns, agents = Columns.RETURN in columns, not OF_AGENTS.isdisjoint(columns)
-    unknown = OF_AGENTS if returns else {*OF_AGENTS, Columns.RETURN}
-    tables, cuts = [PLAIN_SCHEMA.empty_table()], list[list[int]]()
-    for source in operation.sources:
-        assert isinstance(source, OwnSource)
-        cuts.append([])
-        limit = operation.tables.memory_limit
-        with source.dataset.plain(returns=returns, agents=agents, memory_limit=limit) as shards:
-            for table in shards:
-                if table is None or any(table.column(name).null_count for name in PLAIN_SCHEMA.names if name not in unknown):
-                    return None
-                tables.append(table)
-                cuts[-1].append(table.num_rows)
-    table = pa.concat_tables(tables).combine_chunks()  # what is asked for as one array is not copied
-    if not table.num_rows:
-        fix = "check that the recording wrote any steps"
-        raise NoData("no episode is in the source", where=operation.where, fix=fix)
-    ends = [table.column(name).to_numpy() for name in (Columns.TERMINATED, Columns.TRUNCATED)]
-    is_whole = (table.column(Columns.LENGTH).to_numpy() > 0) & (ends[0] | ends[1])
-    ids = table.column(Columns.EPS_ID)
-    if not is_whole.all() or len(ids.unique()) < len(ids):
-        return None
-    return Survey(operation, table, cuts)
-
-
-def _plain(batch: EpisodeBatch) -> Any:
-    """The plain columns of a batch."""
-    nobody = (None,) * len(batch)
-    columns = {
-        Columns.EPS_ID: pa.array(batch.ids, pa.string()),
-        Columns.LENGTH: batch.lengths,
-        Columns.RETURN: batch.returns,
-        Columns.TERMINATED: np.ascontiguousarray(batch.terminated),
-        Columns.TRUNCATED: np.ascontiguousarray(batch.truncated),
-        Columns.AGENT_ID: pa.array(batch.agent_ids or nobody, pa.string()),
-        Columns.MODULE_ID: pa.array(batch.module_ids or nobody, pa.string()),
-    }
-    return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)
-
-
-def _of(sources: Sequence[Source], cuts: Sequence[Sequence[int]], chosen: NDArray[np.bool_]) -> Iterator[Source]:
-    """The sources, of which only the episodes in `chosen` are read."""
-    first = 0
-    for source, sizes in zip(sources, cuts, strict=True):
-        assert isinstance(source, OwnSource)
-        last = first + sum(sizes)
-        parts = tuple(np.split(chosen[first:last], np.cumsum(sizes)[:-1]))
-        first = last
-        yield replace(source, dataset=replace(source.dataset, chosen=parts if sizes else ()))
-
-
-@dataclass(slots=True)
-class _Sharing:
-    """Says where the episodes of a stream go: a `Share`. They come in the order of the survey; some may have been set aside."""
-
-    table: Any  # of the survey
-    order: NDArray[np.int64]  # of the episodes that are read, their numbers in the survey
-    goes_to: NDArray[np.int64]  # (E,) of all
-    _ids: Any = field(init=False)
-    _next: int = 0  # in `order`
-
-    def __post_init__(self) -> None:
-        self._ids = self.table.column(Columns.EPS_ID).combine_chunks()
-
-    def __call__(self, batch: EpisodeBatch) -> NDArray[np.int64]:
-        """Raises BadData where an episode is not the one that was surveyed."""
-        rows = self.order[self._next : self._next + len(batch)]
-        if self._ids.take(pa.array(rows)).to_pylist() != list(batch.ids):
-            found = pc.index_in(pa.array(batch.ids, pa.string()), self._ids.take(pa.array(self.order[self._next :])))
-            if found.null_count:
-                unknown = batch.ids[int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])]
-                raise changed(f"episode {unknown} was not there when the sources were looked through")
-            rows = self.order[self._next + found.to_numpy()]
-        self._next = int(np.searchsorted(self.order, rows[-1])) + 1
-        self._check(batch, self.table.take(pa.array(rows)))
-        return self.goes_to[rows].copy()
-
-    def _check(self, batch: EpisodeBatch, said: Any) -> None:
-        """Raise BadData where the episodes are not what their plain columns said."""
-        have: dict[str, NDArray[Any]] = {
-            Columns.LENGTH: batch.lengths,
-            Columns.TERMINATED: batch.terminated,
-            Columns.TRUNCATED: batch.truncated,
-        }
-        if not said.column(Columns.RETURN).null_count:
-            have[Columns.RETURN] = batch.returns
-        for name, values in have.items():
-            told = said.column(name).to_numpy()
-            same = values == told
-            if not same.all() and not (same := np.isclose(values, told, rtol=1e-9, equal_nan=True)).all():
-                row = int(np.flatnonzero(~same)[0])
-                what = f"column {name!r} says {said.column(name)[row]} of episode {batch.ids[row]}, its steps {values[row]}"
-                raise changed(what)
-
-
-# ---- parts of a choice ----
 
 
 def top(returns: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
@@ -261,7 +101,7 @@ class Parts:
 
     amounts: Mapping[str, float]  # by name of the part: its share, or how many episodes; empty with `by`
     are_counts: bool
-    by: str | None  # the column whose values are the parts
+    by: str | None  # the column, or field of custom data, whose values are the parts
 
     @classmethod
     def of(cls, fractions: Mapping[str, float] | str | None, counts: Mapping[str, int] | str | None, by: str | None) -> Parts:
@@ -270,9 +110,6 @@ class Parts:
             fix = "offline-cli split SRC --out F --fractions train=0.9,val=0.1"
             raise UsageError("give exactly one of --fractions, --counts and --by", where="offline-cli split", fix=fix)
         if by is not None:
-            if by not in PLAIN_SCHEMA.names:
-                fix = f"one of {', '.join(PLAIN_SCHEMA.names)}"
-                raise UsageError(f"no column of episodes is called {by!r}", where="--by", fix=fix)
             return cls({}, are_counts=False, by=by)
         option, given = ("--counts", counts) if fractions is None else ("--fractions", fractions)
         assert given is not None
@@ -309,7 +146,11 @@ class Parts:
         Raises NoData where there are too few episodes, UsageError for a column of too many values.
         """
         if self.by is not None:
-            return _by_value(survey.table.column(self.by), self.by)
+            column = survey.table.column(self.by)
+            if self.by not in PLAIN_SCHEMA.names and column.null_count == len(column):
+                fix = f"one of {', '.join(PLAIN_SCHEMA.names)}, or a field of the episodes' custom data"
+                raise UsageError(f"no column of episodes is called {self.by!r}", where="--by", fix=fix)
+            return _by_value(column, self.by)
         sizes = [int(amount) for amount in self.amounts.values()]
         if not self.are_counts:
             sizes = _shared_out(list(self.amounts.values()), len(survey))

@@ -54,6 +54,7 @@ COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     ">": lambda left, right: left > right,
     ">=": lambda left, right: left >= right,
 }
+AT_ONCE: Final = 1 << 16  # rows of which Polars makes its own copy
 MAX_DEPTH: Final = 50  # of parentheses and signs
 MAX_OPERATORS: Final = 500  # of arithmetic: Polars nests them
 FIX: Final = f'for example --where "return > 450 and length < 500"; columns: {", ".join(PLAIN_KINDS)}'
@@ -76,10 +77,16 @@ class Condition:
         """(E,) whether it is true of each row of a pa.Table of plain columns; and of how many it is null, so not true."""
         import polars as pl
 
-        frame = pl.from_arrow(table.select(list(PLAIN_KINDS)))
-        assert isinstance(frame, pl.DataFrame)
-        found = frame.with_columns(self.expression.alias("holds"))["holds"]
-        return found.fill_null(False).to_numpy(), found.null_count()
+        known = table.select([name for name in PLAIN_KINDS if name in table.column_names])
+        holds, undecided = np.zeros(table.num_rows, np.bool_), 0
+        for first in range(0, table.num_rows, AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            frame = pl.from_arrow(known.slice(first, AT_ONCE))
+            assert isinstance(frame, pl.DataFrame)
+            found = frame.with_columns(self.expression.alias("holds"))["holds"]
+            holds[part] = found.fill_null(False).to_numpy()
+            undecided += found.null_count()
+        return holds, undecided
 
 
 @dataclass(frozen=True, slots=True)

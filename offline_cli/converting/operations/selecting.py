@@ -17,18 +17,9 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.converting.operations import Copied, Operation, OperationResult
-from offline_cli.converting.operations.choosing import (
-    NOWHERE,
-    Parts,
-    Survey,
-    drawn,
-    listed_ids,
-    problem_ids,
-    share_of,
-    surveyed,
-    top,
-)
+from offline_cli.converting.operations.choosing import Parts, drawn, listed_ids, problem_ids, share_of, top
 from offline_cli.converting.operations.conditions import Condition
+from offline_cli.converting.operations.survey import NOWHERE, Survey, surveyed
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.file_names import MANIFEST, WRITING
@@ -237,7 +228,7 @@ def _split(survey: Survey, names: Sequence[str], part_of: NDArray[np.int64], by:
     lengths = survey.column(Columns.LENGTH)
     parts = {name: {"episodes": int((part_of == number).sum())} for number, name in enumerate(names)}
     for group in [] if operation.options["dry_run"] else [left[i : i + at_once] for i in range(0, len(left), at_once)]:
-        number_of = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
+        number_of = np.full(len(names) + 1, NOWHERE, np.int16)  # the last: of episodes in no part
         number_of[group] = np.arange(len(group))
         stream, share = survey.stream(number_of[part_of])
         writers = [_part_writer(operation, stream, names[number], by) for number in group]
@@ -305,7 +296,7 @@ def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], u
         if undecided:
             fix = f"the condition is null for {undecided:,} of them; `is null` and `is not null` ask for that"
         raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
-    stream, share = survey.stream(np.where(chosen, 0, NOWHERE))
+    stream, share = survey.stream(np.where(chosen, np.int8(0), np.int8(NOWHERE)))
     dropped = len(survey) - count
     if not operation.options["dry_run"]:
         return operation.write(stream, by, share, dropped=dropped)

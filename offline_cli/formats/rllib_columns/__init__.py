@@ -10,7 +10,7 @@ rows without timesteps.
 
 from __future__ import annotations
 
-from offline_cli.formats.rllib_columns.source import RllibColumnsSource
+from offline_cli.formats.rllib_columns.source import ColumnsReading, RllibColumnsSource
 from offline_cli.formats.rllib_columns.tables import NEEDED
 
-__all__ = ["NEEDED", "RllibColumnsSource"]
+__all__ = ["NEEDED", "ColumnsReading", "RllibColumnsSource"]

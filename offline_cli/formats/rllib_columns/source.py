@@ -34,7 +34,7 @@ from offline_cli.formats.source import FileSource, Fragments, Origins
 from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
 
-__all__ = ["RllibColumnsSource"]
+__all__ = ["ColumnsReading", "RllibColumnsSource"]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class RllibColumnsSource(FileSource):
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Runs of rows as they stand; `t_started` from column `t` where there is one."""
         self.done = 0
-        reading = _Reading(tally, rejects)
+        reading = ColumnsReading(tally, rejects)
         most = EpisodeLimit.within(self.read_options.memory_limit).most
         for chunk in chunks(
             self.files,
@@ -82,7 +82,7 @@ class _Ready:
 
 
 @dataclass(slots=True)
-class _Reading:
+class ColumnsReading:
     """The state of one reading of a source, from chunk to chunk."""
 
     tally: Tally

@@ -20,11 +20,11 @@ from offline_cli.errors import BadData
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.tables.cells import CellCounts
+from offline_cli.formats.tables.column_looks import Seen
 from offline_cli.formats.tables.files import RawChunk, TableFile, with_types
 from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.numeric import dtype_of, is_one_number, is_temporal
-from offline_cli.formats.tables.proposals import Seen
 from offline_cli.scopes import Scope
 
 __all__ = ["MOST_TEXTS", "ColumnFacts", "LookedAt", "columns_of", "gather", "seen_rows"]

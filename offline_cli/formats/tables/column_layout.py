@@ -16,7 +16,8 @@ from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.cells import hint_for_cells
 from offline_cli.formats.tables.column_facts import MOST_TEXTS, ColumnFacts, LookedAt
-from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, KEYS, MEAN, PREVIOUS, TREES, Part
+from offline_cli.formats.tables.images import is_bytes
+from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, KEYS, MEAN, PREVIOUS, TREES, Part, TableMapping
 from offline_cli.formats.tables.matching import Matched
 from offline_cli.formats.tables.proposals import TextColumn
 from offline_cli.spaces import Space, leaf_spaces
@@ -36,9 +37,10 @@ class ColumnPlan:
 
     column: str
     dtype: np.dtype[Any]
-    cells: str  # what cells of text are: number, list, bool, time (of t, for its order), microseconds, category
+    cells: str  # what cells of text are: number, list, bool, time (of t, for its order), microseconds, category; or image
     categories: tuple[str, ...] = ()
     vectors: bool = False  # some file holds more than one number a value
+    image: str = ""  # what bytes of an image are decoded to
     fill: str | float | None = None  # what a missing cell becomes: `zero`, `previous`, `mean`, a number; None: nothing
 
 
@@ -84,6 +86,11 @@ class Layout:
     def missing(self) -> tuple[tuple[Leaf, int], ...]:
         """Leaves and numbers of those of their columns whose missing cells are filled once an episode is whole."""
         return tuple((leaf, i) for leaf in self.leaves for i, plan in enumerate(leaf.columns) if plan.fill == PREVIOUS)
+
+    @property
+    def images(self) -> list[str]:
+        """Their columns of encoded images."""
+        return [plan.column for leaf in self.leaves for plan in leaf.columns if plan.image]
 
     @property
     def has_t(self) -> bool:
@@ -135,7 +142,7 @@ def lay_out(
     leaves: list[Leaf] = []
     for part in mapping.parts:
         if part.role in VALUES:
-            leaves += _leaves(part, types, facts, mapping.categories, problems)
+            leaves += _leaves(part, types, facts, mapping, problems)
         elif part.role in SCALARS:
             dtype = np.dtype(np.float64 if part.role == Columns.REWARDS else np.bool_)
             structs = [theirs for theirs in part.columns if theirs not in types]
@@ -173,7 +180,7 @@ def _leaves(
     part: Part,
     types: Mapping[str, pa.DataType],
     facts: Mapping[str, ColumnFacts],
-    categories: Mapping[str, Sequence[str]],
+    mapping: TableMapping,
     problems: Problems,
 ) -> list[Leaf]:
     """One leaf, or one for each column of a struct."""
@@ -186,13 +193,25 @@ def _leaves(
             replace(part, path=(*part.path, *name.removeprefix(f"{structs[0]}.").split(".")), columns=(name,))
             for name in _expanded(structs[0], types)
         ]
-        return [leaf for inner in parts for leaf in _leaves(inner, types, facts, categories, problems)]
-    plans = [_plan(theirs, facts[theirs], categories.get(theirs, ()), part.said_as, problems) for theirs in part.columns]
+        return [leaf for inner in parts for leaf in _leaves(inner, types, facts, mapping, problems)]
+    plans = [
+        _image_plan(theirs, types[theirs], mapping.images[theirs], part.said_as, problems)
+        if theirs in mapping.images
+        else _plan(theirs, facts[theirs], mapping.categories.get(theirs, ()), part.said_as, problems)
+        for theirs in part.columns
+    ]
     known = tuple(plan for plan in plans if plan is not None)
     if len(known) < len(plans):
         return []
     dtype = np.result_type(*(plan.dtype for plan in known))
     return [Leaf(part.name, part.role, part.path, known, part.stacked, dtype)]
+
+
+def _image_plan(column: str, kind: pa.DataType, image: str, ours: str, problems: Problems) -> ColumnPlan | None:
+    if is_bytes(kind):
+        return ColumnPlan(column, np.dtype(np.uint8), "image", vectors=True, image=image)
+    problems.append(f"{ours}: column '{column}' is one of [images], and holds {kind}, not bytes of PNG or JPEG")
+    return None
 
 
 def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str, problems: Problems) -> ColumnPlan | None:

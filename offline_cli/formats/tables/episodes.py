@@ -259,7 +259,8 @@ class EpisodeMaker:
                 f"two different rows of one episode have t = {rows.t_text(tie)}",
                 where=f"{one} and {other}",
                 fix="if several episodes share an id, set in the mapping `ids_per_file = true` where each file numbers them"
-                ' anew, or `episode_ends = "t"` where t begins anew; else correct t, or leave it out where rows are in order',
+                ' anew, `episode_ends = "t"` where t begins anew, or `agent_id` where rows are of several agents; else correct'
+                " t, or leave it out where rows are in order",
                 details={PROBLEM: "conflicting-episode"},
             ),
             rows=count,

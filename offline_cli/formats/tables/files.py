@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back
+from offline_cli.formats.npz.archive import NpzArchive
+from offline_cli.formats.npz.columns import npz_batches, npz_schema
 from offline_cli.formats.sample_batch.files import line_limit_of
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables.arrow_messages import (
@@ -39,7 +41,7 @@ __all__ = ["BadRow", "RawChunk", "TableFile", "flat", "flat_types", "is_arrow_st
 
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 TEXT_KINDS: Final = ("csv", "json")
-TYPED_KINDS: Final = ("parquet", "arrow-file")  # each of whose columns can be read by itself
+TYPED_KINDS: Final = ("parquet", "arrow-file", "npz")  # each of whose columns can be read by itself
 MAX_ROWS: Final = 1 << 16
 MAX_NAME: Final = 1024  # letters of the name of a column, those of the structs around it included
 MAX_KEYS: Final = 1 << 17  # of JSON lines, those of objects within objects included
@@ -73,7 +75,7 @@ class TableFile:
     """
 
     file: Openable
-    kind: str  # parquet | csv | json | arrow, and once that has been opened, arrow-file | arrow-stream
+    kind: str  # parquet | csv | json | npz | arrow, and once that has been opened, arrow-file | arrow-stream
     memory_limit: int = MEMORY_LIMIT  # bytes of a record batch of Arrow
     packing: str = field(default="", init=False)  # gzip | zstd | nothing, once it has been opened
     _schema: Any = field(default=None, init=False)  # pa.Schema; of CSV the names of its columns
@@ -120,6 +122,8 @@ class TableFile:
                 self._schema = names = csv_header(stream, form, self.url)
             elif self.kind == "parquet":
                 self._schema = parquet_schema(stream)
+            elif self.kind == "npz":
+                self._schema = npz_schema(stream)
             else:
                 self._schema = arrow_schema(stream, is_stream=self.kind == "arrow-stream")
         if like is not None and like._types is not None and like._schema == self._schema:
@@ -155,7 +159,7 @@ class TableFile:
 
     def nullable(self, columns: Collection[str], temp_dir: str | None) -> set[str]:
         """Those of `columns` that may have rows without a value, as the file declares it; all columns of text are unknown."""
-        if self.is_text:
+        if self.is_text or self.kind == "npz":
             return set()
         if self.kind != "parquet":
             return set(columns)
@@ -200,6 +204,8 @@ class TableFile:
         return partial(cells_of_csv, delimiter=delimiter_of(form, self.url), names=names, wanted=columns)
 
     def _open(self, temp_dir: str | None, scope: Scope) -> Any:
+        if self.kind == "npz":
+            return NpzArchive(self.file, scope, memory_limit=self.memory_limit)
         if self.kind == "arrow":
             with unpacked(self.file) as stream:
                 self.kind = "arrow-stream" if is_arrow_stream(bytes(stream.read(4))) else "arrow-file"
@@ -220,7 +226,9 @@ class TableFile:
             yield from self._with_shares(json_batches(stream, self.url, chunk_bytes, columns, self._line_limit), stream)
             return
         batches = (
-            parquet_batches(stream, columns, chunk_bytes, MAX_ROWS, size=self.file.size(), url=self.url, scope=scope)
+            npz_batches(stream, columns, chunk_bytes, MAX_ROWS, scope)
+            if self.kind == "npz"
+            else parquet_batches(stream, columns, chunk_bytes, MAX_ROWS, size=self.file.size(), url=self.url, scope=scope)
             if self.kind == "parquet"
             else arrow_batches(
                 stream,

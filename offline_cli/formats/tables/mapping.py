@@ -28,6 +28,7 @@ from offline_cli.files.local_files import dangling_link
 from offline_cli.files.locations import open_location
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.formats.step_rows import END_FLAGS
+from offline_cli.formats.tables.images import wrong_images
 from offline_cli.json_documents import deeper_than, load_schema, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_from_json
 
@@ -179,6 +180,7 @@ def _contradictions(document: Mapping[str, Any]) -> Iterator[str]:
         elif name.partition(".")[0] in (Columns.OBS, Columns.ACTIONS):
             yield f"optional: there is no episode without '{name}'"
     yield from _wrong_fills(document)
+    yield from wrong_images(document, list(_parts(document)), (*TREES, EXTRA))
     for name, node in document.get("spaces", {}).items():
         try:
             space_from_json(node, where=name)
@@ -286,6 +288,7 @@ class TableMapping:
     environment: str | None = None
     csv: CsvForm = CsvForm()
     fill: Mapping[str, str | float] = field(default_factory=dict)  # by column (theirs): what a missing cell becomes
+    images: Mapping[str, str] = field(default_factory=dict)  # by column (theirs) of encoded images: what they are decoded to
     split_at_gaps: bool = False  # any other missing cell ends the episode
     document: Mapping[str, Any] = field(default_factory=dict)  # all of it as plain values, for provenance
 
@@ -346,6 +349,7 @@ def _checked(document: Mapping[str, Any], name: str) -> TableMapping:
         environment=document.get("environment"),
         csv=_csv(document.get("csv", {})),
         fill=document.get("fill", {}),
+        images=document.get("images", {}),
         split_at_gaps=document.get("split_at_gaps", False),
         document=json.loads(json.dumps(document), parse_constant=str),  # JSON has no infinities, which spaces may have
     )

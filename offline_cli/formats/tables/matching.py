@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.step_rows import END_FLAGS
+from offline_cli.formats.tables.column_looks import Seen
 from offline_cli.formats.tables.json_files import wholes
 from offline_cli.formats.tables.mapping import (
     DEFAULT,
     EXTRA,
+    CsvForm,
     Part,
     TableMapping,
     mapping_of,
@@ -27,7 +29,7 @@ from offline_cli.formats.tables.mapping import (
     preset_names,
     preset_text,
 )
-from offline_cli.formats.tables.proposals import MAX_GUESSED, Seen, starting_mapping
+from offline_cli.formats.tables.proposals import MAX_GUESSED, starting_mapping
 
 __all__ = ["Matched", "default_mapping", "match"]
 
@@ -49,6 +51,9 @@ class Matched:
     dropped: Mapping[str, str]  # columns of any file, not named, that are left out unread, and why
 
 
+NOTHING_SHARED = "the files have no column in common: convert them apart, each with its own mapping"
+
+
 def match(mapping: TableMapping, files: FileColumns) -> Matched:
     """`mapping` for these files. Raises BadMapping with every column that is missing, or that `unmapped` refuses."""
     every = _common(files)
@@ -61,7 +66,7 @@ def match(mapping: TableMapping, files: FileColumns) -> Matched:
     rest = [name for name in anywhere if not named.intersection(wholes(name))]
     problems += _refused(rest, used.unmapped)
     if problems:
-        fix = f"the columns are: {_listed(every)}{_other_delimiter(every)}"
+        fix = f"the columns are: {_listed(every)}{_other_delimiter(every)}" if every or len(files) == 1 else NOTHING_SHARED
         raise BadMapping.of(problems, where=_where(mapping, files), fix=fix)
     spare = [name for name in rest if used.unmapped == EXTRA and name not in INDEXES and name in every]
     kept = set(spare)
@@ -74,7 +79,7 @@ def _why_dropped(name: str, unmapped: str, every: Collection[str]) -> str:
     return "not in every file" if name not in every else "the numbers of a data frame's rows"
 
 
-def default_mapping(files: FileColumns, seen: Callable[[Sequence[str]], Seen]) -> TableMapping:
+def default_mapping(files: FileColumns, seen: Callable[[Sequence[str], CsvForm], Seen]) -> TableMapping:
     """The preset that is used where no mapping is given. Raises BadMapping with a mapping to start from, if it does not fit.
 
     `seen`: reads rows of these columns, for that one.
@@ -85,8 +90,7 @@ def default_mapping(files: FileColumns, seen: Callable[[Sequence[str]], Seen]) -
         return default
     near = [text for name in preset_names() if (text := _nearly(mapping_of(preset_text(name), name), columns))]
     more = f"; {'; '.join(near)}" if near else ""
-    divided = _divided(columns)
-    proposed = divided or starting_mapping(columns, seen(columns[:MAX_GUESSED]))
+    proposed = _divided(columns, seen) or starting_mapping(columns, seen(columns[:MAX_GUESSED], CsvForm()))
     raise BadMapping(
         f"a table whose columns nothing explains: {_listed(columns)}{more}",
         where=_first(files),
@@ -102,14 +106,12 @@ def _common(files: FileColumns) -> dict[str, None]:
     return {name: None for name in first if all(name in other for other in others)}
 
 
-def _divided(columns: Sequence[str]) -> str:
+def _divided(columns: Sequence[str], seen: Callable[[Sequence[str], CsvForm], Seen]) -> str:
     """A mapping for a header that another delimiter divides into three names or more; empty: none does."""
     for delimiter in DELIMITERS if len(columns) == 1 else ():
         if columns[0].count(delimiter) > 1:
             names = next(csv.reader([columns[0]], delimiter=delimiter))
-            return f"csv.delimiter = {json.dumps(delimiter)}  # the file's first line is one name otherwise\n" + (
-                starting_mapping(dict.fromkeys(names))
-            )
+            return starting_mapping(dict.fromkeys(names), seen(names[:MAX_GUESSED], CsvForm(delimiter)), delimiter)
     return ""
 
 

@@ -11,32 +11,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.packed import looks_packed
-from offline_cli.formats.tables.cells import (
-    DAY_FIRST_OR_MONTH,
-    CellCounts,
-    are_decimal_commas,
-    booleans_in,
-    hint_for_cells,
-    numbers_in,
-    times_in,
-)
-from offline_cli.formats.tables.numeric import array_of, dtype_of, is_one_number, is_temporal
+from offline_cli.formats.tables.cells import DAY_FIRST_OR_MONTH, hint_for_cells
+from offline_cli.formats.tables.column_looks import Look, Seen, looked
 
-__all__ = ["MAX_GUESSED", "Seen", "TextColumn", "hint_for_text", "looks_like_ids", "starting_mapping"]
+__all__ = ["MAX_GUESSED", "TextColumn", "hint_for_text", "looks_like_ids", "starting_mapping"]
 
 LIKELY: Final = (
     (Columns.EPS_ID, r"(^|_)(eps?|episode|traj(ectory)?|ride|run|session|rollout|demo)(_?(id|index|no|number|nr))?$"),
+    (Columns.AGENT_ID, r"^(agent|player)(_?(id|name|index|no|number|nr))?$"),
     (Columns.T, r"^(t|step|steps|timestep|time_?step|time|timestamp|stamp|tick|frame(_index)?|date(_?time)?|.*_step|.*_time)$"),
     (Columns.TERMINATEDS, r"^(terminateds?|terminals?|terminations?|is_terminal)$"),
     (Columns.TRUNCATEDS, r"^(truncateds?|truncations?|timeouts?)$"),
@@ -57,17 +47,12 @@ ANY_ID: Final = re.compile(r"(^|[_.])(id|ids|uuid|guid|key|index|idx)$")
 MAX_GUESSED: Final = 64  # columns; a longer list is of no use
 MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
 ENOUGH_ROWS: Final = 5  # for what values alone show
-ROLE_WORDS: Final = {Columns.EPS_ID: "an id", Columns.T: "a time", Columns.REWARDS: "a reward"} | dict.fromkeys(FLAGS, "an end")
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Rows of a table that a proposal rests on."""
-
-    table: pa.Table | None  # the first rows, columns as they are in the files; None: no row could be read
-    rows: int  # of which texts were collected
-    whole: bool  # whether these are all rows of the table
-    texts: Mapping[str, Sequence[str] | None]  # by column of text: all that are different, sorted; None: too many
+ROLE_WORDS: Final = {
+    Columns.EPS_ID: "an id",
+    Columns.AGENT_ID: "an agent",
+    Columns.T: "a time",
+    Columns.REWARDS: "a reward",
+} | dict.fromkeys(FLAGS, "an end")
 
 
 def looks_like_ids(column: str) -> bool:
@@ -112,25 +97,10 @@ def hint_for_text(column: str, samples: Sequence[str], texts: Sequence[str] | No
 
 
 @dataclass(slots=True)
-class _Look:
-    """What the rows at hand show of one column."""
-
-    kind: str  # number, flag, answer (yes or no), time, text, list, empty; "": no row is at hand
-    codes: NDArray[Any] = field(default_factory=lambda: np.zeros(0))  # (N,) comparable values, NaN for none
-    is_whole: bool = False  # whole numbers, or times
-    comma: str = ""  # one of its numbers, where these have a decimal comma
-
-    @property
-    def different(self) -> int:
-        """How many values."""
-        return len(np.unique(self.codes))
-
-
-@dataclass(slots=True)
 class _Draft:
     """Roles of columns so far."""
 
-    looks: Mapping[str, _Look]
+    looks: Mapping[str, Look]
     roles: dict[str, list[str]] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)  # by role: what its values show
     extra: list[str] = field(default_factory=list)
@@ -150,10 +120,12 @@ class _Draft:
         return codes if len(codes) else None
 
 
-def starting_mapping(columns: Collection[str], seen: Seen | None = None) -> str:
-    """TOML that names every one of `columns` once, those with unknown names as observations; `seen`: rows of the table."""
+def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimiter: str | None = None) -> str:
+    """TOML that names every one of `columns` once, those with unknown names as observations; `seen`: rows of the table;
+    `delimiter`: of a CSV file, where it has to be said.
+    """
     names = [name for name in columns if name][:MAX_GUESSED]
-    draft = _Draft({name: _looked(seen, name) for name in names})
+    draft = _Draft({name: looked(seen, name) for name in names})
     rest = [name for name in names if not _by_name(draft, name)]
     rest = _by_values(draft, rest)
     categories: dict[str, Sequence[str]] = {}
@@ -178,7 +150,7 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None) -> str:
             and (texts := seen.texts.get(name))
         ):
             categories[name] = texts
-    return _written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows")
+    return _written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows", delimiter)
 
 
 def _by_name(draft: _Draft, name: str) -> bool:
@@ -190,6 +162,8 @@ def _by_name(draft: _Draft, name: str) -> bool:
     role = next((ours for ours, pattern in LIKELY if re.search(pattern, name.lower())), "")
     fits = {
         Columns.T: look.kind in ("", "number", "time", "flag"),
+        Columns.AGENT_ID: look.kind in ("", "text")
+        or ((look.is_whole or look.kind == "answer") and look.different <= MOST_TEXTS),
         Columns.REWARDS: look.kind in ("", "number", "flag"),
         **dict.fromkeys(FLAGS, look.kind in ("", "flag", "answer", "empty")),
     }
@@ -279,66 +253,13 @@ def _end(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-# ---- what rows show ----
-
-
-def _looked(seen: Seen | None, name: str) -> _Look:
-    """What a column holds, by the rows at hand."""
-    column = None if seen is None or seen.table is None or name not in seen.table.column_names else seen.table.column(name)
-    if column is None or not len(column):
-        return _Look("")
-    if column.null_count == len(column):
-        return _Look("empty")
-    if is_text(column.type):
-        return _of_text(column.combine_chunks())
-    if dtype_of(column.type) is None or not is_one_number(column.type):
-        return _Look("list" if dtype_of(column.type) is not None else "other")
-    values, missing = array_of(column, None, None)
-    codes = _with_nan(values, missing)
-    if values.dtype.kind == "b" or _are_flags(codes):
-        return _Look("flag", codes, True)
-    return _Look("time" if is_temporal(column.type) else "number", codes, _are_whole(codes))
-
-
-def _of_text(cells: pa.Array, decimal: str = ".") -> _Look:
-    counts = CellCounts()
-    counts.see(cells, decimal=decimal, with_times=True)
-    if decimal == "." and are_decimal_commas(counts.samples):
-        return replace(_of_text(cells, ","), comma=counts.samples[0])
-    if counts.kind in ("number", "bool") and (decimal == "," or not (counts.texts or counts.times)):
-        lower = pc.utf8_lower(cells) if counts.bools else cells
-        plain = pc.replace_substring(pc.replace_substring(lower, "true", "1"), "false", "0") if counts.bools else cells
-        codes = _with_nan(*numbers_in(plain, np.dtype(np.float64), decimal))
-        return _Look("flag" if _are_flags(codes) else "number", codes, _are_whole(codes))
-    if counts.kind == "time" and not counts.texts:
-        return _Look("time", _with_nan(*times_in(cells)), True)
-    if counts.kind == "list":
-        return _Look("list")
-    if counts.kind == "text" and counts.are_answers:
-        return _Look("answer", _with_nan(*booleans_in(cells, flags=True)), True)
-    return _Look("text", np.asarray(cells.dictionary_encode().indices.fill_null(-1).to_numpy(), np.float64))
-
-
-def _with_nan(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[Any]:
-    return values.astype(np.float64) if missing is None else np.where(missing, np.nan, values.astype(np.float64))
-
-
-def _are_flags(codes: NDArray[Any]) -> bool:
-    return bool(np.isin(codes[~np.isnan(codes)], (0, 1)).all())
-
-
-def _are_whole(codes: NDArray[Any]) -> bool:
-    known = codes[~np.isnan(codes)]
-    return bool((known == np.floor(known)).all())
-
-
 def _are_categories(texts: Sequence[str], rows: int) -> bool:
     """Whether so many different texts in so many rows may be, and are no dates."""
     few = len(texts) <= MOST_TEXTS and (2 * len(texts) <= rows or rows <= 2 * ENOUGH_ROWS)
     return few and not any(map(DAY_FIRST_OR_MONTH.match, texts))
 
 
-def _why_left_out(look: _Look, texts: Sequence[str] | None) -> str:
+def _why_left_out(look: Look, texts: Sequence[str] | None) -> str:
     if look.kind == "empty":
         return "no value in any row"
     if look.kind == "time":
@@ -353,7 +274,7 @@ def _why_left_out(look: _Look, texts: Sequence[str] | None) -> str:
 # ---- TOML ----
 
 
-def _written(draft: _Draft, categories: Mapping[str, Sequence[str]], bound: str) -> str:
+def _written(draft: _Draft, categories: Mapping[str, Sequence[str]], bound: str, delimiter: str | None) -> str:
     scale = 'action_scale = "env"  # or "normalized": train-bc wants to know it'
     lines = [scale, "", "[columns]"]
     for ours in _in_order(draft.roles):
@@ -368,13 +289,18 @@ def _written(draft: _Draft, categories: Mapping[str, Sequence[str]], bound: str)
     if categories:
         numbered = (f"{_key(name)} = {_array(texts)}" for name, texts in categories.items())
         lines += ["", f"[categories]  # all texts{bound}", *numbered]
-    if comma := next((look.comma for look in draft.looks.values() if look.comma), ""):
-        lines.insert(1, f'csv.decimal = ","  # as in {_string(comma)}')
+    comma = next((look.comma for look in draft.looks.values() if look.comma), "")
+    decimal = f'decimal = ","  # as in {_string(comma)}'
+    if delimiter is not None:
+        lines += ["", "[csv]", f"delimiter = {_string(delimiter)}  # the file's first line is one name otherwise"]
+        lines += [decimal] if comma else []
+    elif comma:
+        lines.insert(1, f"csv.{decimal}")
     return "\n".join(lines) + "\n"
 
 
 def _in_order(roles: Collection[str]) -> list[str]:
-    first = [Columns.EPS_ID, Columns.T, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS]
+    first = [Columns.EPS_ID, Columns.AGENT_ID, Columns.T, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS]
     return [name for name in first if name in roles] + sorted(set(roles) - set(first))
 
 

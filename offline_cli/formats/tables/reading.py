@@ -36,6 +36,7 @@ from offline_cli.formats.tables.claims import (
 from offline_cli.formats.tables.column_layout import Layout, Leaf
 from offline_cli.formats.tables.files import RawChunk, TableFile
 from offline_cli.formats.tables.ids import keys_of
+from offline_cli.formats.tables.images import cut_by_images, image_counts
 from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.key_runs import KeyRuns, joined
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, PREVIOUS, CsvForm
@@ -173,7 +174,8 @@ class ChunkReader:
 
     def _raw(self, columns: Collection[str], whole: str | None, scope: Scope) -> Iterator[tuple[Any, RawChunk | BadData]]:
         more: dict[str, Any] = {"chunk_bytes": self.chunk_bytes, "temp_dir": self.temp_dir, "options": self.options}
-        return raw_chunks(self.files, columns, self.form, **more, whole=whole, scope=scope)
+        chunks = raw_chunks(self.files, columns, self.form, **more, whole=whole, scope=scope)
+        return cut_by_images(chunks, self.layout.images, self.chunk_bytes) if self.layout.images else chunks
 
     def tables_of(self, columns: Collection[str]) -> Generator[pa.Table, None, None]:
         """The rows of these columns of theirs as they are, for a first look; what is wrong with a file ends its rows."""
@@ -286,28 +288,27 @@ class _Preparing:
         except pa.ArrowInvalid as error:
             fix = "correct the values, or write the column as numbers"
             raise BadData(f"column {plan.column} cannot be read: {error}", where=self._place(0), fix=fix) from error
+        for kind, count in image_counts(column, plan.column).items() if plan.image else ():
+            self.tally.assume(kind, count)
         if bad is not None and shape is None and bad.all() and (plan.fill is not None or reader.layout.splits_at(leaf)):
             tables = reader.tables_of([plan.column])
             known = shape_in(tables, plan, reader.form.decimal, where=self._place(0))
             values = np.zeros((len(values), *known), plan.dtype)
         elif plan.fill is not None or (leaf.role != EXTRA and reader.layout.splits_at(leaf)):
-            missing = missing_in(column, values)
-            bad = missing if bad is None else bad | missing
+            bad = missing_in(column, values) | (False if bad is None else bad)
         if shape is None and (bad is None or not bad.all() or plan.fill is not None or reader.layout.splits_at(leaf)):
             check_shape(leaf, plan, values.shape[1:], scalar=scalar, where=self._place(0))
             reader.settle(leaf, plan.column, values.shape[1:])
         if scalar and values.ndim > 1:
             values = values.reshape(len(values))  # lists of one
         if leaf.role == Columns.T and values.dtype.kind == "f":
-            nan = np.isnan(values)
-            bad = nan if bad is None else bad | nan
+            bad = np.isnan(values) | (False if bad is None else bad)
         if leaf.role in END_FLAGS and values.dtype.kind == "f":
             nan = np.isnan(values)
             self.tally.assume("null-as-false", int(nan.sum()))
             values = np.where(nan, 0, values)
         if leaf.role in END_FLAGS and values.dtype.kind != "b":
-            odd = (values != 0) & (values != 1)  # as in files of text: 2 may be a code, -1 a missing value
-            bad = odd if bad is None else bad | odd
+            bad = ((values != 0) & (values != 1)) | (False if bad is None else bad)  # as in text: 2 may be a code, -1 missing
         if bad is not None and bad.any():
             values = self._note(leaf, number, column, values, bad)
         for row in () if leaf.role in END_FLAGS else lost_in(values, leaf.dtype):

@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
 from offline_cli.files.local_files import checked_folder
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.tables.column_facts import MOST_SEEN, columns_of, gather, seen_rows
 from offline_cli.formats.tables.column_layout import VALUES, Layout, Leaf, lay_out, looked_at
+from offline_cli.formats.tables.column_looks import Seen
 from offline_cli.formats.tables.episodes import EpisodeMaker
 from offline_cli.formats.tables.files import TableFile
 from offline_cli.formats.tables.grouping import grouped
@@ -48,7 +50,7 @@ from offline_cli.formats.tables.mapping import (
 )
 from offline_cli.formats.tables.matching import Matched, default_mapping, match
 from offline_cli.formats.tables.numeric import Shape
-from offline_cli.formats.tables.proposals import Seen, looks_like_ids
+from offline_cli.formats.tables.proposals import looks_like_ids
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.formats.tables.values import Means
@@ -115,7 +117,7 @@ class TableSource(FileSource):
     format: ClassVar = "table"
     options: TableOptions = field(default_factory=TableOptions)
     storage_options: Mapping[str, Any] | None = None
-    kind: str = "parquet"  # of all files: parquet | arrow | csv | json
+    kind: str = "parquet"  # of all files: parquet | arrow | csv | json | npz
     _read: int = field(default=0, init=False)  # bytes of the files
     _tables: list[TableFile] = field(default_factory=list, init=False)
     _types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict, init=False)
@@ -130,7 +132,7 @@ class TableSource(FileSource):
         self._tables = [TableFile(file, self.kind, self.options.memory_limit) for file in self.files]
         form = CsvForm() if mapping is None else mapping.csv
         self._types = columns_of(self._tables, form, self.options.temp_dir)
-        mapping = default_mapping(self._types, self._seen) if mapping is None else mapping
+        mapping = default_mapping(self._types, lambda names, form: self._seen(names, form=form)) if mapping is None else mapping
         self._matched = match(mapping, self._types)
         self.info = declared or SourceInfo(
             format=self.format,
@@ -138,7 +140,7 @@ class TableSource(FileSource):
             observation_space=mapping.observation_space or _categories(mapping, Columns.OBS),
             action_space=mapping.action_space or _categories(mapping, Columns.ACTIONS),
             action_scale=mapping.action_scale,
-            environment_id=mapping.environment,
+            environment=None if mapping.environment is None else EnvironmentSpec(mapping.environment),
             said_by=f"the mapping {mapping.name}",
             columns=self.mapping.as_text(),
             mappings=(self.mapping.document,),
@@ -323,11 +325,11 @@ class TableSource(FileSource):
             self._matched, self._types, facts, known, untyped=untyped, texts_of=lambda names: self._seen(names, None).texts
         )
 
-    def _seen(self, columns: Sequence[str], most_rows: int | None = MOST_SEEN) -> Seen:
-        """Rows for proposals, read from the beginning."""
-        form = CsvForm() if self._matched is None else self.mapping.csv
+    def _seen(self, columns: Sequence[str], most_rows: int | None = MOST_SEEN, form: CsvForm | None = None) -> Seen:
+        """Rows for proposals, read from the beginning; `form`: another one than that of the mapping."""
+        tables = self._tables if form is None else [replace(table) for table in self._tables]  # which know no columns yet
         limits: dict[str, Any] = {"chunk_bytes": self._chunk_bytes, "temp_dir": self.options.temp_dir}
-        return seen_rows(self._tables, columns, form, **limits, most_rows=most_rows)
+        return seen_rows(tables, columns, form or self.mapping.csv, **limits, most_rows=most_rows)
 
     def _found_means(self, layout: Layout) -> Mapping[str, NDArray[Any]]:
         """Those that [fill] asks for, by another reading of these columns. Raises BadMapping where no row has a number."""

@@ -17,6 +17,7 @@ from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.tables.cells import booleans_in, categories_in, hint_for_cells, lists_in, numbers_in, times_in
 from offline_cli.formats.tables.column_layout import ColumnPlan, Layout, Leaf
+from offline_cli.formats.tables.images import images_in, why_no_image
 from offline_cli.formats.tables.mapping import MEAN
 from offline_cli.formats.tables.numeric import Shape, array_of, is_temporal, nanoseconds
 
@@ -44,6 +45,8 @@ def values_of(
     column: pa.ChunkedArray, plan: ColumnPlan, shape: Shape | None, *, decimal: str, flags: bool
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """(N, *shape) values, and (N,) rows that have none, or one of another shape; None where all have."""
+    if plan.image:
+        return images_in(column, plan.image, shape)
     if plan.cells == "category" and pa.types.is_integer(column.type):
         column = column.cast(pa.string())
     if not is_text(column.type):
@@ -181,6 +184,9 @@ def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -
     name = f"column {plan.column}"
     if value is None:
         return f"{name} has no value"
+    if plan.image:
+        why = why_no_image(value, plan.image, shape) if isinstance(value, bytes) else "no bytes"
+        return f"{name} holds {why or 'an image that is damaged'}"
     text = repr(value) if len(repr(value)) <= MAX_SHOWN else f"{repr(value)[:MAX_SHOWN]}..."
     if plan.cells == "category":
         return f"{name} holds {text}, which is none of its [categories]"

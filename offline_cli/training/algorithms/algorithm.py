@@ -37,7 +37,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.slots import draw, for_torch
 from offline_cli.plugins import ALGORITHMS, registered_class
 from offline_cli.spaces import Space, describe, leaf_spaces
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = [
     "BC",
@@ -49,18 +49,22 @@ __all__ = [
     "Batch",
     "Group",
     "Modules",
+    "StepValues",
     "Task",
     "algorithm_kind",
     "each_value",
     "frozen_copy",
+    "learned_steps",
     "move_towards",
     "number",
     "of_steps",
     "own_algorithms",
+    "step_rows",
     "td_targets",
     "uses_rewards",
 ]
 
+AT_A_TIME: Final = 1 << 16  # observations whose values are computed together: each takes the widths of all layers
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -120,6 +124,9 @@ class Task:
     log_std: tuple[float | None, float | None] = (None, None)  # limits in place of the algorithm's; None: that stays
     made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
     _critics: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.network.action_space = self.action_space
 
     def policy(self, gaussian: GaussianForm = CLONING) -> RLModule:
         """A policy over the spaces; `gaussian`: of Box actions. Raises UnsupportedSpace, and BadConfig for an unknown
@@ -232,6 +239,7 @@ class Algorithm(ABC):
     refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
     needs_rewards: bool = False  # whether it learns from rewards, in whatever column; so it does if `columns` has them
     learns_sequences: bool = False  # whether its losses take a policy with memory, whose columns are (B, T, ...)
+    scaled_by: str = ""  # the option whose root divides advantages before they become exponents
     steadied_by: str = ""  # beside a smaller lr, what may help a run whose loss is not finite, in words
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -267,6 +275,34 @@ class Algorithm(ABC):
         return cloning_scores(modules[POLICY], batch)
 
 
+class StepValues(nn.Module):
+    """What GeneralAdvantageEstimation asks for values of single observations, beside a policy with or without a memory."""
+
+    def __init__(self, policy: RLModule, value: nn.Module) -> None:
+        """`value`: (N,) of observations (N, ...)."""
+        super().__init__()
+        self.policy, self.value, self.model_config = policy, value, policy.model_config
+
+    def is_stateful(self) -> bool:
+        """Whether episodes are cut into sequences, as the policy wants them."""
+        return self.policy.is_stateful()
+
+    def get_initial_state(self) -> dict[str, Any]:
+        """The policy's."""
+        return self.policy.get_initial_state()
+
+    def compute_values(self, batch: Batch) -> Tensor:
+        """(N,) of `batch["obs"]`, or (B, T) of sequences."""
+        observations, shape = batch[Columns.OBS], None
+        if self.is_stateful():
+            shape = leaves(observations)[0].shape[:2]
+            observations = map_leaves(lambda leaf: leaf.flatten(0, 1), observations)
+        starts = range(0, len(leaves(observations)[0]), AT_A_TIME)
+        parts = [self.value(map_leaves(lambda leaf, s=start: leaf[s : s + AT_A_TIME], observations)) for start in starts]
+        found = torch.cat(parts)
+        return found if shape is None else found.view(shape)
+
+
 def uses_rewards(algorithm: Algorithm) -> bool:
     """Whether it learns from rewards, so that data without them is refused."""
     return algorithm.needs_rewards or Columns.REWARDS in algorithm.columns
@@ -274,10 +310,20 @@ def uses_rewards(algorithm: Algorithm) -> bool:
 
 def of_steps(policy: RLModule, batch: Batch) -> tuple[Tensor, Tree]:
     """Inputs of the action distribution (N, size) and recorded actions (N, ...), a row for each step of sequences as well."""
-    inputs, actions = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTIONS]
+    inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    return inputs if Columns.STATE_IN not in batch else inputs.flatten(0, 1), step_rows(batch, Columns.ACTIONS)
+
+
+def step_rows(batch: Batch, column: str) -> Tree:
+    """A column (N, ...), a row for each step of sequences as well."""
     if Columns.STATE_IN not in batch:
-        return inputs, actions
-    return inputs.flatten(0, 1), map_leaves(lambda leaf: leaf.flatten(0, 1), actions)
+        return batch[column]
+    return map_leaves(lambda leaf: leaf.flatten(0, 1), batch[column])
+
+
+def learned_steps(batch: Batch, values: Tensor) -> Tensor:
+    """Of `values` (N,), a row for each step of sequences as well, those of the steps that are learned from."""
+    return values if Columns.STATE_IN not in batch else values[batch[Columns.LOSS_MASK].flatten()]
 
 
 def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
@@ -288,10 +334,7 @@ def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
     assert isinstance(policy, RLModule)
     inputs, actions = of_steps(policy, batch)
     found = {LOSS: -policy.action_head.logp(inputs, actions), **policy.action_head.scores(inputs, actions)}
-    if Columns.STATE_IN not in batch:
-        return found
-    kept = batch[Columns.LOSS_MASK].flatten()
-    return {name: values[kept] for name, values in found.items()}
+    return {name: learned_steps(batch, values) for name, values in found.items()}
 
 
 def algorithm_kind(name: str, *, named: Collection[str] | None = None) -> type[Algorithm]:

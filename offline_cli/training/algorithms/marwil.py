@@ -6,6 +6,8 @@
 R (`value_targets`) is made by GeneralAdvantageEstimation over whole episodes: with lambda 1 the discounted rewards up to the
 episode's end, and the value of the last observation of an episode that was truncated. Losses and options are those of
 MARWILTorchLearner of RLlib 2.60. With beta 0 there is no value function, and this is behaviour cloning.
+
+Of sequences each step has its V, of its observation alone, and its R, which is made before the episode is cut.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTruncate
 from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation
+from offline_cli.engines.ranks import whole
 from offline_cli.errors import BadConfig
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space
@@ -31,18 +34,19 @@ from offline_cli.training.algorithms.algorithm import (
     Batch,
     Group,
     Modules,
+    StepValues,
     Task,
     cloning_scores,
+    learned_steps,
     number,
     of_steps,
+    step_rows,
 )
 from offline_cli.training.loader import WEIGHTS
-from offline_cli.trees import leaves, map_leaves
 
 __all__ = ["MARWIL", "Values"]
 
 VALUE, VF = "value", "vf"  # the module, and its loss
-AT_A_TIME: Final = 1 << 16  # observations whose values are computed together: each takes the widths of all layers
 TINY: Final = 1e-8  # added to the norm, as in RLlib
 START, RATE = "moving_average_sqd_adv_norm_start", "moving_average_sqd_adv_norm_update_rate"
 
@@ -60,16 +64,6 @@ class Values(nn.Module):
     def forward(self, observations: Any) -> Tensor:
         """(B,) of observations (B, ...)."""
         return cast(Tensor, self.critic(observations)[:, 0])
-
-    def is_stateful(self) -> bool:
-        """It remembers nothing."""
-        return False
-
-    def compute_values(self, batch: Batch) -> Tensor:
-        """(N,) of `batch["obs"]`, for GeneralAdvantageEstimation."""
-        observations = batch[Columns.OBS]
-        starts = range(0, len(leaves(observations)[0]), AT_A_TIME)
-        return torch.cat([self(map_leaves(lambda leaf, s=start: leaf[s : s + AT_A_TIME], observations)) for start in starts])
 
 
 class MARWIL(Algorithm):
@@ -89,12 +83,13 @@ class MARWIL(Algorithm):
             ),
         }
     }
+    learns_sequences, scaled_by = True, START
     steadied_by = "larger algorithm.moving_average_sqd_adv_norm_start, about the squared spread of returns"
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         self.clones = not self.options["beta"]
-        self.learns_sequences, self.needs_rewards = self.clones, not self.clones  # values here are of single observations
+        self.needs_rewards = not self.clones
         if not self.clones:
             self.columns = (Columns.OBS, Columns.ACTIONS, Columns.VALUE_TARGETS)
             self.refresh_every = self.options["refresh_every"] or None
@@ -116,7 +111,8 @@ class MARWIL(Algorithm):
         return {POLICY: policy} if self.clones else {POLICY: policy, VALUE: Values(task.critic(), self.options[START])}
 
     def rl_module(self, modules: Modules) -> nn.Module:
-        return modules[POLICY if self.clones else VALUE]
+        policy = cast(RLModule, modules[POLICY])
+        return policy if self.clones else StepValues(policy, modules[VALUE])
 
     def groups(self, modules: Modules) -> Sequence[Group]:
         return [Group(tuple(modules), (POLICY,) if self.clones else (POLICY, VF), lambda batch: self._losses(modules, batch))]
@@ -130,12 +126,16 @@ class MARWIL(Algorithm):
         if self.clones:
             return {POLICY: -torch.dot(likely, weights)}
         value = cast(Values, modules[VALUE])
-        advantages = batch[Columns.VALUE_TARGETS] - value(batch[Columns.OBS])
+        advantages = self._advantages(value, batch)
         squared = torch.dot(advantages.square(), weights)
-        with torch.no_grad():  # in place: part of what an update changes
-            value.squared_norm.lerp_(squared, options[RATE])
+        value.squared_norm.lerp_(whole(squared.detach()), options[RATE])  # in place: part of what an update changes
         counts = self._counts(value, advantages.detach())
         return {POLICY: -torch.dot(likely * counts, weights), VF: options["vf_coeff"] * 0.5 * squared}
+
+    @staticmethod
+    def _advantages(value: Values, batch: Batch) -> Tensor:
+        """(N,), a row for each step of sequences as well."""
+        return cast(Tensor, step_rows(batch, Columns.VALUE_TARGETS) - value(step_rows(batch, Columns.OBS)))
 
     def _counts(self, value: Values, advantages: Tensor) -> Tensor:
         """(B,) how much each row counts."""
@@ -146,5 +146,5 @@ class MARWIL(Algorithm):
         found = cloning_scores(modules[POLICY], batch)
         if not self.clones:
             value = cast(Values, modules[VALUE])
-            found[LOSS] = found[LOSS] * self._counts(value, batch[Columns.VALUE_TARGETS] - value(batch[Columns.OBS]))
+            found[LOSS] = found[LOSS] * learned_steps(batch, self._counts(value, self._advantages(value, batch)))
         return found

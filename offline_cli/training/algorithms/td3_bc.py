@@ -19,6 +19,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors import AddNextObservationsFromEpisodesToTrainBatch, AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.learner.added_columns import IS_FOLLOWED, NEXT_ACTIONS, AddNextActionsFromEpisodesToTrainBatch
+from offline_cli.engines.ranks import whole
 from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import span_of
 from offline_cli.modules.distributions import GaussianForm
@@ -126,7 +127,7 @@ class TD3BC(Algorithm):
                 found = torch.minimum(*each_value(modules[CRITICS], batch[Columns.OBS], actions))
             else:
                 found = next(modules[CRITICS].children())(batch[Columns.OBS], actions)[:, 0]
-            size = torch.dot(found.detach().abs(), batch[WEIGHTS]) if self.options["normalize_q"] else 1.0
+            size = whole(torch.dot(found.detach().abs(), batch[WEIGHTS])) if self.options["normalize_q"] else 1.0
             near = torch.dot(distances(actions, batch[Columns.ACTIONS]), batch[WEIGHTS])
             seeking = -self.options["alpha"] / size * torch.dot(found, batch[WEIGHTS])
             return {POLICY: seeking, CLONING: self.options["actor_bc"] * near}

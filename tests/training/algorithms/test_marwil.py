@@ -249,10 +249,11 @@ def test_steps_that_the_recording_leaves_out_are_not_learned_from(
 
 
 def test_values_of_many_observations_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    value: Any = marwil(spaces.Discrete(2)).modules["value"]
+    learner = marwil(spaces.Discrete(2))
+    value: Any = learner.algorithm.rl_module(learner.modules)
     batch = batch_of(spaces.Discrete(2))
     whole = value.compute_values(batch)
-    monkeypatch.setattr("offline_cli.training.algorithms.marwil.AT_A_TIME", 5)
+    monkeypatch.setattr("offline_cli.training.algorithms.algorithm.AT_A_TIME", 5)
     torch.testing.assert_close(value.compute_values(batch), whole)
 
 

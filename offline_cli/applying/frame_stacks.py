@@ -1,0 +1,151 @@
+"""Stacks of frames as rows of single frames, from which whoever makes batches gathers them.
+
+A learner pipeline with FrameStacking makes each observation N times as large as the frame that it adds. Where all pieces after
+it leave observations alone (`stack_by_rows`), the piece says instead which frame each step ends with, and how many frames of
+its episode come before it: `FrameStacks` holds every frame once, and `gather` puts the stacks of any steps into tensors, on
+whatever device the frames are. Values are those of the piece, bit for bit: the oldest frame first, zeros before the first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from offline_cli.connectors.common.batch_columns import AddObservationsFromEpisodesToBatch, NumpyToTensor
+from offline_cli.connectors.common.batching import BatchIndividualItems
+from offline_cli.connectors.common.frame_stacking import FrameStacking
+from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesToBatch, AddTimeDimToBatchAndZeroPad
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.learner.added_columns import (
+    AddColumnsFromEpisodesToBatch,
+    AddNextActionsFromEpisodesToTrainBatch,
+    AddNextObservationsFromEpisodesToTrainBatch,
+)
+from offline_cli.connectors.learner.returns import ClipRewards, ComputeReturnsToGo
+from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
+
+__all__ = ["FrameStacks", "expanded", "stack_by_rows"]
+
+MOST: Final = 255  # frames of a stack: an age, and the next one, is one byte
+LEAVE_OBSERVATIONS: Final = (  # for a module without memory
+    AddObservationsFromEpisodesToBatch,
+    AddColumnsFromEpisodesToBatch,
+    AddNextObservationsFromEpisodesToTrainBatch,
+    AddNextActionsFromEpisodesToTrainBatch,
+    AddTimeDimToBatchAndZeroPad,
+    AddStatesFromEpisodesToBatch,
+    BatchIndividualItems,
+    NumpyToTensor,
+    ClipRewards,
+    ComputeReturnsToGo,
+)
+
+
+def stack_by_rows(pipeline: ConnectorPipelineV2) -> FrameStacking | None:
+    """Have the pipeline's FrameStacking give rows of frames, where it is the last piece to fill or change observations; None:
+    there is none, or a piece after it may look at them. With it, `new_obs` are rows too.
+    """
+    pieces = list(pipeline.pieces())
+    stacking = [piece for piece in pieces if type(piece) is FrameStacking]
+    if len(stacking) != 1 or not stacking[0].may_give_rows or stacking[0].num_frames > MOST:
+        return None
+    after: list[ConnectorV2] = pieces[pieces.index(stacking[0]) + 1 :]
+    if any(type(piece) not in LEAVE_OBSERVATIONS for piece in after):
+        return None
+    stacking[0].by_rows = True
+    for piece in after:
+        if isinstance(piece, AddNextObservationsFromEpisodesToTrainBatch):
+            piece.by_rows = True
+    return stacking[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameStacks:
+    """N stacks of `size` frames each."""
+
+    frames: Tree  # leaves (M, ..., C): each frame once
+    rows: Tensor  # (N,) int64: the newest frame of each stack
+    ages: Tensor  # (N,) uint8: frames before it that are of its episode, at most size - 1
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """(..., size * C) of each leaf."""
+        return [_stacked(tuple(leaf.shape[1:]), self.size) for leaf in leaves(self.frames)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of what says where its frames are: several may share these."""
+        return self.rows.nbytes + self.ages.nbytes
+
+    def to(self, device: torch.device, frames: Tree) -> Self:
+        """The same there, where its frames are already."""
+        return replace(self, frames=frames, rows=self.rows.to(device), ages=self.ages.to(device))
+
+    def next_ones(self, rows: Tensor) -> Self:
+        """The stacks that end one frame later, in `rows` (N,)."""
+        return replace(self, rows=rows, ages=(self.ages + 1).clamp(max=self.size - 1))
+
+    def needed(self) -> Tensor:
+        """(M,) whether a frame is in any of the stacks."""
+        found = torch.zeros(len(leaves(self.frames)[0]), dtype=torch.bool)
+        for back in range(self.size):
+            found[self.rows[self.ages >= back] - back] = True
+        return found
+
+    def copy_(self, other: Self) -> None:
+        """Take the frames of the same stacks from `other`."""
+        for held, leaf in zip(leaves(self.frames), leaves(other.frames), strict=True):
+            if held.data_ptr() != leaf.data_ptr():
+                held.copy_(leaf)
+
+    def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
+        """Put the stacks number `chosen` (B,) into `targets`, a tensor (B, ..., size * C), or (B, numbers), for each leaf."""
+        rows, ages = self.rows.index_select(0, chosen), self.ages.index_select(0, chosen)
+        for place in range(self.size):
+            back = self.size - 1 - place
+            gone = ages < back
+            wanted = rows - ages.clamp(max=back)
+            for frames, target in zip(leaves(self.frames), targets, strict=True):
+                found = frames.index_select(0, wanted)
+                if found.device.type != "cpu":  # where choosing rows would wait for the device
+                    found.masked_fill_(gone.view(-1, *[1] * (found.ndim - 1)), 0)
+                elif bool(gone.any()):
+                    found[gone] = 0
+                places, width = _sizes(tuple(frames.shape[1:]))
+                target.view(len(rows), places, self.size, width)[:, :, place].copy_(found.view(len(rows), places, width))
+
+    def gathered(self, which: slice) -> Tree:
+        """The stacks of a range, leaves (B, ..., size * C), on the device of the frames."""
+        chosen = torch.arange(len(self))[which].to(self.rows.device)
+        held = leaves(self.frames)
+        made = [leaf.new_empty((len(chosen), *shape)) for leaf, shape in zip(held, self.shapes, strict=True)]
+        self.gather(chosen, made)
+        return unflatten_like(self.frames, made)
+
+
+def _sizes(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Of one frame: how many places it has on all axes but the last, and the length of that."""
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+def _stacked(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return (*shape[:-1], size * shape[-1]) if shape else (size,)
+
+
+def expanded(columns: Any, which: slice) -> dict[str, Tree]:
+    """A range of rows of columns as trees of tensors, stacks gathered."""
+
+    def part(column: Any) -> Tree:
+        return column.gathered(which) if isinstance(column, FrameStacks) else map_leaves(lambda leaf: leaf[which], column)
+
+    return {name: part(column) for name, column in columns.items()}

@@ -1,0 +1,195 @@
+"""Reads the partitions of a source on an engine's workers, as a `Source` that gives the same fragments in the same order.
+
+Workers decode; stitching, spaces, ids and the dataset's files stay with this process, which sees fragments, counts and rejected
+rows as if it had read them. Partitions follow from the source alone, never from the number of workers. A source that cannot be
+divided is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.converting.open_episode import changed
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.row_groups import KeptRows
+from offline_cli.engines.engine import Engine, EngineSpec
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.opening import OwnSource
+from offline_cli.formats.source import BYTES, Fragments, ReadOptions, Source, SourceInfo
+from offline_cli.progress import no_progress
+from offline_cli.scopes import Scope
+from offline_cli.spaces import same_space
+from offline_cli.tally import OnError, Rejects, RejectsAhead, Tally
+
+__all__ = ["PartitionedSource", "on_workers"]
+
+PART_BYTES: Final = 16 << 20  # of files, in a partition
+FEWEST: Final = 32  # partitions of small files
+MOST: Final = 4096  # partitions
+
+
+def on_workers(opened: Sequence[Source], spec: EngineSpec, options: ReadOptions, scope: Scope) -> Sequence[Source]:
+    """Prepared sources, read by an engine's workers; `scope` owns what is made for that."""
+    engine = scope.enter(spec.engine())
+    if engine.is_local:
+        return opened
+    return [scope.enter(closing(_on_workers(source, engine, options))) for source in opened]
+
+
+def _on_workers(source: Source, engine: Engine, options: ReadOptions) -> Source:
+    """Itself where it cannot be divided."""
+    size = source.size
+    count = MOST if size is None or source.unit != BYTES else max(FEWEST, min(size // PART_BYTES, MOST))
+    parts = source.partitions(count)
+    for part in parts:
+        part.prepare(replace(options, workers=1, on_progress=no_progress))
+    return source if len(parts) < 2 else PartitionedSource(source, parts, engine)
+
+
+@dataclass(slots=True)
+class _Read:
+    """What a worker has read since it last said so."""
+
+    fragments: Fragments | None  # None: the end of the partition
+    tally: Tally
+    rejects: RejectsAhead
+    done: int
+    before: int  # entries of the partition before these: the same when it is read again in place of a dead worker
+    rows: tuple[pa.Buffer, NDArray[np.int64]] | None = None  # those that `fragments` were made from, as an Arrow stream
+
+
+@dataclass(slots=True)
+class PartitionedSource:
+    """See `Source`."""
+
+    source: Source
+    parts: Sequence[Source]
+    engine: Engine
+    done: int = 0
+    scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)
+
+    @property
+    def info(self) -> SourceInfo:
+        return self.source.info
+
+    @property
+    def unit(self) -> str:
+        return self.source.unit
+
+    @property
+    def size(self) -> int | None:
+        return self.source.size
+
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`; it has been done."""
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """See `Source`."""
+        self.done = 0
+        own = _dataset_of(self.source)
+        ends = np.zeros(2, np.int64)
+        spaces, entries = _SpacesOnce(), 0
+        with self.scope.part() as held:
+            for read in held.enter(self.engine.streamed(partial(_reads, rejects.on_error), self.parts)):
+                if read.before != entries:
+                    raise changed(f"{self.info.location}: a part gave {read.before} episodes or pieces, and {entries} before")
+                entries = 0 if read.fragments is None else entries + len(read.fragments.batch)
+                tally.merge(read.tally)
+                read.rejects.tell(rejects)
+                self.done += read.done
+                if read.fragments is None:
+                    continue
+                fragments = replace(read.fragments, batch=spaces.of(read.fragments.batch))
+                ends += fragments.batch.terminated.sum(), fragments.batch.truncated.sum()
+                if own is not None and own.kept is not None and read.rows is not None:
+                    own.kept.keep(fragments.batch, pa.ipc.open_stream(read.rows[0]).read_all(), read.rows[1])
+                yield fragments
+        if own is not None:
+            own.check_ends(*ends.tolist())
+
+    def partitions(self, count: int) -> Sequence[Self]:
+        """See `Source`."""
+        return [self]
+
+    def close(self) -> None:
+        """See `Source`."""
+        self.scope.close()
+        self.source.close()
+
+
+def _dataset_of(source: Any) -> Dataset | None:
+    """The dataset of ours that a source reads, however an operation changes what it reads."""
+    while not isinstance(source, OwnSource) and getattr(source, "source", None) is not None:
+        source = source.source
+    return source.dataset if isinstance(source, OwnSource) else None
+
+
+class _SpacesOnce:
+    """Gives equal spaces of batches one after the other as one object, because they are compared by identity first."""
+
+    def __init__(self) -> None:
+        self._known: list[Any] = [None, None]
+
+    def of(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch`, with the spaces of the one before where they are equal."""
+        found = [batch.observation_space, batch.action_space]
+        self._known = [old if same_space(old, new) else new for old, new in zip(self._known, found, strict=True)]
+        return replace(batch, observation_space=self._known[0], action_space=self._known[1])
+
+
+# ---- on a worker ----
+
+
+def _reads(on_error: OnError, source: Source) -> Iterator[_Read]:
+    """What is read of one partition, piece by piece."""
+    kept: KeptRows | None = None
+    if isinstance(source, OwnSource) and source.dataset.kept is not None:
+        kept = KeptRows()
+        source = replace(source, dataset=replace(source.dataset, kept=kept))
+    tally, ahead, done, entries = Tally(), RejectsAhead(on_error), 0, 0
+    with closing(source):
+        for fragments in source.fragments(tally, ahead):
+            rows = _rows(kept, fragments.batch)
+            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done, entries, rows)
+            done, entries = source.done, entries + len(fragments.batch)
+    yield _Read(None, _taken(tally), _told(ahead), source.done - done, entries)
+
+
+def _taken(tally: Tally) -> Tally:
+    """What was counted since it was last taken; the reader goes on counting in `tally`."""
+    found = replace(tally, assumptions=tally.assumptions.copy(), dropped_columns=dict(tally.dropped_columns))
+    tally.rows_in = tally.duplicates_dropped = tally.fragments_stitched = 0
+    tally.assumptions.clear()
+    return found
+
+
+def _told(ahead: RejectsAhead) -> RejectsAhead:
+    """What was rejected since, likewise; raw rows travel only where they are kept."""
+    found = RejectsAhead(ahead.on_error)
+    ahead.pass_on(found)
+    keeps = ahead.on_error is OnError.QUARANTINE
+    found.told = [(error, _plain(raw) if keeps else b"", rows) for error, raw, rows in found.told]
+    return found
+
+
+def _plain(raw: Any) -> str | bytes:
+    return raw if isinstance(raw, str) else bytes(raw)
+
+
+def _rows(kept: KeptRows | None, batch: EpisodeBatch) -> tuple[pa.Buffer, NDArray[np.int64]] | None:
+    """The rows of a batch as an Arrow stream, which has no more than these."""
+    rows = None if kept is None else kept.taken(batch)
+    if rows is None:
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.table.schema) as writer:
+        writer.write_table(rows.table)
+    return sink.getvalue(), rows.starts - rows.starts[0]

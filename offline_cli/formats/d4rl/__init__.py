@@ -1,0 +1,1 @@
+"""D4RL's HDF5 layout: read (`reader.py`) and written (`sink.py`)."""

@@ -1,0 +1,63 @@
+"""What a file of a foreign layout says of itself where this program wrote it: an attribute that other readers pass over.
+
+These layouts have no place for spaces, environments and the scale of actions. A sink writes them as one JSON text, `OWN`, and
+a reader takes them from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from offline_cli.environments import EnvironmentSpec
+from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.formats.sink import SinkContext
+from offline_cli.json_documents import from_json
+from offline_cli.spaces import space_from_json, space_to_json
+
+__all__ = ["OWN", "own_text", "own_words"]
+
+OWN: Final = "offline_cli"
+SCALES: Final = ("env", "normalized", "unknown")
+FIX: Final = "remove the attribute, and say what you know: --env, --action-scale"
+
+
+def own_text(context: SinkContext, action_scale: str | None = None) -> str:
+    """The attribute's value; `action_scale`: of the actions as they are written, where that is another one."""
+    environment = context.environment
+    document: dict[str, Any] = {
+        "observation_space": space_to_json(context.observation_space),
+        "action_space": space_to_json(context.action_space),
+        "spaces_inferred": context.spaces_inferred,
+        "action_scale": action_scale or context.action_scale,
+    }
+    if environment is not None:
+        wrappers = list(environment.wrappers)
+        document["environment"] = {"id": environment.id, "kwargs": dict(environment.kwargs), "wrappers": wrappers}
+    return json.dumps(document)
+
+
+def own_words(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """Arguments of a `SourceInfo` from the attribute; empty without it. Raises BadData for one of another form."""
+    text = attributes.get(OWN)
+    if not isinstance(text, str):
+        return {}
+    where = f"{url} attribute {OWN}"
+    try:
+        document = from_json(text)
+        scale, inferred = document["action_scale"], document["spaces_inferred"]
+        if scale not in SCALES or not isinstance(inferred, bool):
+            raise ValueError("action_scale or spaces_inferred")
+        found: dict[str, Any] = {"action_scale": scale, "spaces_inferred": inferred}
+        for key in ("observation_space", "action_space"):
+            found[key] = space_from_json(document[key], where=where)
+        environment = document.get("environment")
+        if environment is not None:
+            kwargs, wrappers = environment["kwargs"], environment["wrappers"]
+            if not isinstance(kwargs, dict) or not isinstance(environment["id"], str) or not environment["id"]:
+                raise ValueError("environment")
+            found["environment"] = EnvironmentSpec(environment["id"], kwargs, tuple(str(one) for one in wrappers))
+    except (ValueError, KeyError, TypeError, AttributeError, UnsupportedSpace) as error:
+        raise BadData(f"not what this program writes: {str(error)[:200]}", where=where, fix=FIX) from error
+    return found

@@ -1,0 +1,1 @@
+"""robomimic's HDF5 layout: read (`reader.py`) and written (`sink.py`)."""

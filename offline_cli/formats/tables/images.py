@@ -1,0 +1,182 @@
+"""PNG and JPEG bytes in cells as pixels, whole columns at a time; `[images]` of a mapping says which columns, and as what.
+
+The form of an image, its size and its channels are read from its own header before anything is decoded, so that a few bytes
+cannot unfold to more than `MOST_BYTES`, and chunks of rows are cut by the bytes that their images declare. Only these two forms
+are decoded, and PNG of 8 bits a channel or fewer. A cell that is none of them, is damaged, or has another size than the others
+is a bad row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offline_cli.errors import MissingPackage
+
+__all__ = ["GRAY", "IMAGES", "RGB", "cut_by_images", "image_counts", "images_in", "is_bytes", "why_no_image", "wrong_images"]
+
+GRAY, RGB = IMAGES = ("gray", "rgb")  # (height, width), and (height, width, 3)
+CHANNELS: Final = {GRAY: 1, RGB: 3}
+MOST_BYTES: Final = 64 << 20  # of one image, decoded: 4,700 by 4,700 in colours
+PNG: Final = b"\x89PNG\r\n\x1a\n"
+JPEG: Final = b"\xff\xd8\xff"
+WITH_ALPHA: Final = (4, 6)  # colour types of PNG
+NO_SIZE: Final = (0xC4, 0xC8, 0xCC)  # markers of JPEG among those of frames that begin none
+BARE: Final = (0x01, *range(0xD0, 0xD8))  # markers without a length
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an image says of itself."""
+
+    is_jpeg: bool
+    height: int
+    width: int
+    bits: int  # of a channel
+    has_alpha: bool = False
+
+
+def header_of(cell: bytes) -> Header | None:
+    """None: the bytes begin neither a PNG nor a JPEG of some size."""
+    if cell[:8] == PNG and cell[12:16] == b"IHDR" and len(cell) > 26:
+        width, height = int.from_bytes(cell[16:20], "big"), int.from_bytes(cell[20:24], "big")
+        return Header(False, height, width, cell[24], cell[25] in WITH_ALPHA) if width and height else None
+    return _header_of_jpeg(cell) if cell[:3] == JPEG else None
+
+
+def _header_of_jpeg(cell: bytes) -> Header | None:
+    at = 2
+    while at + 9 < len(cell) and cell[at] == 0xFF:
+        marker = cell[at + 1]
+        if marker == 0xFF or marker in BARE:
+            at += 1 if marker == 0xFF else 2
+        elif 0xC0 <= marker <= 0xCF and marker not in NO_SIZE:
+            height, width = int.from_bytes(cell[at + 5 : at + 7], "big"), int.from_bytes(cell[at + 7 : at + 9], "big")
+            return Header(True, height, width, cell[at + 4]) if width and height else None
+        else:
+            at += 2 + int.from_bytes(cell[at + 2 : at + 4], "big")
+    return None
+
+
+def why_no_image(cell: bytes, kind: str, shape: tuple[int, ...] | None) -> str:
+    """What keeps `cell` from being one of the images of `shape`, as text; empty: nothing, as far as its header says."""
+    found = header_of(cell)
+    if found is None:
+        return "bytes that are neither PNG nor JPEG"
+    size = f"{found.height:,} x {found.width:,}"
+    if found.bits > 8:
+        return f"an image of {found.bits} bits a channel, and at most 8 are read"
+    if found.height * found.width * CHANNELS[kind] > MOST_BYTES:
+        return f"an image that declares {size} pixels, more than the {MOST_BYTES >> 20} MiB that one may unfold to"
+    if shape is not None and shape[:2] != (found.height, found.width):
+        return f"an image of {size} pixels, and others have {shape[0]:,} x {shape[1]:,}"
+    return ""
+
+
+def images_in(
+    column: pa.ChunkedArray, kind: str, shape: tuple[int, ...] | None
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
+    """(N, *shape) pixels with 0 in rows that have none, and (N,) these rows, None where there is none.
+
+    `shape`: of one image; None: that of the first that can be decoded. Raises MissingPackage.
+    """
+    cells, values, bad = _cells(column), None, np.ones(len(column), np.bool_)
+    for row, cell in enumerate(cells):
+        if cell is None or why_no_image(cell, kind, shape):
+            continue
+        pixels = _decoded(cell, kind)
+        if pixels is None or (shape is not None and pixels.shape != shape):
+            continue
+        if values is None:
+            shape = pixels.shape
+            values = np.zeros((len(cells), *shape), np.uint8)
+        values[row], bad[row] = pixels, False
+    if values is None:
+        values = np.zeros((len(cells), *(shape or (0,) * (2 if kind == GRAY else 3))), np.uint8)
+    return values, bad if bad.any() else None
+
+
+def _cells(column: pa.ChunkedArray) -> list[bytes | None]:
+    cells: list[bytes | None] = column.to_pylist() if is_bytes(column.type) else [None] * len(column)
+    return cells
+
+
+def _decoded(cell: bytes, kind: str) -> NDArray[np.uint8] | None:
+    try:
+        import cv2
+    except ImportError as err:
+        fix = "pip install 'offline-cli[images]'"
+        raise MissingPackage(f"decoding images needs a package: {err}", where="[images] of the mapping", fix=fix) from err
+    how = cv2.IMREAD_GRAYSCALE if kind == GRAY else cv2.IMREAD_COLOR_RGB
+    try:
+        found = cv2.imdecode(np.frombuffer(cell, np.uint8), how | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:
+        return None
+    return None if found is None else np.asarray(found, np.uint8)
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether cells hold bytes."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def image_counts(column: pa.ChunkedArray, name: str) -> dict[str, int]:
+    """What decoding the column loses, by kind of assumption: JPEG has lost pixels already, and alpha channels are left out."""
+    headers = [header_of(cell) for cell in _cells(column) if cell is not None]
+    lossy = sum(header is not None and header.is_jpeg for header in headers)
+    alpha = sum(header is not None and header.has_alpha for header in headers)
+    return {f"lossy-jpeg:{name}": lossy, f"alpha-left-out:{name}": alpha}
+
+
+def cut_by_images(chunks: Iterable[tuple[Any, Any]], columns: Collection[str], most: int) -> Iterator[tuple[Any, Any]]:
+    """Chunks of (file, rows), those with images cut so that the images of each declare at most `most` bytes, or are one row."""
+    for file, chunk in chunks:
+        names = [name for name in columns if name in getattr(getattr(chunk, "table", None), "column_names", ())]
+        if not names or len(chunk.bad):
+            yield file, chunk
+            continue
+        sizes = np.zeros(chunk.table.num_rows, np.int64)
+        for name in names:
+            sizes += [_size(cell) for cell in _cells(chunk.table.column(name))]
+        for first, stop in _runs(sizes, most):
+            part = slice(first, stop)
+            rows = replace(
+                chunk, table=chunk.table.slice(first, stop - first), rows=chunk.rows[part], nbytes=0 if first else chunk.nbytes
+            )
+            yield (file[part] if isinstance(file, np.ndarray) else file), rows
+
+
+def _size(cell: bytes | None) -> int:
+    found = None if cell is None else header_of(cell)
+    size = 0 if found is None else found.height * found.width * CHANNELS[RGB]
+    return 0 if size > MOST_BYTES else size  # those are not decoded
+
+
+def _runs(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    first, held = 0, 0
+    for row, size in enumerate(sizes.tolist()):
+        if held + size > most and row > first:
+            yield first, row
+            first, held = row, 0
+        held += size
+    yield first, len(sizes)
+
+
+def wrong_images(document: Mapping[str, Any], parts: Sequence[Any], roles: Collection[str]) -> Iterator[str]:
+    """Mistakes in the `[images]` of a mapping. `parts`: of it; `roles`: of values."""
+    for column in document.get("images", {}):
+        named = [part for part in parts if column in part.columns]
+        if not named:
+            yield f"images: column '{column}' is not mapped: name it under [columns] or [extra]"
+        for part in named:
+            if part.role not in roles:
+                yield f"images: column '{column}' is {part.said_as}, which is no image"
+            elif part.stacked:
+                yield f"images: column '{column}' of {part.said_as} is in a list, and images are not stacked into vectors"
+        if column in document.get("categories", {}):
+            yield f"images: column '{column}' has [categories] too"

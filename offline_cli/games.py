@@ -1,0 +1,248 @@
+"""Environments of several agents (PettingZoo, parallel and AEC API) as one gymnasium environment whose parts are the agents.
+
+A game is one play of such an environment, from its reset until no agent is left. Observations are a Dict by agent of what the
+agent saw last (`OBS`) and of `STATE`, a vector: whether the agent is shown something now, whether it acts on it, whether and
+how it has ended, and its reward since it was last shown something. Actions are a Dict by agent, of which those of agents that
+act are taken. So games are played, seeded and recorded in slots as all environments are, whichever agents are there.
+
+What an agent is shown, one after the other, is its episode: the last with its end. In the AEC API that is what `last()` says at
+its turns; in the parallel API what `reset` and `step` return. The reward of an action is all that the agent gets until it is
+shown something again. An environment that breaks PettingZoo's rules (an agent that comes back after its end, or leaves without
+one, or ends without a last observation) raises ValueError.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from offline_cli.errors import BadConfig
+from offline_cli.spaces import Space, describe, same_space
+from offline_cli.step_values import flag_of, reward_of
+
+__all__ = [
+    "OBS",
+    "STATE",
+    "Game",
+    "agents_in",
+    "common_spaces",
+    "final_returns",
+    "game_of",
+    "has_ended",
+    "is_acting",
+    "is_shown",
+    "rewards_in",
+]
+
+OBS, STATE = "obs", "state"
+SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # numbers of a state
+TURNS: Final = 1_000_000  # of agents that have ended, in a row, before an AEC environment is taken to hang
+
+
+def is_shown(state: NDArray[Any]) -> NDArray[np.bool_]:
+    """(B,) whether the agent is shown an observation, of states (B, numbers)."""
+    return np.asarray(state[:, SHOWN] > 0)
+
+
+def is_acting(state: NDArray[Any]) -> NDArray[np.bool_]:
+    """(B,) whether the agent acts on it."""
+    return np.asarray(state[:, ACTS] > 0)
+
+
+def has_ended(state: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(B,) each: whether the agent has terminated, and whether it was truncated."""
+    return np.asarray(state[:, TERMINATED] > 0), np.asarray(state[:, TRUNCATED] > 0)
+
+
+def rewards_in(state: NDArray[Any]) -> NDArray[np.float64]:
+    """(B,) the agent's reward since it was last shown an observation."""
+    return np.asarray(state[:, REWARD], np.float64)
+
+
+def final_returns(state: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(B,) each: the agent's return at the end of games, 0 where it took no part, and whether it took part."""
+    took_part = np.asarray(state[:, TERMINATED : TRUNCATED + 1].any(axis=1), np.bool_)
+    return np.where(took_part, state[:, RETURN], 0.0), took_part
+
+
+class StateSpace(spaces.Box):
+    """Of a state."""
+
+    def __init__(self) -> None:
+        super().__init__(-np.inf, np.inf, (6,), np.float64)
+
+
+def agents_in(space: Space) -> tuple[str, ...]:
+    """The agents, where `space` is of a game's observations; else none."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {}
+    states = [part.spaces.get(STATE) if isinstance(part, spaces.Dict) else None for part in parts.values()]
+    return tuple(parts) if parts and all(isinstance(state, StateSpace) for state in states) else ()
+
+
+def game_of(made: Any, name: str) -> Any:
+    """`made`, as a Game where it is an environment of PettingZoo. Raises BadConfig for one that does not list its agents."""
+    known = sys.modules.get("pettingzoo.utils.env")  # who made such an environment has imported it
+    if known is None or isinstance(made, gym.Env):
+        return made
+    if isinstance(made, known.ParallelEnv):
+        return ParallelGame(made, name)
+    return TurnGame(made, name) if isinstance(made, known.AECEnv) else made
+
+
+def common_spaces(agents: Mapping[str, tuple[Space, Space]], name: str) -> tuple[Space, Space]:
+    """The spaces of observations and actions that all agents have. Raises BadConfig where they differ."""
+    kinds: list[tuple[tuple[Space, Space], list[str]]] = []
+    for agent, own in agents.items():
+        alike = next((who for known, who in kinds if same_space(own[0], known[0]) and same_space(own[1], known[1])), None)
+        if alike is None:
+            kinds.append((own, [agent]))
+        else:
+            alike.append(agent)
+    if len(kinds) != 1:
+        told = [f"{', '.join(who)}: {describe(own[0])}, {describe(own[1])}" for own, who in kinds]
+        fix = "pad observations and actions to one size, with a --wrapper of your own or of SuperSuit (pad_observations_v0)"
+        raise BadConfig.of([f"agents of other spaces: {text}" for text in told], where=f"--env {name}", fix=fix)
+    return kinds[0][0]
+
+
+class Game(gym.Env[Any, Any]):
+    """See the module. Subclasses define `_begin` and `_play`, which call `_show`."""
+
+    def __init__(self, played: Any, name: str) -> None:
+        listed = getattr(played, "possible_agents", None)
+        if not listed:
+            what = f"{name} does not list its agents (possible_agents)"
+            raise BadConfig(what, where=f"--env {name}", fix="give the environment a list of all agents that may take part")
+        self._played = played
+        self._called = {str(agent): agent for agent in listed}
+        self.agents = tuple(self._called)
+        self.spaces_of: dict[str, tuple[Space, Space]] = {
+            agent: (played.observation_space(own), played.action_space(own)) for agent, own in self._called.items()
+        }
+        state = StateSpace()
+        parts = [(agent, spaces.Dict([(OBS, own[0]), (STATE, state)])) for agent, own in self.spaces_of.items()]
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Dict([(agent, own[1]) for agent, own in self.spaces_of.items()])
+        self._nothing = {agent: _zeros(own[0]) for agent, own in self.spaces_of.items()}
+        self._seen: dict[str, Any] = {}
+        self._state = {agent: np.zeros(6) for agent in self.agents}
+        self._infos: dict[str, Any] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a game."""
+        self._seen, self._infos = dict(self._nothing), {}
+        self._state = {agent: np.zeros(6) for agent in self.agents}
+        self._begin(seed)
+        if not any(state[ACTS] for state in self._state.values()):
+            raise ValueError("no agent acts after reset")
+        return self._shown(), self._infos
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step of all agents that act; the reward is the sum of theirs."""
+        acting = [agent for agent, state in self._state.items() if state[ACTS]]
+        for state in self._state.values():
+            state[[SHOWN, ACTS, REWARD]] = 0
+        self._infos = {}
+        self._play(acting, action)
+        over = not any(state[ACTS] for state in self._state.values())
+        if over:
+            left = [agent for agent in self._seen_by() if not self._state[agent][TERMINATED : TRUNCATED + 1].any()]
+            if left:
+                raise ValueError(f"the game is over, and {', '.join(left)} neither terminated nor truncated")
+        return self._shown(), float(sum(state[REWARD] for state in self._state.values())), over, False, self._infos
+
+    def _seen_by(self) -> list[str]:
+        return [agent for agent in self.agents if self._seen[agent] is not self._nothing[agent]]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._played.close()
+
+    def _shown(self) -> dict[str, Any]:
+        return {agent: {OBS: self._seen[agent], STATE: self._state[agent]} for agent in self.agents}
+
+    def _show(self, own: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
+        """Show an agent an observation with what came since the last; whether it acts on it."""
+        agent = str(own)
+        if agent not in self._state:
+            raise ValueError(f"agent {agent!r} is none of possible_agents: {', '.join(self.agents)}")
+        state = self._state[agent]
+        if state[TERMINATED] or state[TRUNCATED]:
+            raise ValueError(f"agent {agent!r} comes back after its end")
+        if observation is None:
+            raise ValueError(f"agent {agent!r} is shown no observation")
+        self._seen[agent] = observation
+        reward, flags = reward_of(reward), (flag_of(terminated), flag_of(truncated))
+        state[SHOWN], state[TERMINATED : TRUNCATED + 1], state[REWARD] = 1, flags, reward
+        state[ACTS] = not any(flags)
+        state[RETURN] += reward
+        if info:
+            self._infos[agent] = dict(info)
+        return bool(state[ACTS])
+
+    def _begin(self, seed: int | None) -> None:
+        raise NotImplementedError
+
+    def _play(self, acting: list[str], action: Any) -> None:
+        raise NotImplementedError
+
+
+class ParallelGame(Game):
+    """All agents that are there act at once."""
+
+    def _begin(self, seed: int | None) -> None:
+        observations, infos = self._played.reset(seed=seed)
+        for agent in self._played.agents:
+            self._show(agent, observations.get(agent), 0.0, False, False, infos.get(agent))
+
+    def _play(self, acting: list[str], action: Any) -> None:
+        own = [self._called[agent] for agent in acting]
+        observations, rewards, terminated, truncated, infos = self._played.step(
+            {agent: action[name] for agent, name in zip(own, acting, strict=True)}
+        )
+        there = set(self._played.agents)
+        for agent in own:
+            flags = terminated.get(agent, False), truncated.get(agent, False)
+            if agent not in there and not any(flags):
+                raise ValueError(f"agent {agent!r} leaves, neither terminated nor truncated")
+            self._show(agent, observations.get(agent), rewards.get(agent, 0.0), *flags, infos.get(agent))
+        for agent in self._played.agents:
+            if agent not in own:
+                self._show(agent, observations.get(agent), rewards.get(agent, 0.0), False, False, infos.get(agent))
+
+
+class TurnGame(Game):
+    """One agent acts at a time."""
+
+    def _begin(self, seed: int | None) -> None:
+        self._played.reset(seed=seed)
+        self._next_turn()
+
+    def _play(self, acting: list[str], action: Any) -> None:
+        self._played.step(action[acting[0]])
+        self._next_turn()
+
+    def _next_turn(self) -> None:
+        """On to the next agent that acts; those that have ended are shown that on the way."""
+        played = self._played
+        for _ in range(TURNS):
+            if not played.agents:
+                return
+            if self._show(played.agent_selection, *played.last()):
+                return
+            played.step(None)
+        raise ValueError(f"{TURNS:,} turns of agents that have ended, in a row")
+
+
+def _zeros(space: Space) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _zeros(part) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(_zeros, space.spaces))
+    return np.zeros(space.shape or (), space.dtype)

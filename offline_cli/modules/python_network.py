@@ -1,0 +1,198 @@
+"""A network that is code of the user's own, `python:package.module:build`: called with spaces and options, wrapped, checked.
+
+What the name stands for gives the whole policy: a function of (observation_space, action_space, options), or an RLModule in
+RLlib's manner, whose `model_config` the options are. A function gives an RLModule, or any module from observations (B, ...)
+to inputs of the action's distribution (B, `action_inputs(action_space)`). Every mistake against that is found with two rows of
+made-up observations, before any data is read (`check_policy`).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.episode_spaces import space_tree
+from offline_cli.errors import BadConfig, OfflineCliError
+from offline_cli.modules.distributions import ActionHead, build_head
+from offline_cli.modules.rl_module import RLModule, evaluating, initial_state, max_seq_len
+from offline_cli.plugins import plugin_behind
+from offline_cli.spaces import Space, describe
+from offline_cli.trees import Tree, leaves, map_leaves
+
+__all__ = ["OwnPolicy", "action_inputs", "check_policy", "made_by", "module_in_rllibs_manner", "own_policy"]
+
+ROWS: Final = 2  # of made-up observations
+WANTED: Final = "a function of (observation_space, action_space, options) that returns a torch module, or a class of RLModule"
+
+
+def action_inputs(action_space: Space) -> int:
+    """How many numbers the distribution of one action takes: one for each choice, two for each number of a Box."""
+    return build_head(action_space, action_scale="normalized").size
+
+
+def made_by(found: Any, name: str, observation_space: Space, action_space: Any, options: Mapping[str, Any]) -> nn.Module:
+    """What the object `found`, which is called `name`, makes. Raises BadConfig where it is no builder, or makes no module."""
+    given = copy.deepcopy(dict(options))
+    if isinstance(found, type) and issubclass(found, RLModule):
+        return module_in_rllibs_manner(found, observation_space, action_space, given)
+    if not callable(found) or not _takes_three(found):
+        raise BadConfig(f"{name} is {_kind(found)}, and cannot be called so", where=f"--network {name}", fix=f"name {WANTED}")
+    made = found(observation_space, action_space, given)
+    if not isinstance(made, nn.Module):
+        raise BadConfig(f"{name} returns {_kind(made)}, which is no torch.nn.Module", where=f"--network {name}", fix=WANTED)
+    return made
+
+
+def _takes_three(found: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(found).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # of a callable without a signature: only calling it shows
+        return True
+    return True
+
+
+def _kind(value: Any) -> str:
+    return (
+        f"{value.__name__}{inspect.signature(value)}" if inspect.isfunction(value) else f"an object of {type(value).__name__}"
+    )
+
+
+def module_in_rllibs_manner(
+    kind: type[RLModule], observation_space: Space, action_space: Space, model_config: Mapping[str, Any]
+) -> RLModule:
+    """An object of a class that makes its networks in `setup()`, with as much of these as its `__init__` takes."""
+    parameters = inspect.signature(kind).parameters.values()
+    given: dict[str, Any] = {
+        "observation_space": observation_space,
+        "action_space": action_space,
+        "model_config": dict(model_config),
+    }
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+    return kind(**given)
+
+
+class OwnPolicy(RLModule):
+    """A module from observations (B, ...) to the inputs of the action's distribution (B, head.size), as a policy."""
+
+    def __init__(self, observation_space: Space, action_space: Space, head: ActionHead, network: nn.Module, name: str) -> None:
+        super().__init__(observation_space, action_space, head)
+        self.network = network
+        self._name = name
+
+    def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        observations = batch[Columns.OBS]
+        with _naming(self._name):
+            outputs = self.network(observations)
+        wanted = (leaves(observations)[0].shape[0], self.action_head.size)  # `len` would fix the rows of an exported graph
+        if not isinstance(outputs, Tensor) or outputs.shape != wanted:
+            got = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else _kind(outputs)
+            what = f"the module of {self._name} gives {got}; the distribution of {describe(self.action_space)} takes {wanted}"
+            fix = f"have it give {self.action_head.size} numbers a row, or features and their number as `size`"
+            raise BadConfig(what, where=f"--network {self._name}", fix=fix)
+        return {Columns.ACTION_DIST_INPUTS: outputs.float()}
+
+
+def own_policy(made: nn.Module, name: str, observation_space: Space, action_space: Space, head: ActionHead) -> RLModule:
+    """A module that `made_by` gave as a policy whose actions are those of `head`. Raises BadConfig for one with a distribution
+    of its own, which is not trained here.
+    """
+    if not isinstance(made, RLModule):
+        return OwnPolicy(observation_space, action_space, head, made, name)
+    own = type(made).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
+    if own or made.action_dist_cls is not None:
+        fix = "leave get_inference_action_dist_cls and action_dist_cls out: the distribution that fits the space is taken"
+        raise BadConfig(f"{type(made).__name__} names a distribution of its own", where=f"--network {name}", fix=fix)
+    made.action_head, made.in_rllibs_manner = head, False
+    return made
+
+
+def check_policy(policy: RLModule, name: str) -> RLModule:
+    """The policy. Raises BadConfig, naming what is wrong, for one that nothing can be learned with: outputs of another width
+    than its distribution takes, or without a gradient, a memory without `state_out`, or one without a length of sequences.
+    """
+    where = f"--network {name}"
+    batch: dict[str, Any] = {Columns.OBS: _made_up(policy.observation_space)}
+    if policy.is_stateful():
+        try:
+            max_seq_len(policy)
+        except BadConfig as err:
+            raise BadConfig(err.what, where=where, fix="[network] max_seq_len = 20 in the --config file") from err
+        state = map_leaves(lambda leaf: torch.from_numpy(np.repeat(leaf[None], ROWS, 0)), initial_state(policy))
+        batch = {Columns.OBS: map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS]), Columns.STATE_IN: state}
+    if not any(parameter.requires_grad for parameter in policy.parameters()):
+        raise BadConfig(f"the network of {name} has no parameter to train", where=where, fix="make its layers attributes")
+    try:
+        with evaluating(policy), torch.enable_grad(), _naming(name):
+            outputs = policy.forward_train(batch)
+    except OfflineCliError as err:
+        err.where = err.where if err.where.startswith(where) else f"{where}, {err.where}"
+        raise
+    _check_outputs(outputs, policy, batch, where)
+    return policy
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Within it BadConfig is raised for what torch's own modules cannot do: layers that do not fit, for example. An error that
+    the user's code is on the way of names the line (`plugin_behind`), and one for lack of memory is the machine's.
+    """
+    try:
+        yield
+    except (RuntimeError, IndexError, TypeError, ValueError) as err:
+        if plugin_behind(err) is not None or "memory" in str(err).lower():
+            raise
+        fix = "make its layers for the shapes of the observation space, which it is given"
+        raise BadConfig(f"the network of {name} raised {err!r}", where=f"--network {name}", fix=fix) from err
+
+
+def _check_outputs(outputs: Any, policy: RLModule, batch: Mapping[str, Any], where: str) -> None:
+    kind = where.removeprefix("--network ")
+    inputs = outputs.get(Columns.ACTION_DIST_INPUTS) if isinstance(outputs, Mapping) else None
+    shape = (*leaves(batch[Columns.OBS])[0].shape[: 2 if Columns.STATE_IN in batch else 1], policy.action_head.size)
+    name, wrong = Columns.ACTION_DIST_INPUTS, ""
+    if not isinstance(inputs, Tensor):
+        wrong = f"puts out {sorted(map(str, outputs)) if isinstance(outputs, Mapping) else _kind(outputs)}, and no {name!r}"
+    elif inputs.shape != shape:
+        wrong = f"puts out {name!r} of shape {tuple(inputs.shape)}, where {shape} is needed"
+    elif not inputs.requires_grad:
+        wrong = f"puts out {name!r} without a gradient"
+    elif Columns.STATE_IN in batch and not _same_form(outputs.get(Columns.STATE_OUT), batch[Columns.STATE_IN]):
+        wrong = f"puts out no {Columns.STATE_OUT!r} of the form of its initial state, leaves (B, ...)"
+    if wrong:
+        fix = f"have its forward give {name!r} {shape} made of its parameters, without detach() or torch.no_grad()"
+        raise BadConfig(f"the network of {kind} {wrong}", where=where, fix=fix)
+
+
+def _same_form(one: Any, other: Tree) -> bool:
+    try:
+        shapes = map_leaves(lambda left, right: left.shape == right.shape, one, other)
+    except (AttributeError, TypeError, KeyError, ValueError):
+        return False
+    return all(leaves(shapes))
+
+
+def _made_up(space: Space) -> Tree:
+    """ROWS of values of `space`, as training gives them: float32 for wider floats, int64 for wider unsigned numbers."""
+    return map_leaves(_value, space_tree(space))
+
+
+def _value(leaf: Space) -> Tensor:
+    first = leaf.start if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else 0
+    values = np.broadcast_to(np.asarray(first, leaf.dtype), (ROWS, *(leaf.shape or ())))
+    if values.dtype.kind == "f" and values.dtype.itemsize > np.dtype(np.float32).itemsize:
+        values = values.astype(np.float32)
+    elif values.dtype.kind == "u" and values.dtype.itemsize > 1:
+        values = values.astype(np.int64)
+    return torch.from_numpy(values.copy())

@@ -1,0 +1,64 @@
+"""Options that say where work is done: by this process, by others, or on a Ray cluster."""
+
+from dataclasses import replace
+from typing import Annotated, Final, Literal, TypedDict
+
+from offline_cli.options.option import Group, Option
+
+__all__ = ["WORKERS", "Engines", "Learners"]
+
+EngineName = Literal["local", "processes", "ray"]
+
+WORKERS: Final = Option(
+    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
+    group=Group.WHERE,
+    default=4,
+    minimum=1,
+    metavar="N",
+)
+
+ADDRESS: Final = Option(
+    help="Ray cluster of {engine} ray: HOST:PORT, or auto on one of its nodes.",
+    group=Group.WHERE,
+    without="one is started on this machine",
+    metavar="A",
+)
+
+
+class Engines(TypedDict, total=False):
+    """Where work on data is done."""
+
+    engine: Annotated[
+        EngineName,
+        Option(
+            help="Where the work is done: by this process, by processes of this machine, or by workers of a Ray cluster. "
+            "What is written is the same, of `record` as by single copies of the environment (docs/scaling.md).",
+            group=Group.WHERE,
+            default="local",
+        ),
+    ]
+    engine_address: Annotated[str | None, ADDRESS]
+    workers: Annotated[int, replace(WORKERS, help=f"{WORKERS.help[:-1]}; workers of another {{engine}} than local.")]
+
+
+class Learners(TypedDict, total=False):
+    """Where processes that train together are started."""
+
+    engine: Annotated[
+        Literal["local", "ray"],
+        Option(
+            help="Where to train: in this process, or in processes that train together on a Ray cluster, which read the "
+            "sources and write the run folder by the same paths (docs/training.md).",
+            group=Group.WHERE,
+            default="local",
+        ),
+    ]
+    engine_address: Annotated[str | None, ADDRESS]
+    num_learners: Annotated[
+        int | None,
+        Option(help="Processes that train together with {engine} ray.", group=Group.WHERE, minimum=1, metavar="N", without="1"),
+    ]
+    num_gpus_per_learner: Annotated[
+        float | None,
+        Option(help="GPUs of each of {num_learners}.", group=Group.WHERE, minimum=0, metavar="G", without="0"),
+    ]

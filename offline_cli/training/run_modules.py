@@ -1,0 +1,84 @@
+"""The modules of a run folder as connector pieces want them: the policy, and with it the values of its algorithm."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from safetensors import SafetensorError
+
+from offline_cli.errors import BadData
+from offline_cli.files.locations import Location
+from offline_cli.modules.network import MLP, network_kind
+from offline_cli.plugins import with_network
+from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part, tensors_of
+from offline_cli.policies.run_policy import LoadedPolicy, load_policy, scaling_of
+from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Task, algorithm_kind
+from offline_cli.training.config import BCConfig, stored_config
+from offline_cli.training.learner import Learner
+
+__all__ = ["policy_with_values"]
+
+
+def policy_with_values(
+    place: Location,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+) -> LoadedPolicy:
+    """The policy of the run at `place`, whose module has `compute_values(batch)` where the run's algorithm gives pieces values.
+
+    Values are those of the last checkpoint; without one there are none. `plugins`, `network`, and what is raised: see
+    `load_policy`; BadConfig, with the option to give, for an algorithm of a package that is not named, BadData for a broken
+    checkpoint.
+    """
+    loaded = load_policy(place, storage_options, plugins=plugins, network=network)
+    place = replace(place, cache=None)
+    last = checkpoint_bytes(place)
+    if last is None:
+        return loaded
+    try:
+        config = stored_config(tomllib.loads(place.join(CONFIG).read_bytes().decode()))
+        tensors = part(tensors_of(last[1])[0], MODULES)
+    except (ValueError, SafetensorError) as err:
+        raise BadData(f"the run cannot be read: {err}", where=place.url, fix="train again, or name another run") from err
+    options = {name: value for name, value in config.algorithm.items() if name != "name"}
+    algorithm = algorithm_kind(config.algorithm["name"], named=plugins)(options)
+    if type(algorithm).rl_module is not Algorithm.rl_module:
+        _add_values(loaded, algorithm, config, tensors, with_network(plugins, network), place.url)
+    return loaded
+
+
+def _add_values(
+    loaded: LoadedPolicy,
+    algorithm: Algorithm,
+    config: BCConfig,
+    tensors: Mapping[str, Any],
+    named: Sequence[str],
+    where: str,
+) -> None:
+    module, name = loaded.module, config.network["name"]
+    task = Task(
+        module.observation_space,
+        module.action_space,
+        loaded.description["action_scale"],
+        network_kind(name, named=None if name == MLP else named)(config.network_options),
+        uint8_scaling=scaling_of(loaded.description, where=where),
+        weights=module.state_dict(),
+        log_std=(config.log_std_min, config.log_std_max),
+    )
+    learner = Learner.of(algorithm, task)
+    for other, made in learner.modules.items():
+        if other != POLICY:
+            try:
+                copy_into(made.state_dict(), part(tensors, f"{other}."))
+            except (KeyError, RuntimeError) as err:
+                what = f"the checkpoint has no module {other!r} of the form that the algorithm makes: {err}"
+                raise BadData(what, where=where, fix="train again, or name another run") from err
+    given = algorithm.rl_module(learner.modules)
+    if hasattr(given, "compute_values"):
+        given.eval()
+        module.compute_values = given.compute_values

@@ -1,0 +1,156 @@
+"""D4RL's HDF5 layout in and out: blocks, ends, final observations, and what the format does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hdf5_trees import assert_same, d4rl, read, tree, write
+
+from offline_cli import write_dataset
+from offline_cli.converting.convert import convert
+from offline_cli.converting.operations.differences import diff
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, MemoryLimitExceeded, OutputExists
+
+
+@pytest.mark.parametrize("last_is_end", [True, False])
+@pytest.mark.parametrize("has_next", [True, False])
+def test_a_file_goes_out_and_comes_back_equal(has_next: bool, last_is_end: bool, tmp_path: Path) -> None:
+    arrays = d4rl(105, last_is_end=last_is_end)
+    if has_next:
+        following = np.roll(arrays["observations"], -1, axis=0)
+        ends = arrays["terminals"] | arrays["timeouts"]
+        following[ends] += 1
+        arrays["next_observations"] = following
+    file = write(tmp_path / "a.hdf5", arrays)
+    result = convert(file, tmp_path / "D")
+    assert result.assumptions.get("unfinished-episode", 0) == (not last_is_end)
+    assert result.assumptions.get("missing-final-observation", 0) == (0 if has_next else result.episodes)
+    convert(tmp_path / "D", tmp_path / "b.hdf5", to="d4rl")
+    assert_same(tree(file), tree(tmp_path / "b.hdf5"))
+
+
+def test_episodes_end_where_flags_say_so(tmp_path: Path) -> None:
+    arrays = d4rl(100)
+    batch = read(write(tmp_path / "a.hdf5", arrays))[1]
+    ends = arrays["terminals"] | arrays["timeouts"]
+    assert batch.starts.tolist() == [0, *(np.flatnonzero(ends) + 1).tolist()]
+    assert batch.terminated.tolist() == arrays["terminals"][ends].tolist()
+    np.testing.assert_array_equal(batch.acted_obs(), arrays["observations"])
+    np.testing.assert_array_equal(batch.extra["action_logp"], arrays["infos/action_log_probs"])
+    assert batch.extra["qpos"].dtype == np.float64
+    assert len(set(batch.ids)) == len(batch)
+
+
+@pytest.mark.parametrize("has_next", [True, False])
+def test_blocks_do_not_change_what_is_read(has_next: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = d4rl(100)
+    if has_next:
+        arrays["next_observations"] = np.roll(arrays["observations"], -1, axis=0)
+        arrays["next_observations"][arrays.pop("timeouts")] += 1
+    file = write(tmp_path / "a.hdf5", arrays)
+    whole = read(file)[1]
+    for size in (400, 2000):
+        monkeypatch.setattr("offline_cli.formats.d4rl.reader.BLOCK", size)  # of 57 or 45 bytes a row
+        parts = read(file)[1]
+        assert parts.ids == whole.ids
+        assert [parts.digest(i) for i in range(len(parts))] == [whole.digest(i) for i in range(len(whole))]
+
+
+def test_without_timeouts_and_next_observations_limits_are_unknown_and_counted(tmp_path: Path) -> None:
+    arrays = {name: values for name, values in d4rl(100).items() if name != "timeouts"}
+    stream, batch = read(write(tmp_path / "a.hdf5", arrays))
+    assert (len(batch), stream.tally.assumptions["missing-timeouts"]) == (3, 1)
+    convert(tmp_path / "a.hdf5", tmp_path / "D")
+    convert(tmp_path / "D", tmp_path / "b.hdf5", to="d4rl")
+    assert_same(tree(tmp_path / "a.hdf5"), tree(tmp_path / "b.hdf5"))
+
+
+def test_without_timeouts_next_observations_divide(tmp_path: Path) -> None:
+    arrays = d4rl(100)
+    ends = arrays["terminals"] | arrays["timeouts"]
+    following = np.roll(arrays["observations"], -1, axis=0)
+    following[ends] += 1
+    del arrays["timeouts"]
+    stream, batch = read(write(tmp_path / "a.hdf5", {**arrays, "next_observations": following}))
+    assert batch.starts.tolist() == [0, *(np.flatnonzero(ends) + 1).tolist()]
+    assert "missing-timeouts" not in stream.tally.assumptions
+
+
+def test_several_files_are_one_source_and_no_episode_goes_on_in_the_next(tmp_path: Path) -> None:
+    (tmp_path / "F").mkdir()
+    for seed in range(2):
+        write(tmp_path / "F" / f"{seed}.hdf5", d4rl(50, last_is_end=False, seed=seed))
+    alone = [read(tmp_path / "F" / f"{seed}.hdf5")[1] for seed in range(2)]
+    both = read(tmp_path / "F")[1]
+    assert [both.digest(i) for i in range(len(both))] == [one.digest(i) for one in alone for i in range(len(one))]
+    apart = read(tmp_path / "F" / "0.hdf5", tmp_path / "F" / "1.hdf5")[1]
+    assert len(apart) == len(both)
+
+
+def test_what_has_another_number_of_rows_is_left_out_by_name_or_refused(tmp_path: Path) -> None:
+    odd = {"metadata/policy/fc0": np.zeros((4, 4)), "metadata/algorithm": np.bytes_("SAC"), "t": np.arange(100)}
+    stream = read(write(tmp_path / "a.hdf5", {**d4rl(100), **odd}))[0]
+    assert set(stream.tally.dropped_columns) == set(odd)
+    with pytest.raises(BadData, match=r"actions is <f4 \[99, 2\], and rewards have 100 rows"):
+        read(write(tmp_path / "b.hdf5", {**d4rl(100), "actions": d4rl(99)["actions"]}))
+
+
+@pytest.mark.parametrize("action_scale", ["env", "normalized"])
+def test_what_the_layout_lacks_travels_in_an_attribute(
+    action_scale: str, tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
+) -> None:
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(4)})
+    batch = random_batch(space, spaces.Box(-3, 3, (2,)))
+    write_dataset([batch], tmp_path / "D", action_scale=action_scale)
+    result = convert(tmp_path / "D", tmp_path / "a.hdf5", to="d4rl")
+    assert result.assumptions["eps-id-not-kept"] == 3
+    stream, back = read(tmp_path / "a.hdf5")
+    assert (stream.observation_space, stream.action_space) == (space, spaces.Box(-3, 3, (2,)))
+    assert (stream.action_scale, stream.spaces_inferred) == (action_scale, False)
+    assert [back.digest(i) for i in range(3)] == [batch.digest(i) for i in range(3)]  # the last observations too
+
+
+def test_an_episode_larger_than_the_memory_limit_is_refused_by_name(tmp_path: Path) -> None:
+    rows = 60_000
+    steps = {"actions": np.zeros((rows, 2), np.float32), "rewards": np.zeros(rows), "terminals": np.zeros(rows, np.bool_)}
+    file = write(
+        tmp_path / "a.hdf5", {"observations": np.zeros((rows, 300), np.float32), **steps, "timeouts": steps["terminals"]}
+    )
+    with pytest.raises(MemoryLimitExceeded, match=r"-0 has .* steps or more"):
+        convert(file, tmp_path / "D", memory_limit=256 << 20)
+
+
+def test_workers_and_a_second_reading_change_nothing(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", d4rl(100))
+    for workers in (1, 2):
+        convert(file, tmp_path / f"D{workers}", workers=workers)
+    assert diff(tmp_path / "D1", tmp_path / "D2").equal
+
+
+@pytest.mark.parametrize("options", [{"resume": True}, {"compression": "snappy"}, {"max_rows_per_file": 3}])
+def test_options_of_shards_are_not_for_one_file(options: dict[str, Any], tmp_path: Path, call: Callable[..., Any]) -> None:
+    words = [f"--{name.replace('_', '-')}" for name in options]
+    values = [str(value) for value in options.values() if value is not True]
+    file = write(tmp_path / "a.hdf5", d4rl(20))
+    code, told = call("convert", file, "--to", "d4rl", "--out", tmp_path / "b.hdf5", *words, *values)
+    assert (code, "which does not take it" in told["error"]["what"]) == (2, True)
+
+
+def test_only_an_hdf5_file_is_replaced(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", d4rl(20))
+    target = tmp_path / "b.hdf5"
+    target.write_text("notes")
+    with pytest.raises(OutputExists, match="no HDF5 file"):
+        convert(file, target, to="d4rl", overwrite=True)
+    target.unlink()
+    convert(file, target, to="d4rl")
+    with pytest.raises(OutputExists):
+        convert(file, target, to="d4rl")
+    convert(file, target, to="d4rl", overwrite=True)
+    assert_same(tree(file), tree(target))

@@ -1,0 +1,123 @@
+"""imitation's trajectories, as imitation 1.0.1 saved them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from gymnasium import spaces
+
+from offline_cli import open_dataset
+from offline_cli.converting.convert import convert
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
+from offline_cli.formats.opening import open_source
+
+TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "imitation"
+NAME = "data-00000-of-00001.arrow"
+
+
+def episodes(source: Path, out: Path, **options: Any) -> EpisodeBatch:
+    convert([str(source)], str(out), **options)
+    with open_dataset(str(out)) as dataset:
+        return EpisodeBatch.concat(list(dataset.batches()))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    with pa.ipc.open_stream(str(folder / NAME)) as reader:
+        return list(reader.read_all().to_pylist())
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TESTDATA / "continuous", tmp_path / "copy"))
+
+
+def rewrite(folder: Path, changed: list[dict[str, Any]], name: str = NAME) -> None:
+    with pa.ipc.open_stream(str(TESTDATA / "continuous" / NAME)) as reader:
+        table = pa.Table.from_pylist(changed, schema=reader.schema)
+    with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("name", ["continuous", "discrete"])
+def test_trajectories_are_what_imitations_own_reader_gives(name: str, tmp_path: Path) -> None:
+    with np.load(TESTDATA / f"{name}.npz") as held:
+        answers = dict(held)
+    batch = episodes(TESTDATA / name, tmp_path / "out")
+    assert batch.lengths.tolist() == [4, 5, 3]
+    np.testing.assert_array_equal(batch.obs, answers["obs"])
+    np.testing.assert_array_equal(batch.actions, answers["acts"])
+    np.testing.assert_array_equal(batch.rewards, answers["rews"])
+    assert batch.terminated.tolist() == answers["terminal"].tolist()
+    assert batch.truncated.tolist() == (~answers["terminal"]).tolist()
+
+
+def test_infos_of_jsonpickle_are_left_out_by_name(tmp_path: Path) -> None:
+    assert convert([str(TESTDATA / "continuous")], str(tmp_path / "plain")).dropped_columns == ()  # all of them are empty
+    result = convert([str(TESTDATA / "discrete")], str(tmp_path / "infos"))
+    assert result.dropped_reasons == {"infos": "texts of jsonpickle, which are never decoded"}
+
+
+def test_whole_numbers_are_categories(tmp_path: Path) -> None:
+    convert([str(TESTDATA / "discrete")], str(tmp_path / "out"))
+    assert open_source(str(tmp_path / "out")).info.action_space == spaces.Discrete(3)
+
+
+def test_the_files_that_state_json_lists_are_read_in_its_order(copy: Path, tmp_path: Path) -> None:
+    known = rows(copy)
+    rewrite(copy, known[2:], "data-00000-of-00002.arrow")
+    rewrite(copy, known[:2], "data-00001-of-00002.arrow")
+    (copy / NAME).unlink()
+    rewrite(copy, known[:1], "cache-0123.arrow")  # is not listed
+    state = json.loads((copy / "state.json").read_text(encoding="utf-8"))
+    state["_data_files"] = [{"filename": f"data-{number:05d}-of-00002.arrow"} for number in range(2)]
+    (copy / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    assert episodes(copy, tmp_path / "out").lengths.tolist() == [3, 4, 5]
+    (copy / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(BadData, match=r"data-00001-of-00002.arrow' is missing"):
+        convert([str(copy)], str(tmp_path / "more"))
+
+
+def test_a_single_arrow_file_is_recognised_by_its_columns(copy: Path, tmp_path: Path) -> None:
+    assert episodes(copy / NAME, tmp_path / "out").lengths.tolist() == [4, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"acts": [[0.0, 0.0]]}, "5 observations, less one,|4 observations, less one, for 1 actions|for 1 actions"),
+        ({"rews": [1.0]}, "1 rewards for 5 actions"),
+        ({"obs": [[0.0, 0.0, 0.0]] * 5 + [[0.0]]}, "column obs"),
+        ({"obs": None}, "column obs is no list in each row"),
+        ({"terminal": None}, "terminal is no flag"),
+    ],
+)
+def test_a_trajectory_that_is_none_is_named_and_can_be_left_out(
+    copy: Path, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    known = rows(copy)
+    rewrite(copy, [known[0], {**known[1], **change}, known[2]])
+    with pytest.raises(BadData, match=words):
+        convert([str(copy)], str(tmp_path / "out"))
+    result = convert([str(copy)], str(tmp_path / "out"), on_error="skip")
+    assert (result.episodes, result.episodes_lost) == (2, 1)
+
+
+def test_a_damaged_file_is_named(copy: Path, tmp_path: Path) -> None:
+    whole = (copy / NAME).read_bytes()
+    (copy / NAME).write_bytes(whole[: len(whole) - 700])
+    with pytest.raises(BadData) as caught:
+        convert([str(copy)], str(tmp_path / "out"))
+    assert NAME in caught.value.where
+
+
+def test_two_datasets_in_one_command(tmp_path: Path, copy: Path) -> None:
+    rewrite(copy, rows(copy)[:2])
+    result = convert([str(TESTDATA / "continuous"), str(copy)], str(tmp_path / "out"))
+    assert (result.episodes, result.duplicates_dropped) == (5, 0)

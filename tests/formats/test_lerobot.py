@@ -1,0 +1,373 @@
+"""LeRobot's datasets, as LeRobot 0.4.4 (layout v3.0) and 0.3.3 (v2.1) wrote them: read, written back, and cut or damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from offline_cli import DatasetWriter, open_dataset
+from offline_cli.converting.convert import convert
+from offline_cli.converting.operations.differences import diff
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, MemoryLimitExceeded, NoData, OutputExists, UnsafeData, UnsupportedSpace, UsageError
+from offline_cli.formats.lerobot.paths import Template
+from offline_cli.formats.opening import open_source
+
+TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "lerobot"
+LENGTHS = [4, 5, 3]
+FIELDS = ("chunk_index", "file_index")
+
+
+@pytest.fixture
+def v30(tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(TESTDATA / "v30", tmp_path / "v30"))
+
+
+@pytest.fixture
+def answers() -> dict[str, Any]:
+    """What LeRobot's own reader gives for the frames."""
+    with np.load(TESTDATA / "v30.npz") as held:
+        return dict(held)
+
+
+def episodes(folder: Path, out: Path, **options: Any) -> EpisodeBatch:
+    convert([str(folder)], str(out), **options)
+    with open_dataset(str(out)) as dataset:
+        return EpisodeBatch.concat(list(dataset.batches()))
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(file.read_text(encoding="utf-8"))
+    change(document)
+    file.write_text(json.dumps(document), encoding="utf-8")
+
+
+def rewrite(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(change(pq.read_table(file)), file)
+
+
+def frames(folder: Path) -> Path:
+    return folder / "data" / "chunk-000" / "file-000.parquet"
+
+
+@pytest.mark.parametrize("layout", ["v30", "v21"])
+def test_frames_are_what_lerobots_own_reader_gives(layout: str, tmp_path: Path, answers: dict[str, Any]) -> None:
+    batch = episodes(TESTDATA / layout, tmp_path / "out")
+    assert batch.lengths.tolist() == LENGTHS
+    acted: Any = batch.acted_obs()
+    for name, ours in (("observation.state", acted["state"]), ("observation.grid", acted["grid"]), ("action", batch.actions)):
+        assert ours.dtype == np.float32
+        np.testing.assert_array_equal(ours, answers[name])
+    np.testing.assert_array_equal(batch.rewards, answers["next.reward"])
+    extra: Any = batch.extra
+    np.testing.assert_array_equal(extra["next"]["success"], answers["next.success"])
+    np.testing.assert_array_equal(extra["count"], answers["count"])
+    assert batch.terminated.tolist() == [True, False, True]
+    assert batch.truncated.tolist() == [False, True, False]
+
+
+def test_tasks_and_fps_are_fields_of_each_episode(tmp_path: Path) -> None:
+    data = episodes(TESTDATA / "v30", tmp_path / "out").custom_data
+    assert data is not None
+    assert [one["task"] for one in data] == ["push the cube", "lift the cube", "push the cube"]
+    assert {(one["fps"], one["robot_type"]) for one in data} == {(10, "so100")}
+
+
+def test_what_is_not_read_is_named_and_counted(tmp_path: Path) -> None:
+    result = convert([str(TESTDATA / "v30")], str(tmp_path / "out"))
+    assert result.dropped_reasons == {"observation.images.side": "video, and not numbers"}
+    assert result.assumptions == {"dones-as-terminateds": 2, "dropped-column": 1, "missing-final-observation": 3}
+    assert (result.action_scale, result.spaces_inferred) == ("env", True)
+
+
+def test_elements_have_the_names_of_the_features(tmp_path: Path) -> None:
+    convert([str(TESTDATA / "v30")], str(tmp_path / "out"))
+    assert open_source(str(tmp_path / "out")).info.elements.by_path == {"obs.state": ["x", "y"], "actions": ["ax", "ay"]}
+
+
+def test_a_dataset_written_back_is_the_same_episodes_by_the_same_ids(tmp_path: Path) -> None:
+    convert([str(TESTDATA / "v30")], str(tmp_path / "ours"))
+    result = convert([str(tmp_path / "ours")], str(tmp_path / "theirs"), to="lerobot")
+    assert result.assumptions == {}  # finals repeat what was there
+    convert([str(tmp_path / "theirs")], str(tmp_path / "again"))
+    assert diff(str(tmp_path / "ours"), str(tmp_path / "again")).equal
+    wrote = pq.ParquetFile(frames(tmp_path / "theirs"))
+    assert [wrote.metadata.row_group(number).num_rows for number in range(wrote.metadata.num_row_groups)] == LENGTHS
+
+
+def test_what_is_written_has_lerobots_columns_and_statistics(tmp_path: Path) -> None:
+    convert([str(TESTDATA / "v30")], str(tmp_path / "ours"))
+    convert([str(tmp_path / "ours")], str(tmp_path / "theirs"), to="lerobot")
+    theirs, wrote = (pq.read_table(frames(folder)) for folder in (TESTDATA / "v30", tmp_path / "theirs"))
+    for name in set(theirs.column_names) & set(wrote.column_names):
+        assert theirs[name].to_pylist() == wrote[name].to_pylist(), name
+    known, found = (
+        json.loads((folder / "meta" / "stats.json").read_text(encoding="utf-8"))
+        for folder in (TESTDATA / "v30", tmp_path / "theirs")
+    )
+    for name in known.keys() & found.keys():
+        for kind in ("min", "max", "mean", "std", "count"):
+            np.testing.assert_allclose(found[name][kind], known[name][kind], rtol=1e-6, atol=1e-6, err_msg=f"{name} {kind}")
+    records = pq.read_table(tmp_path / "theirs" / "meta" / "episodes" / "chunk-000" / "file-000.parquet")
+    assert records["dataset_to_index"].to_pylist() == [4, 9, 12]
+    assert set(pq.read_schema(TESTDATA / "v30/meta/episodes/chunk-000/file-000.parquet").names) - set(records.column_names) == {
+        name
+        for name in pq.read_schema(TESTDATA / "v30/meta/episodes/chunk-000/file-000.parquet").names
+        if "observation.images.side" in name
+    }
+
+
+def test_two_sources_of_different_recordings_keep_all_episodes(tmp_path: Path) -> None:
+    result = convert([str(TESTDATA / "v30"), str(TESTDATA / "v21")], str(tmp_path / "out"))
+    assert (result.episodes, result.steps, result.duplicates_dropped) == (6, 24, 0)
+
+
+def spread(folder: Path, cuts: list[int]) -> None:
+    """The frames in several files, cut before these rows; each episode's record names the file of its first frame."""
+    table = pq.read_table(frames(folder))
+    edges = [0, *cuts, table.num_rows]
+    for number in range(len(edges) - 1):
+        part = table.slice(edges[number], edges[number + 1] - edges[number])
+        pq.write_table(part, frames(folder).with_name(f"file-{number:03d}.parquet"))
+    records = folder / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    starts = pq.read_table(records)["dataset_from_index"].to_numpy()
+    files = pa.array(np.searchsorted(edges, starts, side="right") - 1)
+
+    def numbered(old: pa.Table) -> pa.Table:
+        return old.set_column(old.column_names.index("data/file_index"), "data/file_index", files)
+
+    rewrite(records, numbered)
+
+
+def test_many_files_give_what_one_file_gives(v30: Path, tmp_path: Path) -> None:
+    whole = episodes(v30, tmp_path / "one")
+    spread(v30, [4, 9])
+    parts = episodes(v30, tmp_path / "many", workers=2)
+    np.testing.assert_array_equal(parts.actions, whole.actions)
+    assert parts.lengths.tolist() == LENGTHS
+
+
+def test_an_episode_that_goes_on_in_the_next_file_is_joined(v30: Path, tmp_path: Path) -> None:
+    whole = episodes(v30, tmp_path / "one")
+    spread(v30, [4, 6])  # the second episode begins in the second file, and ends in the third with the last one
+    parts = episodes(v30, tmp_path / "many")
+    np.testing.assert_array_equal(parts.actions, whole.actions)
+    assert parts.lengths.tolist() == LENGTHS
+
+
+def test_a_shuffled_file_is_put_in_order(v30: Path, tmp_path: Path) -> None:
+    whole = episodes(v30, tmp_path / "one")
+    order = np.random.default_rng(0).permutation(12)
+    rewrite(frames(v30), lambda table: table.take(pa.array(order)))
+    parts = episodes(v30, tmp_path / "out")
+    by_id = dict(zip(parts.ids, range(3), strict=True))
+    assert {name.rpartition("-")[2] for name in by_id} == {"0", "1", "2"}
+    first = parts.select([next(at for name, at in by_id.items() if name.endswith("-0"))])
+    np.testing.assert_array_equal(first.actions, whole.select([0]).actions)
+
+
+def test_an_interrupted_conversion_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_rows_per_file": 1}
+    convert([str(TESTDATA / "v30")], str(tmp_path / "whole"), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        write, left = DatasetWriter.write, [2]
+
+        def failing(self: DatasetWriter, batch: EpisodeBatch) -> None:
+            for at in range(len(batch)):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+                write(self, batch.select([at]))
+
+        patch.setattr(DatasetWriter, "write", failing)
+        with pytest.raises(Exception, match="interrupted"):
+            convert([str(TESTDATA / "v30")], str(tmp_path / "cut"), **options)
+    convert([str(TESTDATA / "v30")], str(tmp_path / "cut"), resume=True, **options)
+    names = sorted(path.name for path in (tmp_path / "whole" / "data").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "cut" / "data").iterdir())
+    assert all(
+        (tmp_path / "whole" / "data" / one).read_bytes() == (tmp_path / "cut" / "data" / one).read_bytes() for one in names
+    )
+
+
+# ---- what is wrong ----
+
+
+def test_an_episode_with_fewer_frames_than_its_record_says_is_named(v30: Path, tmp_path: Path) -> None:
+    rewrite(frames(v30), lambda table: table.slice(0, 8))
+    with pytest.raises(BadData, match="episode 1 has 4 frames, and its record in meta says 5"):
+        convert([str(v30)], str(tmp_path / "out"))
+    result = convert([str(v30)], str(tmp_path / "out"), on_error="skip")
+    assert (result.episodes, result.episodes_lost) == (1, 2)
+
+
+def test_a_frame_of_an_unknown_episode_is_named(v30: Path, tmp_path: Path) -> None:
+    strange = pa.array([0] * 4 + [1] * 5 + [2, 2, 7])
+    rewrite(frames(v30), lambda table: table.set_column(table.column_names.index("episode_index"), "episode_index", strange))
+    with pytest.raises(BadData, match="a frame of episode_index 7, which has no record"):
+        convert([str(v30)], str(tmp_path / "out"))
+
+
+def test_a_missing_data_file_is_named_and_can_be_left_out(v30: Path, tmp_path: Path) -> None:
+    spread(v30, [4, 9])
+    frames(v30).with_name("file-001.parquet").unlink()
+    with pytest.raises(BadData, match="a file of frames is missing") as caught:
+        convert([str(v30)], str(tmp_path / "out"))
+    assert "file-001.parquet" in caught.value.where
+    result = convert([str(v30)], str(tmp_path / "out"), on_error="skip")
+    assert (result.episodes, result.episodes_lost) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("data/chunk-{chunk_index:03d}/../../../secret.parquet", UnsafeData),
+        ("/etc/chunk-{chunk_index:03d}", UnsafeData),
+        ("s3://bucket/{chunk_index:03d}", UnsafeData),
+        ("data\\chunk-{chunk_index:03d}", UnsafeData),
+        ("data/{chunk_index.__class__}", BadData),
+        ("data/{chunk_index!r}", BadData),
+        ("data/{chunk_index:>999999999}", BadData),
+        ("data/{0}", BadData),
+        ("data/{episode_index:03d}", BadData),
+        ("data/{{chunk_index}}", BadData),
+        (7, BadData),
+    ],
+)
+def test_a_path_template_is_filled_with_named_numbers_only(template: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Template.parsed(template, FIELDS, where="info.json")
+
+
+def test_lerobots_own_template_is_filled_as_it_fills_it() -> None:
+    text = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+    values = {"chunk_index": 12, "file_index": 1234}
+    assert Template.parsed(text, FIELDS, where="info.json").filled(values) == text.format(**values)
+
+
+def test_a_link_out_of_the_dataset_is_refused(v30: Path, tmp_path: Path) -> None:
+    shutil.move(frames(v30), tmp_path / "elsewhere.parquet")
+    frames(v30).symlink_to(tmp_path / "elsewhere.parquet")
+    with pytest.raises(UnsafeData, match="a link leads out of the dataset"):
+        convert([str(v30)], str(tmp_path / "out"))
+
+
+def test_the_links_of_hugging_faces_cache_are_followed(tmp_path: Path) -> None:
+    snapshot = tmp_path / "datasets--us--sample" / "snapshots" / "abc"
+    shutil.copytree(TESTDATA / "v30", snapshot)
+    blobs = tmp_path / "datasets--us--sample" / "blobs"
+    blobs.mkdir()
+    shutil.move(frames(snapshot), blobs / "0123")
+    frames(snapshot).symlink_to(Path("../../../../blobs/0123"))
+    assert convert([str(snapshot)], str(tmp_path / "out")).episodes == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda info: info.update(codebase_version="v1.6"), "version 'v1.6'"),
+        (lambda info: info.update(fps=0), "fps is 0"),
+        (lambda info: info.update(features={}), "features is no object"),
+        (lambda info: info["features"]["action"].update(shape=[1 << 60]), "has no dtype and shape"),
+        (lambda info: info["features"].pop("action"), "no feature action"),
+        (lambda info: info["features"].update(missing={"dtype": "float32", "shape": [1]}), "not in the data files"),
+        (lambda info: info["features"].update({"observation.state.x": info["features"]["action"]}), "not in the data files"),
+    ],
+)
+def test_mistakes_in_info_json_are_named(v30: Path, tmp_path: Path, change: Callable[[Any], object], words: str) -> None:
+    edit(v30 / "meta" / "info.json", change)
+    with pytest.raises(BadData, match=words) as caught:
+        convert([str(v30)], str(tmp_path / "out"))
+    assert "info.json" in caught.value.where
+    assert caught.value.fix
+
+
+def test_a_folder_of_several_datasets_says_which_to_name(tmp_path: Path) -> None:
+    shutil.copytree(TESTDATA / "v30", tmp_path / "all" / "a")
+    shutil.copytree(TESTDATA / "v30", tmp_path / "all" / "b")
+    with pytest.raises(NoData, match="2 LeRobot datasets are here"):
+        convert([str(tmp_path / "all")], str(tmp_path / "out"))
+
+
+# ---- writing ----
+
+
+def ours(folder: Path, batch: EpisodeBatch, observation: spaces.Space[Any], action: spaces.Space[Any]) -> Path:
+    with DatasetWriter(folder, observation_space=observation, action_space=action, action_scale="env") as writer:
+        writer.write(batch)
+        writer.commit()
+    return folder
+
+
+def test_losses_of_writing_are_counted(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
+    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)
+    source = ours(tmp_path / "ours", random_batch(observation, action, lengths=(3, 2)), observation, action)
+    result = convert([str(source)], str(tmp_path / "theirs"), to="lerobot")
+    assert result.assumptions == {"final-observation-not-kept": 2, "fps-assumed": 1}
+    info = json.loads((tmp_path / "theirs" / "meta" / "info.json").read_text(encoding="utf-8"))
+    assert info["features"]["action"] == {"dtype": "int64", "shape": [1], "names": None}
+    batch = episodes(tmp_path / "theirs", tmp_path / "again")
+    assert batch.ids == ("episode-0", "episode-1")
+
+
+def test_frames_are_divided_over_files_by_rows(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
+    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    source = ours(tmp_path / "ours", random_batch(observation, action, lengths=(3, 2, 4)), observation, action)
+    result = convert([str(source)], str(tmp_path / "theirs"), to="lerobot", max_rows_per_file=5)
+    assert result.shards == 2
+    assert episodes(tmp_path / "theirs", tmp_path / "again").lengths.tolist() == [3, 2, 4]
+
+
+def test_a_tuple_has_no_place_in_lerobot(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
+    observation, action = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), spaces.Discrete(4)
+    source = ours(tmp_path / "ours", random_batch(observation, action), observation, action)
+    with pytest.raises(UnsupportedSpace, match="observation is a Tuple"):
+        convert([str(source)], str(tmp_path / "theirs"), to="lerobot")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    with pytest.raises(OutputExists):
+        convert([str(TESTDATA / "v30")], str(tmp_path / "theirs"), to="lerobot")
+    with pytest.raises(UsageError, match="--overwrite"):
+        convert([str(TESTDATA / "v30")], str(tmp_path / "more"), to="lerobot", overwrite=True)
+
+
+def test_a_write_that_fails_leaves_no_dataset(tmp_path: Path) -> None:
+    shutil.copytree(TESTDATA / "v21", tmp_path / "other")
+    edit(tmp_path / "other" / "meta" / "info.json", lambda info: info.update(fps=20))
+    with pytest.raises(BadData, match="fps is 20 here, and 10 before"):
+        convert([str(TESTDATA / "v30"), str(tmp_path / "other")], str(tmp_path / "theirs"), to="lerobot")
+    assert not [path for path in (tmp_path / "theirs").rglob("*") if path.is_file()]
+
+
+def test_an_episode_beyond_the_memory_limit_is_refused_by_its_record(v30: Path, tmp_path: Path) -> None:
+    records = v30 / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    rewrite(records, lambda old: old.set_column(old.column_names.index("length"), "length", pa.array([4, 10**9, 3])))
+    with pytest.raises(MemoryLimitExceeded, match="the longest episode"):
+        convert([str(v30)], str(tmp_path / "out"), memory_limit="300MB")
+
+
+def test_steps_of_several_tasks_keep_their_task(v30: Path, tmp_path: Path) -> None:
+    records = v30 / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    both = pa.array([["push the cube", "lift the cube"], ["lift the cube"], ["push the cube"]])
+    rewrite(records, lambda old: old.set_column(old.column_names.index("tasks"), "tasks", both))
+    steps = pa.array([0, 0, 1, 1] + [1] * 5 + [0] * 3)
+    rewrite(frames(v30), lambda old: old.set_column(old.column_names.index("task_index"), "task_index", steps))
+    batch = episodes(v30, tmp_path / "ours")
+    assert batch.custom_data is not None
+    assert batch.custom_data[0]["tasks"] == {"0": "push the cube", "1": "lift the cube"}
+    convert([str(tmp_path / "ours")], str(tmp_path / "theirs"), to="lerobot")
+    wrote = pq.read_table(frames(tmp_path / "theirs"))["task_index"].to_pylist()
+    assert wrote == steps.to_pylist()

@@ -1,0 +1,206 @@
+"""Minari's datasets in and out: against what Minari's own reader gave of the samples that Minari wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hdf5_trees import FOREIGN, assert_same, read, tree, write
+
+from offline_cli import write_dataset
+from offline_cli.converting.convert import convert
+from offline_cli.converting.operations.differences import diff
+from offline_cli.converting.operations.merging import merge
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, NoData, OutputExists, UnsupportedSpace
+from offline_cli.formats.opening import open_source
+
+Tree = Any
+
+
+def as_minari(tree: Tree) -> Tree:
+    """A tree of ours as the answers have it."""
+    if isinstance(tree, dict):
+        return {key: as_minari(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return {"tuple": [as_minari(value) for value in tree]}
+    return [str(tree.dtype), tree.tolist() if tree.size < 500 else int(tree.astype(np.int64).sum())]
+
+
+def check(batch: EpisodeBatch, name: str) -> None:
+    answers = json.loads((FOREIGN / f"minari_{name}.json").read_text(encoding="utf-8"))
+    assert len(batch) == len(answers) == 2
+    for episode, answer in zip(batch, answers, strict=True):
+        assert (episode.id_, episode.custom_data["seed"]) == (str(answer["id"]), answer["seed"])
+        assert as_minari(episode.get_observations()) == answer["observations"]
+        assert as_minari(episode.get_actions()) == answer["actions"]
+        assert episode.get_rewards().tolist() == answer["rewards"][1]
+        flags = [answer[key][1][-1] for key in ("terminations", "truncations")]
+        assert [episode.is_terminated, episode.is_truncated] == flags
+        counts = [info["count"] for info in episode.get_infos()]
+        assert counts == answer["infos"]["count"][1]
+
+
+@pytest.mark.parametrize("name", ["hdf5", "arrow", "parquet", "jpeg"])
+def test_episodes_are_those_that_minari_reads(name: str) -> None:
+    stream, batch = read(FOREIGN / f"minari_{name}")
+    check(batch, name)
+    assert isinstance(stream.observation_space, spaces.Dict)
+    assert {"pair", "pose", "small"} <= stream.observation_space.spaces.keys()
+    assert (stream.action_scale, stream.spaces_inferred) == ("env", False)
+    assert dict(stream.tally.assumptions) == ({"jpeg-frames": 11} if name == "jpeg" else {})
+
+
+@pytest.mark.parametrize("name", ["hdf5", "arrow", "parquet"])
+def test_infos_options_and_their_dtypes_are_kept(name: str) -> None:
+    episode = read(FOREIGN / f"minari_{name}")[1][1]
+    info = episode.get_infos()[2]
+    assert (info["goal"]["name"], info["goal"]["x"].tolist()) == ("g2", [2, 3])
+    assert np.asarray(info["speed"]).dtype == np.float32
+    options = {key: value for key, value in episode.custom_data.items() if key.startswith("options")}
+    assert options in (
+        {"options/level/hard": 1, "options/level/kind": "a", "options/minari_autoseed": False},
+        {"options": {"minari_autoseed": False, "level": {"hard": 1, "kind": "a"}}},
+    )
+
+
+def test_a_dataset_goes_out_and_comes_back_equal(tmp_path: Path) -> None:
+    convert(FOREIGN / "minari_hdf5", tmp_path / "D")
+    convert(tmp_path / "D", tmp_path / "back", to="minari")
+    main = "data/main_data.hdf5"
+    assert_same(tree(FOREIGN / "minari_hdf5" / main), tree(tmp_path / "back" / main))
+    said, before = (
+        json.loads((one / "data/metadata.json").read_text()) for one in (tmp_path / "back", FOREIGN / "minari_hdf5")
+    )
+    assert {key for key in before | said if before.get(key) != said.get(key)} <= {"dataset_size"}
+    convert(tmp_path / "back", tmp_path / "again")
+    assert diff(tmp_path / "D", tmp_path / "again").equal
+
+
+@pytest.mark.parametrize("to", ["episodes", "columns"])
+def test_anything_goes_out_with_ids_outputs_and_fields(
+    to: str, tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
+) -> None:
+    space = spaces.Dict({"a": spaces.Tuple((spaces.Box(-1, 1, (2, 2)), spaces.Discrete(4))), "b": spaces.MultiBinary(3)})
+    batch = random_batch(space, spaces.Discrete(3))
+    logp = np.arange(batch.num_steps, dtype=np.float32)
+    data = tuple({"mood": "good", "depth": {"x": [1, 2]}, "odd": [[1], "a"]} for _ in range(len(batch)))
+    whole = EpisodeBatch(
+        **{name: getattr(batch, name) for name in ("ids", "starts", "obs", "actions", "rewards", "terminated", "truncated")},
+        extra={"action_logp": logp},
+        custom_data=data if to == "episodes" else None,
+        observation_space=space,
+        action_space=spaces.Discrete(3),
+    )
+    write_dataset([whole], tmp_path / "D", format=to, action_scale="env")
+    result = convert(tmp_path / "D", tmp_path / "M", to="minari")
+    assert dict(result.assumptions) == ({"custom-data-not-kept": 3} if to == "episodes" else {})
+    back = read(tmp_path / "M")[1]
+    assert back.ids == batch.ids
+    np.testing.assert_array_equal(back.extra["action_logp"], logp)
+    np.testing.assert_array_equal(back.obs["a"][0], batch.obs["a"][0])
+    if to == "episodes":
+        assert back.custom_data is not None
+        assert {key: np.asarray(value).tolist() for key, value in back.custom_data[0].items()} == {
+            "mood": "good",
+            "depth/x": [1, 2],
+        }
+
+
+def test_infos_that_differ_in_form_are_left_out_by_name(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
+    batch = random_batch(spaces.Discrete(3), spaces.Discrete(2), (2,))
+    infos = [{"sure": 1.0, "late": None}, {"sure": 2.0, "late": 1}, {"sure": 3.0, "more": 2}]
+    fields = ("ids", "starts", "obs", "actions", "rewards", "terminated", "truncated", "observation_space", "action_space")
+    write_dataset([EpisodeBatch(**{name: getattr(batch, name) for name in fields}, infos=infos)], tmp_path / "D")
+    result = convert(tmp_path / "D", tmp_path / "M", to="minari")
+    assert set(result.dropped_columns) == {"infos/late", "infos/more"}
+    back = read(tmp_path / "M")[1]
+    assert back.infos is not None
+    assert [info["sure"] for info in back.infos] == [1, 2, 3]
+
+
+def test_two_datasets_below_a_folder_are_refused_and_two_folders_are_merged(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(FOREIGN / "minari_hdf5", tmp_path / "both" / name)
+    with pytest.raises(BadData, match="2 Minari datasets are here"):
+        open_source(str(tmp_path / "both"))
+    convert(FOREIGN / "minari_hdf5", tmp_path / "D")
+    convert([str(FOREIGN / "minari_hdf5"), str(FOREIGN / "minari_hdf5")], tmp_path / "same")
+    assert diff(tmp_path / "same", tmp_path / "D").equal
+    with h5py.File(tmp_path / "both/two/data/main_data.hdf5", "a") as file:
+        file["episode_0/rewards"][0] = 99
+    with pytest.raises(BadData, match=r"two different episodes|differ"):
+        convert([str(tmp_path / "both/one"), str(tmp_path / "both/two")], tmp_path / "conflict")
+    assert merge([tmp_path / "both/one", tmp_path / "both/two"], tmp_path / "all", unique_ids=True).episodes == 3
+
+
+def test_only_a_minari_dataset_is_replaced(tmp_path: Path) -> None:
+    convert(FOREIGN / "minari_arrow", tmp_path / "M", to="minari")
+    with pytest.raises(OutputExists):
+        convert(FOREIGN / "minari_hdf5", tmp_path / "M", to="minari")
+    convert(FOREIGN / "minari_hdf5", tmp_path / "M", to="minari", overwrite=True)
+    (tmp_path / "M" / "mine.txt").write_text("notes")
+    with pytest.raises(OutputExists, match="something else"):
+        convert(FOREIGN / "minari_hdf5", tmp_path / "M", to="minari", overwrite=True)
+
+
+def test_nothing_looks_whole_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise BadData("no", where="here", fix="none")
+
+    monkeypatch.setattr("offline_cli.formats.minari.sink.MinariSink.count", broken)
+    with pytest.raises(BadData):
+        convert(FOREIGN / "minari_hdf5", tmp_path / "M", to="minari")
+    assert not (tmp_path / "M").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (lambda data: (data / "main_data.hdf5").unlink(), NoData, "main_data.hdf5 is not beside"),
+        (lambda data: metadata(data, total_episodes=3), BadData, "says 3 episodes, and 2 are here"),
+        (lambda data: metadata(data, action_space='{"type": "Text"}'), UnsupportedSpace, "Text"),
+        (lambda data: metadata(data, observation_space='{"type": "Box", "shape": [2]}'), UnsupportedSpace, "space"),
+        (lambda data: metadata(data, observation_space='"nothing"'), BadData, "not a space"),
+        (lambda data: write(data / "main_data.hdf5", {"episode_0/rewards": [1.0], "episode_1/x": [0]}), BadData, "no rows of"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_name(spoil: Any, error: type[Exception], words: str, tmp_path: Path) -> None:
+    shutil.copytree(FOREIGN / "minari_hdf5", tmp_path / "M")
+    spoil(tmp_path / "M" / "data")
+    with pytest.raises(error, match=words):
+        read(tmp_path / "M")
+
+
+def metadata(folder: Path, **said: Any) -> None:
+    file = folder / "metadata.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **said}))
+
+
+def test_an_episode_that_is_wrong_is_set_aside_and_counted(tmp_path: Path) -> None:
+    shutil.copytree(FOREIGN / "minari_hdf5", tmp_path / "M")
+    with h5py.File(tmp_path / "M/data/main_data.hdf5", "a") as file:
+        del file["episode_0/actions/grip"]
+    stream, batch = read(tmp_path / "M", on_error="skip")
+    assert (batch.ids, stream.episodes_lost) == (("1",), 1)
+
+
+def test_large_episodes_are_read_in_parts_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read(FOREIGN / "minari_hdf5")[1]
+    monkeypatch.setattr("offline_cli.formats.hdf5.episode_groups.PART", 64)
+    stream, parts = read(FOREIGN / "minari_hdf5")
+    assert stream.tally.fragments_stitched > 2
+    assert [whole.digest(i) for i in range(2)] == [parts.digest(i) for i in range(2)]
+
+
+def test_recordings_by_minari_have_the_known_counts(real_data: Path) -> None:
+    for name, episodes, steps in (("cartpole/heuristic-v0", 30, 15_000), ("pendulum/random-v0", 10, 2_000)):
+        batch = read(real_data / "minari" / name)[1]
+        assert (len(batch), batch.num_steps, batch.truncated.all()) == (episodes, steps, True)

@@ -1,0 +1,356 @@
+"""NumPy archives: D4RL's flat arrays by their names or a mapping, OGBench's trajectories, and archives that lie."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli import DatasetWriter, open_dataset
+from offline_cli.converting.convert import convert
+from offline_cli.converting.operations.differences import diff
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadMapping, MemoryLimitExceeded, OutputExists, UnsafeData, UnsupportedSpace, UsageError
+from offline_cli.files.locations import open_location
+from offline_cli.formats.npz.archive import NpzArchive
+from offline_cli.formats.opening import open_source
+from offline_cli.scopes import Scope
+
+TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "ogbench"
+PLAY = TESTDATA / "cube-single-play-v0.npz"
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture
+def flat() -> Arrays:
+    """Three episodes in twelve rows, as D4RL has them."""
+    rng = np.random.default_rng(0)
+    ends = np.isin(np.arange(12), (3, 7, 11))
+    return {
+        "observations": rng.normal(size=(12, 3)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (12, 2)).astype(np.float32),
+        "rewards": rng.normal(size=12).astype(np.float32),
+        "terminals": ends & (np.arange(12) < 8),
+        "timeouts": ends & (np.arange(12) >= 8),
+    }
+
+
+def saved(folder: Path, arrays: Arrays, name: str = "log.npz") -> Path:
+    np.savez_compressed(folder / name, **arrays)
+    return folder / name
+
+
+def episodes(source: Path, out: Path, **options: Any) -> EpisodeBatch:
+    convert([str(source)], str(out), **options)
+    with open_dataset(str(out)) as dataset:
+        return EpisodeBatch.concat(list(dataset.batches()))
+
+
+def arrays_of(file: Path) -> Arrays:
+    with np.load(file) as held:
+        return dict(held)
+
+
+# ---- flat arrays ----
+
+
+def test_d4rls_arrays_need_no_mapping(tmp_path: Path, flat: Arrays) -> None:
+    batch = episodes(saved(tmp_path, flat), tmp_path / "out")
+    assert batch.lengths.tolist() == [4, 4, 4]
+    assert batch.terminated.tolist() == [True, True, False]
+    assert batch.truncated.tolist() == [False, False, True]
+    np.testing.assert_array_equal(batch.acted_obs(), flat["observations"])
+    np.testing.assert_array_equal(batch.actions, flat["actions"])
+    assert batch.actions.dtype == np.float32
+
+
+def test_next_observations_give_the_final_ones(tmp_path: Path, flat: Arrays) -> None:
+    following = np.roll(flat["observations"], -1, axis=0)
+    following[[3, 7, 11]] = 9.0
+    batch = episodes(saved(tmp_path, {**flat, "next_observations": following}), tmp_path / "out")
+    np.testing.assert_array_equal(batch.next_obs(), following)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"observations": "obs", "rewards": "reward", "terminals": "dones", "timeouts": "truncations"},
+        {"observations": "states", "actions": "acts", "rewards": "rews", "terminals": "terminated", "timeouts": "truncated"},
+    ],
+)
+def test_other_programs_names_are_known(tmp_path: Path, flat: Arrays, names: dict[str, str]) -> None:
+    batch = episodes(saved(tmp_path, {names.get(name, name): one for name, one in flat.items()}), tmp_path / "out")
+    assert batch.terminated.tolist() == [True, True, False]
+
+
+def test_parts_of_a_dict_are_named_with_a_slash(tmp_path: Path, flat: Arrays) -> None:
+    frames = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2)
+    arrays = {**flat, "observations/camera": frames, "observations/state": flat.pop("observations")}
+    del arrays["observations"]
+    batch: Any = episodes(saved(tmp_path, arrays), tmp_path / "out")
+    np.testing.assert_array_equal(batch.acted_obs()["camera"], frames)
+    assert open_source(str(tmp_path / "out")).info.observation_space["camera"].dtype == np.uint8  # type: ignore[index]
+
+
+def test_a_mapping_names_other_arrays(tmp_path: Path, flat: Arrays) -> None:
+    file = saved(
+        tmp_path, {"lidar": flat["observations"], "u": flat["actions"], "r": flat["rewards"], "end": flat["terminals"]}
+    )
+    with pytest.raises(BadMapping, match="names say nothing: lidar, u, r, end"):
+        convert([str(file)], str(tmp_path / "out"))
+    mapping = {"columns": {"obs": "lidar", "actions": "u", "rewards": "r", "terminateds": "end"}, "action_scale": "env"}
+    assert episodes(file, tmp_path / "out", mapping=mapping).lengths.tolist() == [4, 4, 4]
+
+
+def test_further_arrays_are_kept_with_their_dtypes_or_named(tmp_path: Path, flat: Arrays) -> None:
+    more = {"level": np.arange(12), "goal": np.ones((12, 2)), "note": np.array("hi"), "sizes": np.ones(3)}
+    objects = {"details": np.array([{}] * 12, object)}
+    file = saved(tmp_path, {**flat, **more, **objects})
+    result = convert([str(file)], str(tmp_path / "out"))
+    assert result.dropped_columns == ("note", "sizes", "details")
+    extra: Any = episodes(file, tmp_path / "again").extra
+    assert (extra["level"].dtype, extra["goal"].shape) == (np.int64, (12, 2))
+
+
+def test_fortran_order_and_foreign_byte_order_are_read(tmp_path: Path, flat: Arrays) -> None:
+    other = {**flat, "observations": np.asfortranarray(flat["observations"]), "actions": flat["actions"].astype(">f4")}
+    batch = episodes(saved(tmp_path, other), tmp_path / "out")
+    np.testing.assert_array_equal(batch.acted_obs(), flat["observations"])
+    np.testing.assert_array_equal(batch.actions, flat["actions"])
+
+
+def test_an_episode_goes_on_in_the_next_file(tmp_path: Path, flat: Arrays) -> None:
+    saved(tmp_path, {name: one[:6] for name, one in flat.items()}, "a.npz")
+    saved(tmp_path, {name: one[6:] for name, one in flat.items()}, "b.npz")
+    convert([str(tmp_path / "a.npz"), str(tmp_path / "b.npz")], str(tmp_path / "out"))
+    with open_dataset(str(tmp_path / "out")) as dataset:
+        assert [length for batch in dataset.batches() for length in batch.lengths.tolist()] == [4, 4, 4]
+
+
+def test_flat_arrays_written_and_read_again_are_equal(tmp_path: Path, flat: Arrays) -> None:
+    convert([str(saved(tmp_path, flat))], str(tmp_path / "ours"), action_scale="env")
+    result = convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="npz")
+    assert result.assumptions == {"eps-id-not-kept": 3}
+    wrote = arrays_of(tmp_path / "theirs.npz")
+    assert set(wrote) == {*flat, "next_observations"}
+    for name, one in flat.items():
+        assert wrote[name].dtype == one.dtype, name
+        np.testing.assert_array_equal(wrote[name], one)
+
+
+def ours(folder: Path, batch: EpisodeBatch, observation: spaces.Space[Any], action: spaces.Space[Any]) -> Path:
+    with DatasetWriter(folder, observation_space=observation, action_space=action, action_scale="env") as writer:
+        writer.write(batch)
+        writer.commit()
+    return folder
+
+
+def test_final_observations_of_any_structure_survive(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
+    observation = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2), np.uint8), "state": spaces.Box(-1, 1, (3,), np.float64)})
+    batch = random_batch(observation, spaces.Discrete(3), lengths=(3, 5))
+    source = ours(tmp_path / "ours", batch, observation, spaces.Discrete(3))
+    convert([str(source)], str(tmp_path / "theirs.npz"), to="npz")
+    again: Any = episodes(tmp_path / "theirs.npz", tmp_path / "again")
+    theirs: Any = batch.obs
+    for part in ("camera", "state"):
+        np.testing.assert_array_equal(again.obs[part], theirs[part])
+
+
+def test_rewards_that_float32_would_change_are_written_as_they_are(tmp_path: Path, flat: Arrays) -> None:
+    flat["rewards"] = np.full(12, 0.1)
+    convert([str(saved(tmp_path, flat))], str(tmp_path / "ours"), action_scale="env")
+    convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="npz")
+    assert arrays_of(tmp_path / "theirs.npz")["rewards"].tolist() == [0.1] * 12
+
+
+def test_an_archive_is_replaced_only_on_request(tmp_path: Path, flat: Arrays) -> None:
+    convert([str(saved(tmp_path, flat))], str(tmp_path / "out.npz"), to="npz")
+    first = (tmp_path / "out.npz").read_bytes()
+    with pytest.raises(OutputExists):
+        convert([str(tmp_path / "log.npz")], str(tmp_path / "out.npz"), to="npz")
+    convert([str(tmp_path / "log.npz")], str(tmp_path / "out.npz"), to="npz", overwrite=True)
+    assert (tmp_path / "out.npz").read_bytes() == first
+    with pytest.raises(OutputExists, match="a folder is here"):
+        convert([str(tmp_path / "log.npz")], str(tmp_path), to="npz", overwrite=True)
+
+
+# ---- OGBench ----
+
+
+def test_trajectories_are_what_ogbenchs_own_reader_gives(tmp_path: Path) -> None:
+    answers = arrays_of(TESTDATA / "cube-single-play-v0.answers.npz")
+    batch = episodes(PLAY, tmp_path / "out")
+    np.testing.assert_array_equal(batch.acted_obs(), answers["regular/observations"])
+    np.testing.assert_array_equal(batch.next_obs(), answers["regular/next_observations"])
+    np.testing.assert_array_equal(batch.actions, answers["regular/actions"])
+    np.testing.assert_array_equal(batch.extra["qpos"], answers["regular/qpos"])
+    assert (batch.terminated.any(), batch.truncated.all()) == (False, True)
+
+
+def test_an_archive_written_back_is_equal_array_by_array(tmp_path: Path) -> None:
+    convert([str(PLAY)], str(tmp_path / "ours"))
+    convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="ogbench")
+    wrote = arrays_of(tmp_path / "theirs.npz")
+    for name, one in arrays_of(PLAY).items():
+        assert wrote.pop(name).tobytes() == one.tobytes(), name
+    assert not wrote
+    convert([str(tmp_path / "theirs.npz")], str(tmp_path / "again"))
+    assert open_source(str(tmp_path / "again")).info.action_scale == "env"
+
+
+def test_rewards_and_masks_come_back_as_rewards_and_terminations(
+    tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
+) -> None:
+    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    batch = random_batch(observation, action, lengths=(3, 1, 4))
+    source = ours(tmp_path / "ours", batch, observation, action)
+    convert([str(source)], str(tmp_path / "theirs.npz"), to="ogbench")
+    wrote = arrays_of(tmp_path / "theirs.npz")
+    assert np.flatnonzero(wrote["masks"] == 0).tolist() == [2, 4, 9]  # the last steps,
+    assert np.flatnonzero(wrote["terminals"]).tolist() == [3, 5, 10]  # and the rows after them
+    again = episodes(tmp_path / "theirs.npz", tmp_path / "again")
+    np.testing.assert_array_equal(again.rewards, batch.rewards)
+    np.testing.assert_array_equal(again.terminated, batch.terminated)
+    np.testing.assert_array_equal(again.obs, batch.obs)
+
+
+def test_validation_data_is_a_source_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for file in TESTDATA.glob("cube-single-play-v0*.npz"):
+        if "answers" not in file.name:
+            shutil.copy(file, tmp_path / "in")
+    with pytest.raises(UsageError, match=r"cube-single-play-v0-val.npz is the validation data of cube-single-play-v0.npz"):
+        convert([str(tmp_path / "in")], str(tmp_path / "out"))
+    assert convert([str(tmp_path / "in" / "cube-single-play-v0.npz")], str(tmp_path / "train")).episodes == 2
+    assert convert([str(tmp_path / "in" / "cube-single-play-v0-val.npz")], str(tmp_path / "val")).episodes == 1
+
+
+def test_rows_after_the_last_terminal_are_an_unfinished_episode(tmp_path: Path) -> None:
+    arrays = {name: one[:9] for name, one in arrays_of(PLAY).items()}
+    result = convert([str(saved(tmp_path, arrays))], str(tmp_path / "out"))
+    assert (result.episodes, result.assumptions["unfinished-episode"]) == (2, 1)
+
+
+def test_a_long_archive_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = episodes(PLAY, tmp_path / "one")
+    monkeypatch.setattr("offline_cli.formats.npz.ogbench.ROWS", 3)
+    parts = episodes(PLAY, tmp_path / "parts")
+    np.testing.assert_array_equal(parts.obs, whole.obs)
+    assert diff(str(tmp_path / "one"), str(tmp_path / "parts")).equal
+
+
+def test_a_trajectory_beyond_the_memory_limit_is_refused(tmp_path: Path) -> None:
+    rows = 9_000_000
+    arrays = {"observations": np.zeros((rows, 1), np.float32), "actions": np.zeros((rows, 1), np.float32)}
+    np.savez(tmp_path / "log.npz", terminals=np.zeros(rows, np.bool_), **arrays)
+    with pytest.raises(MemoryLimitExceeded, match="an episode of 9,000,000 rows"):
+        convert([str(tmp_path / "log.npz")], str(tmp_path / "out"), from_="ogbench", memory_limit="300MB")
+
+
+def test_an_archive_without_rewards_is_flat_unless_something_of_it_is_ogbenchs(tmp_path: Path) -> None:
+    arrays = {name: one for name, one in arrays_of(PLAY).items() if name in ("observations", "actions", "terminals")}
+    for name, steps in (("log.npz", len(arrays["actions"])), ("log-v0.npz", len(arrays["actions"]) - 2)):
+        np.savez(tmp_path / name, **arrays)
+        result = convert([str(tmp_path / name)], str(tmp_path / name.removesuffix(".npz")), action_scale="env")
+        assert (result.steps, result.assumptions["missing-rewards"]) == (steps, steps)
+    result = convert([str(tmp_path / "log.npz")], str(tmp_path / "said"), from_="ogbench")
+    assert result.steps == len(arrays["actions"]) - 2
+
+
+def test_a_dict_has_no_place_in_ogbench(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
+    observation = spaces.Dict({"a": spaces.Box(-1, 1, (3,), np.float32)})
+    source = ours(tmp_path / "ours", random_batch(observation, spaces.Discrete(2)), observation, spaces.Discrete(2))
+    with pytest.raises(UnsupportedSpace, match="observations of several parts"):
+        convert([str(source)], str(tmp_path / "theirs.npz"), to="ogbench")
+
+
+# ---- archives that lie ----
+
+
+def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    text = header.encode("latin-1")
+    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version[0] == 1 else 4, "little") + text + data
+
+
+def zipped(file: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file
+
+
+def opened(file: Path) -> NpzArchive:
+    with Scope() as scope:
+        return NpzArchive(open_location(str(file)), scope, memory_limit=1 << 30)
+
+
+SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (npy(SHAPE % "4611686018427387904, 4"), BadData, "says"),
+        (npy(SHAPE % "3,", bytes(8)), BadData, "says 12 bytes, and has 8"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': __import__('os').system('x')}"), BadData, "none of NumPy's"),
+        (npy("[" * 5000), BadData, "none of NumPy's"),
+        (npy(" " * 20_000), UnsafeData, "a header of 20000 bytes"),
+        (npy(SHAPE % "1,", bytes(4), b"\x09\x00"), BadData, "version 1 or 2"),
+        (npy(SHAPE % ("1, " * 40)), BadData, "40 dimensions"),
+        (b"PK", BadData, "no NumPy array"),
+    ],
+)
+def test_a_header_that_lies_is_refused_before_anything_is_allocated(
+    tmp_path: Path, data: bytes, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        opened(zipped(tmp_path / "log.npz", **{"observations.npy": data}))
+
+
+def test_arrays_of_objects_are_never_unpickled(tmp_path: Path, flat: Arrays) -> None:
+    flat["observations"] = np.array([{}] * 12, object)
+    with pytest.raises(BadData, match="does not have a number in each row"):
+        convert([str(saved(tmp_path, flat))], str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["../observations.npy", "/etc/observations.npy", "notes.txt", "a\\b.npy"])
+def test_members_that_are_no_arrays_are_named(tmp_path: Path, name: str) -> None:
+    file = zipped(tmp_path / "log.npz", **{"actions.npy": npy(SHAPE % "1,", bytes(4)), name: b"x"})
+    with pytest.raises(BadData, match="a member that is no array"):
+        opened(file)
+
+
+def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "log.npz", observations=np.zeros(65 << 20, np.uint8))
+    with pytest.raises(UnsafeData, match="unfold to 65 MiB"):
+        opened(tmp_path / "log.npz")
+
+
+def test_a_cut_archive_and_a_changed_byte_are_named(tmp_path: Path, flat: Arrays) -> None:
+    file = tmp_path / "log.npz"
+    np.savez(file, **flat)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadData):
+        convert([str(file)], str(tmp_path / "out"))
+    at = whole.index(flat["actions"].tobytes())
+    file.write_bytes(whole[:at] + b"\x00\x01" + whole[at + 2 :])
+    with pytest.raises(BadData, match="CRC"):
+        convert([str(file)], str(tmp_path / "out"))
+
+
+def test_what_numpy_writes_is_what_the_header_pattern_takes(tmp_path: Path) -> None:
+    arrays = [
+        np.zeros(shape, dtype) for shape in ((), (0,), (3,), (2, 3), (1, 2, 3)) for dtype in ("?", "u1", "<i8", ">f4", "U3")
+    ]
+    buffer = io.BytesIO()
+    np.savez(buffer, *arrays)
+    (tmp_path / "log.npz").write_bytes(buffer.getvalue())
+    assert [one.shape for one in opened(tmp_path / "log.npz").arrays.values()] == [one.shape for one in arrays]

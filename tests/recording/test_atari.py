@@ -1,0 +1,60 @@
+"""Atari: single copies between gymnasium's wrappers, and its own vector class where that is asked for by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli import environments
+from offline_cli.datasets.dataset import Dataset, open_dataset
+from offline_cli.errors import MissingPackage
+from offline_cli.recording.record import record
+
+pytest.importorskip("ale_py", reason="Atari comes with the extra [atari]")
+
+PONG = "ALE/Pong-v5"
+SHORT: dict[str, Any] = {"max_num_frames_per_episode": 120}
+
+
+def recorded(out: Path, **options: Any) -> Dataset:
+    asked: dict[str, Any] = {"policy": "random", "episodes": 3, "num_envs": 2, "env_kwargs": SHORT, "seed": 4}
+    record(PONG, out, **(asked | options))
+    return open_dataset(out)
+
+
+def test_single_copies_play_between_gymnasiums_wrappers(tmp_path: Path) -> None:
+    pytest.importorskip("cv2", reason="OpenCV comes with the extra [atari]")
+    told = {"env_kwargs": SHORT | {"frameskip": 1}, "wrappers": ["AtariPreprocessing:noop_max=0"], "vectorize": "auto"}
+    with recorded(tmp_path / "data", **told) as dataset:
+        assert dataset.manifest.observation_space == spaces.Box(0, 255, (84, 84), np.uint8)
+        assert len(dataset) == 3
+        assert "spaces_of" not in dataset.manifest.provenance["recording"]
+        assert dataset[0].get_observations(0).shape == (84, 84)
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_its_vector_class_by_name_gives_the_dataset_its_own_spaces_and_the_manifest_says_so(
+    runners: int, tmp_path: Path
+) -> None:
+    with recorded(tmp_path / "data", vectorize="vector_entry_point", num_env_runners=runners) as dataset:
+        assert dataset.manifest.observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        told = dataset.manifest.provenance["recording"]
+        assert (told["vectorize"], told["spaces_of"]) == ("vector_entry_point", "ale_py.vector_env:AtariVectorEnv")
+        assert [len(episode) for episode in dataset] == [30, 30, 30]
+
+
+def test_auto_plays_the_environment_and_not_its_vector_class(tmp_path: Path) -> None:
+    with recorded(tmp_path / "data", vectorize="auto", episodes=1, num_envs=1) as dataset:
+        assert dataset.manifest.observation_space == spaces.Box(0, 255, (210, 160, 3), np.uint8)
+        assert dataset.manifest.provenance["recording"]["vectorize"] == "sync"
+
+
+def test_a_game_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "ATARI", "ale_py_that_is_not_installed")
+    with pytest.raises(MissingPackage) as caught:
+        environments.open_environment(PONG)
+    assert "pip install 'offline-cli[atari]'" in caught.value.fix

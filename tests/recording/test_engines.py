@@ -1,0 +1,137 @@
+"""A recording that an engine's workers play is the one that this process plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operated import data_files
+from pickled_engine import PickledEngine
+
+from offline_cli import export, train
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.engines.engine import EngineSpec
+from offline_cli.errors import BadConfig, BadData, Interrupted, UsageError
+from offline_cli.playing import runner_tasks
+from offline_cli.recording.record import record
+
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
+RANDOM: dict[str, Any] = {"policy": "random", "vectorize": "sync", "num_envs": 3}
+
+
+@pytest.fixture
+def pickled(monkeypatch: pytest.MonkeyPatch) -> PickledEngine:
+    """In place of processes, for tests that need none."""
+    engine = PickledEngine()
+    real = EngineSpec.engine
+    monkeypatch.setattr(EngineSpec, "engine", lambda spec: real(spec) if spec.name == "local" else engine)
+    return engine
+
+
+@pytest.mark.parametrize("amount", [{"episodes": 50}, {"steps": 700}, {"episodes": 1}, {"steps": 1}])
+def test_the_same_episodes_are_recorded(amount: dict[str, int], tmp_path: Path, pickled: PickledEngine) -> None:
+    record("CartPole-v1", tmp_path / "here", **RANDOM, **amount, max_rows_per_file=7)
+    record("CartPole-v1", tmp_path / "there", **RANDOM, **amount, max_rows_per_file=7, engine="processes", workers=2)
+    assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
+    assert pickled.items
+
+
+@pytest.mark.parametrize(("rounds", "seconds", "runs"), [(1, 0.0, 17), (1, 1e6, 8), (100, 0.0, 8)])
+def test_how_many_episodes_a_run_has_changes_nothing(
+    rounds: int, seconds: float, runs: int, tmp_path: Path, pickled: PickledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_tasks, "ROUNDS", rounds)
+    monkeypatch.setattr(runner_tasks, "SECONDS", seconds)
+    record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=50)
+    record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=50, engine="processes", workers=2)
+    assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
+    assert pickled.items == runs
+
+
+def test_real_processes_record_the_same_and_a_part_can_be_recorded_alone(tmp_path: Path) -> None:
+    record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=30, first_episode=10)
+    record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=30, first_episode=10, engine="processes", workers=2)
+    assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["run", "onnx", "stack"])
+def test_policies_of_every_kind_play_on_workers(kind: str, tmp_path: Path, pickled: PickledEngine) -> None:
+    """With memory, exported, and through a stack of frames."""
+    memory = "" if kind == "stack" else '[network]\nmemory = "lstm"\nmemory_size = 4\nmax_seq_len = 5\n'
+    (tmp_path / "config.toml").write_text(f"hidden = [8]\n{memory}")
+    options: dict[str, Any] = {"config": tmp_path / "config.toml", "updates": 2, "device": "cpu"}
+    if kind == "stack":
+        (tmp_path / "pieces.toml").write_text('kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
+        options["pipeline"] = tmp_path / "pieces.toml"
+    train(str(SAMPLE), tmp_path / "run", **options)
+    policy = str(tmp_path / "run")
+    if kind == "onnx":
+        export(policy, tmp_path / "policy.onnx", to="onnx")
+        policy = f"onnx:{tmp_path / 'policy.onnx'}"
+    kinds: dict[str, Any] = {"policy": policy, "vectorize": "sync", "num_envs": 3, "episodes": 12, "device": "cpu"}
+    record("CartPole-v1", tmp_path / "here", **kinds)
+    record("CartPole-v1", tmp_path / "there", **kinds, engine="processes", workers=2)
+    assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
+    assert pickled.items > 1
+
+
+def test_auto_plays_single_copies_on_workers(tmp_path: Path, pickled: PickledEngine) -> None:
+    result = record("CartPole-v1", tmp_path / "there", policy="random", episodes=5, engine="processes")
+    assert result.vectorize == "sync"
+    record("CartPole-v1", tmp_path / "here", policy="random", episodes=5, vectorize="sync")
+    assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
+
+
+def test_what_is_whole_before_an_environment_raises_is_kept(tmp_path: Path, pickled: PickledEngine) -> None:
+    counts = []
+    for out, engine in (("here", {}), ("there", {"engine": "processes", "workers": 1})):
+        kind: dict[str, Any] = {"policy": "python:recording_envs:failing", "num_envs": 2, "episodes": 60}
+        with pytest.raises(BadData, match="no idea"):
+            record("recording_envs:Count-v0", tmp_path / out, **kind, **engine)
+        counts.append(Dataset.open(tmp_path / out).manifest.counts)
+    assert counts[0] == counts[1]
+    assert counts[0].episodes
+
+
+def test_resuming_continues_after_the_episodes_that_are_there(tmp_path: Path, pickled: PickledEngine) -> None:
+    record("CartPole-v1", tmp_path / "whole", **RANDOM, episodes=40, max_rows_per_file=8)
+    done: list[int] = []
+
+    def interrupt(progress: Any) -> None:
+        done.append(progress.done)
+        if progress.done >= 20:
+            raise KeyboardInterrupt
+
+    kind: dict[str, Any] = {**RANDOM, "episodes": 40, "max_rows_per_file": 8, "engine": "processes", "workers": 2}
+    with pytest.raises(Interrupted):
+        record("CartPole-v1", tmp_path / "part", **kind, on_progress=interrupt)
+    record("CartPole-v1", tmp_path / "part", **kind, resume=True)
+    assert data_files(tmp_path / "whole") == data_files(tmp_path / "part")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"vectorize": "vector_entry_point"}, "--engine processes divides the episodes"),
+        ({"num_env_runners": 2}, "give --workers"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_anything_is_played(
+    options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        record("CartPole-v1", tmp_path / "out", policy="random", episodes=5, engine="processes", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pieces_that_learn_are_refused_by_name(
+    tmp_path: Path, pickled: PickledEngine, pipeline_file: Callable[..., str]
+) -> None:
+    kind: dict[str, Any] = {"policy": "python:recording_pieces:careless", "explore": True, "episodes": 5}
+    with pytest.raises(BadConfig, match="pieces that learn while they play"):
+        pieces = pipeline_file({"name": "mean_std_filter"})
+        record("recording_envs:Count-v0", tmp_path / "out", **kind, engine="processes", env_to_module=pieces)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,227 @@
+"""Games of several agents: what is recorded of each agent, and that nothing but the seed decides it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offline_cli.datasets.dataset import open_dataset
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
+from offline_cli.playing.plan import environment_seed
+from offline_cli.recording import record as recording
+from offline_cli.recording.record import record
+
+WALKERS, HEAP = "python:agent_games:Walkers", "python:agent_games:Heap"
+EXPERTS = {WALKERS: "python:agent_games:walk", HEAP: "python:agent_games:leave_four"}
+Read = Callable[[Path], EpisodeBatch]
+Same = Callable[[EpisodeBatch, EpisodeBatch], None]
+
+
+def played(out: Path, env: str = WALKERS, games: int = 12, **options: Any) -> Path:
+    record(env, out, **{"policy": EXPERTS.get(env, EXPERTS[WALKERS]), "episodes": games, "device": "cpu", **options})
+    return out
+
+
+def own_loop(env: str, games: int, seed: int = 0) -> list[dict[str, float]]:
+    """The return of each agent, as PettingZoo's own loops sum it up."""
+    module = importlib.import_module("agent_games")
+    made, expert = getattr(module, env.rpartition(":")[2])(), getattr(module, EXPERTS[env].rpartition(":")[2])
+    returns: list[dict[str, float]] = []
+    for game in range(games):
+        sums: dict[str, float] = {}
+        if env == HEAP:
+            made.reset(seed=environment_seed(seed, game))
+            for agent in made.agent_iter():
+                observation, reward, terminated, truncated, _ = made.last()
+                sums[agent] = sums.get(agent, 0.0) + reward
+                made.step(None if terminated or truncated else expert(observation))
+        else:
+            seen, _ = made.reset(seed=environment_seed(seed, game))
+            while made.agents:
+                seen, rewards, *_ = made.step({agent: expert(seen[agent]) for agent in made.agents})
+                for agent, reward in rewards.items():
+                    sums[agent] = sums.get(agent, 0.0) + reward
+        returns.append(sums)
+    return returns
+
+
+def by_game(batch: EpisodeBatch) -> list[dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for game, agent, value in zip(batch.multi_agent_ids or (), batch.agent_ids or (), batch.returns.tolist(), strict=True):
+        found.setdefault(str(game), {})[str(agent)] = value
+    return list(found.values())
+
+
+@pytest.mark.parametrize("env", [WALKERS, HEAP])
+def test_the_returns_of_agents_are_those_of_pettingzoos_own_loop(env: str, tmp_path: Path, read: Read) -> None:
+    found, wanted = by_game(read(played(tmp_path / "D", env))), own_loop(env, 12)
+    assert [game.keys() for game in found] == [game.keys() for game in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one == pytest.approx(other)
+
+
+def test_an_agents_episode_is_what_it_was_shown_with_its_own_end(tmp_path: Path, read: Read) -> None:
+    batch = read(played(tmp_path / "D", games=30))
+    last = batch.obs_starts[1:] - 1
+    there = np.isclose(batch.obs[last, 0], batch.obs[last, 1])
+    np.testing.assert_array_equal(batch.terminated, there)
+    np.testing.assert_array_equal(batch.truncated, ~there)
+    assert set(there.tolist()) == {True, False}
+    before, after = batch.acted_obs()[:, 0], batch.next_obs()[:, 0]
+    np.testing.assert_allclose(10 * (after - before), np.clip(batch.actions - 1, -1 - 10 * (before + 1), None), atol=1e-5)
+    late = np.array([agent == "helper" for agent in batch.agent_ids or ()])
+    first = batch.obs[batch.obs_starts[:-1], 2] * 20
+    np.testing.assert_allclose(first, np.where(late, 3, 0), atol=1e-5)
+    assert 0 < late.sum() < 30
+
+
+def test_a_reward_before_an_agents_first_turn_belongs_to_its_first_step(tmp_path: Path, read: Read) -> None:
+    batch = read(played(tmp_path / "D", HEAP))
+    second = [number for number, agent in enumerate(batch.agent_ids or ()) if agent == "second"]
+    first = batch.rewards[batch.starts[second]]
+    assert {round(value % 1, 2) for value in first.tolist()} == {0.25}
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (HEAP, {"num_envs": 1}),
+        (WALKERS, {"num_envs": 5, "num_env_runners": 2}),
+        (WALKERS, {"num_envs": 5, "engine": "processes", "workers": 2}),
+        (WALKERS, {"num_envs": 3, "vectorize": "async"}),
+    ],
+)
+def test_games_are_the_same_for_any_number_of_slots_and_processes(
+    env: str, options: dict[str, Any], tmp_path: Path, read: Read, same: Same
+) -> None:
+    policy = {"policy": ["*=random", *([] if env == HEAP else ["left=python:agent_games:walk"])]}
+    one, other = read(played(tmp_path / "A", env, **policy)), read(played(tmp_path / "B", env, **policy, **options))
+    same(one, other)
+    assert one.agent_ids == other.agent_ids
+
+
+def test_fewer_games_are_the_first_of_more(tmp_path: Path, read: Read, same: Same) -> None:
+    few, many = read(played(tmp_path / "A", games=4, num_envs=2)), read(played(tmp_path / "B"))
+    same(few, many.select(slice(0, len(few))))
+    assert len(by_game(few)) == 4
+
+
+def test_the_module_of_an_agent_is_itself_where_each_has_a_policy_and_one_where_all_share_it(
+    tmp_path: Path, read: Read
+) -> None:
+    each = ["left=python:agent_games:walk", "*r*=python:agent_games:stay"]
+    batch = read(played(tmp_path / "A", policy=["left=python:agent_games:walk", *each[1:]]))
+    assert batch.module_ids == batch.agent_ids
+    right = np.repeat([agent != "left" for agent in batch.agent_ids or ()], batch.lengths)
+    assert set(batch.actions[right].tolist()) == {1}
+    assert set(read(played(tmp_path / "B")).module_ids or ()) == {"default_policy"}
+
+
+def test_infos_belong_to_the_agent_that_got_them(tmp_path: Path, read: Read) -> None:
+    batch = read(played(tmp_path / "D", env_kwargs={"infos": True}))
+    assert batch.infos is not None
+    times = np.rint(batch.obs[:, 2] * 20).astype(int).tolist()
+    assert [info.get("t", 0) for info in batch.infos] == times
+
+
+@pytest.mark.parametrize(("format", "failing"), [("episodes", 1), ("episodes", 5), ("columns", 10)])
+def test_an_interrupted_recording_is_resumed_to_the_same_data(
+    failing: int, format: str, tmp_path: Path, read: Read, same: Same, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"format": format, "max_rows_per_file": 4 if format == "episodes" else 30}
+    whole, out = read(played(tmp_path / "A", **options)), tmp_path / "B"
+    write, written = recording._Recording._write, 0
+
+    def failed(self: Any, batch: EpisodeBatch) -> None:
+        nonlocal written
+        for number in range(len(batch)):
+            if written == failing:
+                raise RuntimeError("the lamp fell over")
+            written += 1
+            write(self, batch.select(slice(number, number + 1)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recording._Recording, "_write", failed)
+        with pytest.raises(RuntimeError):
+            played(out, **options)
+    if (out / "data").exists():
+        played(out, resume=True, **options)
+        same(whole, read(out))
+        names = [sorted((tmp_path / where / "data").glob("*.parquet")) for where in "AB"]
+        assert [file.read_bytes() for file in names[0]] == [file.read_bytes() for file in names[1]]
+    assert failing == 1 or (out / "data").exists()
+
+
+def test_what_is_whole_is_kept_where_the_environment_raises(tmp_path: Path, read: Read) -> None:
+    with pytest.raises(BadData, match=r"the field is flooded.*whole episodes") as caught:
+        played(tmp_path / "D", env_kwargs={"fail_at": 17}, num_envs=1, games=40, seed=1)
+    assert "its seed was" in caught.value.fix
+    assert open_dataset(str(tmp_path / "D")).manifest.complete is False
+    for found, wanted in zip(by_game(read(tmp_path / "D")), own_loop(WALKERS, 7, seed=1), strict=True):
+        assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"), [("leaves", "neither terminated nor truncated"), ("unknown", "stranger"), ("unseen", "no observation")]
+)
+def test_an_environment_that_breaks_a_rule_of_pettingzoo_is_named(rule: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=said):
+        played(tmp_path / "D", "python:agent_games:Strange", env_kwargs={"rule": rule})
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "said"),
+    [
+        (WALKERS, ["left=random"], "nothing is given for right, helper"),
+        (WALKERS, ["left=random", "up=random", "right=random"], "no agent is called so; the agents are left, right, helper"),
+        ("python:agent_games:Unlike", "random", "agents of other spaces"),
+        ("CartPole-v1", ["a=random", "b=random"], "not an environment of several agents"),
+    ],
+)
+def test_policies_that_do_not_fit_the_agents_are_a_mistake(env: str, policy: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as caught:
+        played(tmp_path / "D", env, policy=policy)
+    assert said in str(caught.value)
+    assert not (tmp_path / "D").exists()
+
+
+def test_games_are_counted_and_not_their_steps(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="games"):
+        record(WALKERS, tmp_path / "D", policy="random", steps=100)
+
+
+def test_without_pettingzoo_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pettingzoo", "agent_games"):
+        monkeypatch.setitem(importlib.sys.modules, name, None)  # type: ignore[attr-defined]
+    with pytest.raises(MissingPackage) as caught:
+        record("python:pettingzoo.classic.rps_v2:parallel_env", tmp_path / "D", policy="random", episodes=1)
+    assert caught.value.fix == "pip install 'offline-cli[pettingzoo]'"
+
+
+@pytest.mark.parametrize("name", ["tictactoe_v3:env", "rps_v2:parallel_env"])
+def test_real_games_of_pettingzoo_have_the_returns_of_its_own_loop(name: str, tmp_path: Path, read: Read) -> None:
+    pytest.importorskip("pygame", reason="games of PettingZoo draw with pygame")
+    module, make = name.split(":")
+    policy = "python:agent_games:first_legal" if module == "tictactoe_v3" else "python:agent_games:stay"
+    batch = read(played(tmp_path / "D", f"python:pettingzoo.classic.{name}", games=3, policy=policy))
+    made = getattr(importlib.import_module(f"pettingzoo.classic.{module}"), make)()
+    sums = dict.fromkeys(made.possible_agents, 0.0)
+    if make == "env":
+        made.reset(seed=environment_seed(0, 0))
+        for agent in made.agent_iter():
+            observation, reward, terminated, truncated, _ = made.last()
+            sums[agent] += reward
+            made.step(None if terminated or truncated else int(np.argmax(observation["action_mask"])))
+    else:
+        made.reset(seed=environment_seed(0, 0))
+        while made.agents:
+            for agent, reward in made.step(dict.fromkeys(made.agents, 1))[1].items():
+                sums[agent] += reward
+    assert by_game(batch) == [sums] * 3
+    assert batch.truncated.all() == (make == "parallel_env")

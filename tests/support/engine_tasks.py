@@ -1,0 +1,62 @@
+"""Functions that the workers of an engine are given; in a module of their own, because workers import them by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def counted(number: int) -> Iterator[tuple[int, int]]:
+    for part in range(number % 4):
+        yield number, part
+
+
+def arrays(number: int) -> Iterator[dict[str, Any]]:
+    for part in range(3):
+        yield {"values": np.arange(number * 1000 + part, dtype=np.float64), "name": f"{number}.{part}"}
+
+
+def inverses(number: int) -> Iterator[float]:
+    yield float(number)
+    yield 1 / number
+
+
+def pid_after(seconds: float) -> Iterator[int]:
+    time.sleep(seconds)
+    yield os.getpid()
+
+
+def dies_once(folder: str, number: int) -> Iterator[int]:
+    """Three results of an item; the first worker that has given two of item 2 is killed."""
+    mark = Path(folder) / "died"
+    for part in range(3):
+        if number == 2 and part == 2 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield 10 * number + part
+
+
+def dies(number: int) -> Iterator[int]:
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield number
+
+
+def large(number: int) -> Iterator[NDArray[np.uint8]]:
+    for part in range(40):
+        yield np.full(1 << 20, (number + part) % 256, np.uint8)
+
+
+def strange(number: int) -> Iterator[int]:
+    class Strange(Exception):
+        pass
+
+    yield number
+    raise Strange("as nobody knows it")

@@ -1,0 +1,379 @@
+"""A network that is the user's own code: trained, kept by name and weights, and imported only where the user names it again."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sealed_runs import told_in
+
+from offline_cli import evaluate, export, load_policy, record, train
+from offline_cli.datasets.dataset import open_dataset
+from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.modules.distributions import build_head
+from offline_cli.modules.python_network import action_inputs
+from offline_cli.policies.run_policy import load_policy as policy_of_run
+from offline_cli.training.train import train_bc
+
+Write = Callable[..., Path]
+Call = Callable[..., tuple[int, dict[str, Any]]]
+Told = Callable[..., dict[str, Any]]
+CODE = """
+import torch
+from torch import nn
+from pathlib import Path
+from offline_cli import RLModule
+from offline_cli.modules.network import Network
+from offline_cli.modules.python_network import action_inputs
+
+(Path(__file__).parent / "ran").touch()
+
+def build(observation_space, action_space, options):
+    width = options.get("width", 8)
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, action_inputs(action_space)))
+
+class Features(nn.Module):
+    def __init__(self, observation_space, action_space, options):
+        super().__init__()
+        self.size, self.layer = 8, nn.Linear(3, 8)
+    def forward(self, observations):
+        return torch.relu(self.layer(observations))
+
+class InSetup(RLModule):
+    def setup(self):
+        self.layer = nn.Linear(3, self.model_config.get("width", 2))
+        self.last = nn.Linear(self.model_config.get("width", 2), 2)
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": self.last(self.layer(batch["obs"]))}
+
+class Remembering(RLModule):
+    def setup(self):
+        self.cells, self.last = nn.GRU(3, 5, batch_first=True), nn.Linear(5, 2)
+    def get_initial_state(self):
+        return {"h": torch.zeros(5)}
+    def _forward(self, batch, **kwargs):
+        outputs, after = self.cells(batch["obs"], batch["state_in"]["h"][None].contiguous())
+        return {"action_dist_inputs": self.last(outputs), "state_out": {"h": after[0]}}
+
+class Kind(Network):
+    schema = {"properties": {"width": {"type": "integer", "minimum": 1, "default": 4}}}
+    def features(self, observation_space, *, uint8_scaling="bounds"):
+        made = nn.Linear(3, self.options["width"])
+        made.size = self.options["width"]
+        return made
+
+def too_wide(observation_space, action_space, options):
+    return nn.Linear(3, 7)
+def too_narrow_features(observation_space, action_space, options):
+    made = nn.Linear(3, 5)
+    made.size = 6
+    return made
+class Detached(nn.Linear):
+    def __init__(self, observation_space, action_space, options):
+        super().__init__(3, 2)
+    def forward(self, observations):
+        return super().forward(observations).detach()
+class Frozen(nn.Linear):
+    def __init__(self, observation_space, action_space, options):
+        super().__init__(3, 2)
+        self.requires_grad_(False)
+def of_other_inputs(observation_space, action_space, options):
+    return nn.Linear(4, 2)
+def of_two(observation_space, action_space): ...
+def nothing(observation_space, action_space, options): ...
+constant = 3
+class Silent(InSetup):
+    def _forward(self, batch, **kwargs):
+        return {"logits": self.last(self.layer(batch["obs"]))}
+class Forgetful(Remembering):
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": super()._forward(batch)["action_dist_inputs"]}
+class Other(InSetup):
+    def get_inference_action_dist_cls(self):
+        return object
+"""
+ENVIRONMENT = """
+import gymnasium, numpy
+class Still(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-numpy.inf, numpy.inf, (3,)), gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(3, numpy.float32), {}
+    def step(self, action):
+        return numpy.zeros(3, numpy.float32), 1.0, True, False, {}
+"""
+OPTIONS: dict[str, Any] = {"updates": 40, "batch_size": 32, "lr": 0.01, "device": "cpu"}
+BUILD = "python:own_net:build"
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that is there once the code of CODE, in the current folder, has run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_net.py").write_text(CODE)
+    yield tmp_path / "ran"
+    forget()
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name == "own_net" or name.endswith("_own_net")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def data(write_dataset: Write, code: Path) -> Path:
+    return write_dataset()
+
+
+@pytest.fixture
+def run(data: Path, code: Path, tmp_path: Path) -> Path:
+    """A finished run of the function, whose code has not been imported since."""
+    (tmp_path / "c.toml").write_text("[network]\nwidth = 6\n")
+    train_bc(data, tmp_path / "run", network=BUILD, config=tmp_path / "c.toml", env="Sign-v0", eval_episodes=2, **OPTIONS)
+    forget()
+    code.unlink()
+    return tmp_path / "run"
+
+
+# ---- what it may be ----
+
+
+@pytest.mark.parametrize("name", ["build", "Features", "InSetup", "Kind"])
+def test_a_function_and_classes_of_each_kind_learn(data: Path, tmp_path: Path, told: Told, name: str) -> None:
+    words = ["train-bc", data, "--out", tmp_path / "run", "--network", f"python:own_net:{name}", "--lr", 0.03]
+    found = told(*words, "--updates", 150, "--batch-size", 64, "--device", "cpu", "--val-fraction", 0.2)
+    assert found["val_accuracy"] > 0.9
+    described = told_in(tmp_path / "run" / "policy.json")
+    assert described["network"]["name"] == f"python:own_net:{name}"
+    played = ["evaluate", tmp_path / "run", "--env", "Sign-v0", "--episodes", 4, "--network", f"python:own_net:{name}"]
+    assert told(*played)["return_mean"] > 8
+
+
+def test_a_module_in_rllibs_manner_with_a_memory_learns_from_sequences_and_plays_with_its_state(
+    data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "c.toml").write_text("[network]\nmax_seq_len = 5\n")
+    name = "python:own_net:Remembering"
+    train_bc(data, tmp_path / "run", network=name, config=tmp_path / "c.toml", **OPTIONS)
+    record("Sign-v0", tmp_path / "out", policy=str(tmp_path / "run"), network=name, episodes=3, vectorize="sync", device="cpu")
+    policy = load_policy(tmp_path / "run", network=name)
+    for batch in open_dataset(str(tmp_path / "out")).batches():
+        for episode in batch:
+            policy.reset()
+            for step in range(len(episode)):
+                assert policy.act(episode.get_observations(step)) == episode.get_actions(step)
+
+
+@pytest.mark.parametrize("algorithm", ["marwil", "iql"])
+def test_values_are_made_of_a_module_of_features_and_refused_for_a_whole_policy(
+    data: Path, tmp_path: Path, algorithm: str
+) -> None:
+    train(data, tmp_path / "run", algorithm=algorithm, network="python:own_net:Features", **{**OPTIONS, "updates": 4})
+    with pytest.raises(BadConfig, match="is a policy, and the algorithm needs values") as caught:
+        train(data, tmp_path / "other", algorithm=algorithm, network=BUILD, **{**OPTIONS, "updates": 4})
+    assert "size" in caught.value.fix
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4),
+        spaces.Box(-1, 1, (3,), np.float32),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(3),
+        spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (2,))}),
+    ],
+    ids=str,
+)
+def test_action_inputs_is_the_width_that_the_distribution_takes(space: spaces.Space[Any]) -> None:
+    assert action_inputs(space) == build_head(space, action_scale="env").size
+
+
+def test_weights_follow_from_the_seed(data: Path, tmp_path: Path) -> None:
+    found = []
+    for number, seed in enumerate((3, 3, 4)):
+        torch.manual_seed(number)
+        train_bc(data, tmp_path / str(number), network=BUILD, seed=seed, **{**OPTIONS, "updates": 3})
+        found.append((tmp_path / str(number) / "policy.safetensors").read_bytes())
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+# ---- its name, and its options ----
+
+
+def test_its_options_are_those_of_the_table_and_are_kept(run: Path) -> None:
+    assert told_in(run / "policy.json")["network"] == {"name": BUILD, "width": 6}
+    assert policy_of_run(run, network=BUILD).module.network[0].weight.shape == (6, 3)  # type: ignore[index, union-attr]
+
+
+def test_a_config_file_may_name_it_whole_and_a_file_of_code_needs_no_prefix(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[network]\nname = "own_net.py:build"\nwidth = 5\n')
+    train_bc(data, tmp_path / "one", config=tmp_path / "c.toml", **OPTIONS)
+    train_bc(data, tmp_path / "two", network="own_net.py:build", config=tmp_path / "c.toml", **OPTIONS)
+    one, two = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert told_in(tmp_path / "one" / "policy.json")["network"]["name"] == "python:own_net.py:build"
+
+
+def test_two_names_are_a_mistake_of_usage(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[network]\nname = "mlp"\n')
+    with pytest.raises(UsageError, match=r"--network says python:own_net:build, and the file's \[network\] mlp"):
+        train_bc(data, tmp_path / "run", network=BUILD, config=tmp_path / "c.toml")
+
+
+def test_the_option_names_any_other_network_too(data: Path, tmp_path: Path) -> None:
+    train_bc(data, tmp_path / "one", network="mlp", hidden=[8], **{**OPTIONS, "updates": 3})
+    train_bc(data, tmp_path / "two", hidden=[8], **{**OPTIONS, "updates": 3})
+    assert (tmp_path / "one" / "policy.safetensors").read_bytes() == (tmp_path / "two" / "policy.safetensors").read_bytes()
+    with pytest.raises(BadConfig, match="no network 'mpl'"):
+        train_bc(data, tmp_path / "run", network="mpl")
+
+
+# ---- what a run folder does not get to choose ----
+
+
+@pytest.mark.parametrize("command", ["evaluate", "record", "resume", "init-from", "load_policy", "export"])
+def test_no_code_is_imported_because_a_run_folder_names_it(
+    run: Path, code: Path, data: Path, tmp_path: Path, command: str
+) -> None:
+    def use(network: str | None) -> Any:
+        match command:
+            case "evaluate":
+                return evaluate(run, env="Sign-v0", episodes=2, network=network)
+            case "record":
+                return record("Sign-v0", tmp_path / "out", policy=str(run), episodes=2, network=network)
+            case "resume":
+                return train_bc(data, run, resume=True, updates=45, network=network)
+            case "init-from":
+                config = tmp_path / "c.toml" if network else None
+                return train(data, tmp_path / "next", init_from=run, updates=2, network=network, config=config)
+            case "export":
+                pytest.importorskip("onnxruntime")
+                return export(run, tmp_path / "policy.onnx", to="onnx", network=network)
+        return load_policy(run, network=network)
+
+    with pytest.raises(BadConfig, match="no code is imported") as caught:
+        use(None)
+    assert caught.value.fix.endswith(f"--network {BUILD}")
+    assert not code.exists()
+    assert not (tmp_path / "next").exists()
+    use(BUILD)
+    assert code.exists()
+
+
+def test_processes_that_play_import_what_was_named(run: Path, tmp_path: Path, told: Told) -> None:
+    (tmp_path / "still_environment.py").write_text(ENVIRONMENT)
+    words = ["--network", "own_net.py:build", "--num-env-runners", 1, "--episodes", 2]
+    found = told("record", "python:still_environment:Still", "--policy", run, "--out", tmp_path / "out", *words)
+    assert found["episodes"] == 2
+
+
+def test_the_option_to_give_is_one_that_a_shell_takes(run: Path, code: Path, tmp_path: Path) -> None:
+    named = "python:own net.py:build"
+    (tmp_path / "own net.py").write_text(CODE)
+    data = tmp_path / "data"
+    train_bc(data, tmp_path / "odd", network=named, **{**OPTIONS, "updates": 2})
+    with pytest.raises(BadConfig) as caught:
+        evaluate(tmp_path / "odd", env="Sign-v0")
+    assert caught.value.fix.endswith(f"--network {shlex.quote(named)}")
+
+
+def test_code_that_has_moved_is_taken_for_the_runs_and_a_note_says_so(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "moved.py").write_text(CODE)
+    with caplog.at_level(logging.WARNING):
+        policy_of_run(run, network="moved.py:build")
+    assert "trained with the network python:own_net:build, and python:moved.py:build is taken for it" in caplog.text
+
+
+def test_code_of_other_weights_is_named_with_the_first_that_differs(run: Path, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "own_net.py").write_text(CODE.replace("nn.Linear(width, action", "nn.Linear(width, 9), nn.Linear(9, action"))
+    code, found = call("evaluate", run, "--env", "Sign-v0", "--network", BUILD)
+    assert (code, found["error"]["code"]) == (4, "bad-config")
+    assert "network.2.weight is (9, 6), and the run's is (2, 6)" in found["error"]["what"]
+
+
+def test_a_run_of_our_network_has_no_code_to_name(data: Path, tmp_path: Path) -> None:
+    train_bc(data, tmp_path / "plain", **{**OPTIONS, "updates": 2})
+    with pytest.raises(BadConfig, match="the run has the network mlp"):
+        evaluate(tmp_path / "plain", env="Sign-v0", network=BUILD)
+    with pytest.raises(UsageError, match="'mlp' is not code"):
+        evaluate(tmp_path / "plain", env="Sign-v0", network="mlp")
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bytes_and_nothing_of_it_is_pickled(run: Path, data: Path) -> None:
+    whole = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for content in whole.values():
+        assert b"own_net" not in content or content.lstrip()[:1] in (b"{", b"a", b"h", b"e")  # JSON and TOML alone name it
+    parts = run.parent / "parts"
+    config = run.parent / "c.toml"
+    same: dict[str, Any] = {**OPTIONS, "network": BUILD, "config": config, "env": "Sign-v0", "eval_episodes": 2}
+    train_bc(data, parts, **{**same, "updates": 17})
+    train_bc(data, parts, resume=True, updates=40, network=BUILD)
+    assert (parts / "policy.safetensors").read_bytes() == whole["policy.safetensors"]
+
+
+# ---- mistakes of its author ----
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("too_wide", r"gives a tensor of shape \(2, 7\); the distribution of Discrete\(2\) takes \(2, 2\)"),
+        ("too_narrow_features", r"give a tensor of shape \(2, 5\); by their size they must be of shape \(2, 6\)"),
+        ("Detached", "without a gradient"),
+        ("Frozen", "no parameter to train"),
+        ("of_other_inputs", "shapes cannot be multiplied"),
+        ("of_two", r"is of_two\(observation_space, action_space\), and cannot be called so"),
+        ("nothing", "no torch.nn.Module"),
+        ("constant", "cannot be called so"),
+        ("Silent", r"puts out \['logits'\], and no 'action_dist_inputs'"),
+        ("Remembering", "without a length of sequences"),
+        ("Forgetful", "puts out no 'state_out'"),
+        ("Other", "a distribution of its own"),
+        ("buld", "has no 'buld'"),
+    ],
+)
+def test_a_mistake_is_exit_4_before_data_is_read_or_a_run_folder_is_made(
+    data: Path, tmp_path: Path, name: str, words: str
+) -> None:
+    config = None
+    if name == "Forgetful":
+        config = tmp_path / "c.toml"
+        config.write_text("[network]\nmax_seq_len = 5\n")
+    with pytest.raises(BadConfig, match=words) as caught:
+        train_bc(data, tmp_path / "run", network=f"python:own_net:{name}", config=config, **OPTIONS)
+    assert caught.value.exit_code == 4
+    assert "own_net" in f"{caught.value.what} {caught.value.where}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_exception_of_the_code_names_its_line(data: Path, tmp_path: Path, call: Call) -> None:
+    text = "def build(observation_space, action_space, options):\n    raise KeyError('no such width')\n"
+    (tmp_path / "failing.py").write_text(text)
+    code, found = call("train-bc", data, "--out", tmp_path / "run", "--network", "failing.py:build")
+    assert code == 3
+    assert "no such width" in found["error"]["what"]
+    assert "line 2" in found["error"]["where"]
+
+
+def test_an_option_of_a_class_is_checked_by_its_schema(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[network]\nwidth = 0\n")
+    with pytest.raises(BadConfig, match=r"network\.width: must be"):
+        train_bc(data, tmp_path / "run", network="python:own_net:Kind", config=tmp_path / "c.toml")
+
+
+def test_damaged_weights_of_it_are_bad_data(run: Path) -> None:
+    (run / "policy.safetensors").write_bytes((run / "policy.safetensors").read_bytes()[:-8])
+    with pytest.raises(BadData):
+        policy_of_run(run, network=BUILD)

@@ -1,0 +1,218 @@
+"""Processes that train together learn what one process learns: the same batches, the same steps, one folder, one message."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offline_cli.engines.ranks import Ranks, is_first
+from offline_cli.training.disk_store import DiskStore, ShuffledWriter, StoreForm
+from offline_cli.training.loader import WEIGHTS, StepLoader, Store
+from offline_cli.training.memory_store import MemoryStore
+from offline_cli.training.metrics_file import RecordForm
+
+CPU = torch.device("cpu")
+SCRIPT = Path(__file__).resolve().parents[1] / "support" / "ranks_script.py"
+ALGORITHMS = ("bc", "marwil", "iql", "td3-bc")
+KINDS = (*ALGORITHMS, "lstm", "stacks", "own")  # the last: BC of sequences, of stacks of frames, by a network of one's own
+Write = Callable[..., Path]
+
+
+def in_memory(steps: int) -> Store:
+    rows = torch.arange(steps)
+    return MemoryStore({"obs": rows.float()[:, None], "actions": rows})
+
+
+def on_disk(steps: int) -> Store:
+    columns = {"obs": torch.arange(steps).float()[:, None], "actions": torch.arange(steps)}
+    record = RecordForm.of({name: column[:1] for name, column in columns.items()})
+    store = DiskStore(record, StoreForm(window=40, pool=30, unit=5), None)
+    writer = ShuffledWriter(store, seed=0)
+    writer.add(record.packed(columns))
+    writer.finish()
+    return store
+
+
+def learned(loader: StepLoader, update: int) -> list[tuple[int, float]]:
+    """The steps of one rank's part of a batch that count, with their weights."""
+    loader.fill(update)
+    weights = loader.batch[WEIGHTS].tolist()
+    return [(step, weight) for step, weight in zip(loader.batch["actions"].tolist(), weights, strict=True) if weight]
+
+
+@pytest.mark.parametrize("make", [in_memory, on_disk])
+@settings(max_examples=40, deadline=None)
+@given(steps=st.integers(1, 120), batch_size=st.integers(1, 40), count=st.sampled_from([2, 3, 7]), update=st.integers(0, 40))
+def test_ranks_share_out_the_batch_that_one_process_has(
+    make: Callable[[int], Store], steps: int, batch_size: int, count: int, update: int
+) -> None:
+    how: dict[str, Any] = {"batch_size": batch_size, "seed": 3, "device": CPU}
+    with closing(make(steps)) as store:
+        alone = learned(StepLoader(store, **how), update)
+        parts = [learned(StepLoader(store, **how, ranks=Ranks(rank, count)), update) for rank in range(count)]
+    assert [one for part in parts for one in part] == alone
+    assert max(map(len, parts)) <= -(-len(alone) // count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_every_step_comes_once_in_an_epoch_of_all_ranks(count: int) -> None:
+    with closing(on_disk(101)) as store:
+        loaders = [StepLoader(store, batch_size=16, seed=0, device=CPU, ranks=Ranks(rank, count)) for rank in range(count)]
+        epoch = range(loaders[0].updates_per_epoch, 2 * loaders[0].updates_per_epoch)
+        found = [step for update in epoch for loader in loaders for step, _ in learned(loader, update)]
+    assert sorted(found) == list(range(101))
+
+
+def test_one_process_alone_is_the_first_whatever_its_cluster_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert is_first()
+
+
+def torchrun(count: int, *words: str, **how: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **how)
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+    try:
+        out, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, errors
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What one process learned, and what two did, by KINDS."""
+    one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
+    subprocess.run([sys.executable, SCRIPT, one, *KINDS], check=True, timeout=240)
+    code, _, errors = ended(torchrun(2, str(SCRIPT), str(two), *KINDS), 240)
+    assert code == 0, errors
+    return one, two
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("name", KINDS)
+def test_a_thousand_updates_in_float64_are_those_of_one_process(name: str, both: tuple[Path, Path]) -> None:
+    with np.load(both[0] / f"{name}.npz") as ours, np.load(both[1] / f"{name}.npz") as theirs:
+        assert ours.files == theirs.files
+        for key in ours.files:
+            np.testing.assert_allclose(theirs[key], ours[key], rtol=0, atol=1e-9, err_msg=key)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from offline_cli import record
+
+    out = tmp_path_factory.mktemp("ranks") / "D"
+    record("CartPole-v1", out, policy="random", episodes=60, num_envs=8)
+    return out
+
+
+def options(dataset: Path, out: Path, *more: str, updates: int = 200) -> list[str]:
+    words = ["-m", "offline_cli", "train-bc", str(dataset), "--out", str(out), "--updates", str(updates), "--batch-size", "300"]
+    return [*words, "--val-fraction", "0.2", "--eval-every", "100", "--checkpoint-every", "20", "--device", "cpu", *more]
+
+
+PLAYED = ("--env", "CartPole-v1", "--eval-episodes", "7")
+
+
+def curve(run: Path, name: str) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row[name] for row in rows if name in row]
+
+
+def alone(*words: str) -> None:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("streaming", [(), ("--streaming",)])
+def test_three_processes_learn_what_one_learns_and_one_of_them_prints(
+    streaming: tuple[str, ...], dataset: Path, tmp_path: Path
+) -> None:
+    alone(*options(dataset, tmp_path / "one", "--quiet", *PLAYED, *streaming))
+    code, out, errors = ended(torchrun(3, *options(dataset, tmp_path / "three", "--json", *PLAYED, *streaming)))
+    assert code == 0, errors
+    assert json.loads(out)["updates"] == 200
+    assert errors.count("training: 200 of 200") <= 1
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(curve(tmp_path / "three", name), curve(tmp_path / "one", name), rtol=0, atol=1e-3)
+    assert len(curve(tmp_path / "three", "eval_return_mean")) == 2
+
+
+def waited_for(place: Path, process: subprocess.Popen[str]) -> None:
+    """Until it has begun to train, and saved; a run that is resumed has another checkpoint then."""
+    until, before = time.monotonic() + 90, {*place.glob("checkpoints/*")}
+    while not {*place.glob("checkpoints/*/state.json")} - {one / "state.json" for one in before}:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """The pids of the processes that torchrun has started, by rank."""
+    found = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue
+        rank = next((int(text[5:]) for text in environment if text.startswith(b"RANK=")), None)
+        if parent == process.pid and rank is not None:
+            found[rank] = pid
+    return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.engines
+@pytest.mark.kill
+def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, tmp_path: Path) -> None:
+    """Killed as one of two and as one of three; the end is one process's. Both times the message says how to resume."""
+    run = tmp_path / "ranks"
+    for count, lost in ((2, 1), (3, 0)):
+        process = torchrun(count, *options(dataset, run, *["--resume"] * (count == 3), updates=4000))
+        waited_for(run, process)
+        os.kill(ranks_of(process)[lost], signal.SIGKILL)
+        killed = time.monotonic()
+        code, _, errors = ended(process)
+        assert time.monotonic() - killed < 60
+        assert code != 0
+        assert "the same command with --resume" in errors
+        assert "exitcode  : 5" in errors
+    alone(*options(dataset, run, "--resume", "--quiet", updates=2500))
+    alone(*options(dataset, tmp_path / "one", "--quiet", updates=2500))
+    np.testing.assert_allclose(curve(run, "loss"), curve(tmp_path / "one", "loss"), rtol=0, atol=1e-3)
+
+
+@pytest.mark.engines
+@pytest.mark.kill
+def test_a_stop_saves_the_same_update_in_all_processes(dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = torchrun(2, *options(dataset, run, updates=100000))
+    waited_for(run, process)
+    process.send_signal(signal.SIGTERM)
+    code, out, errors = ended(process)
+    assert code != 0
+    assert out == ""
+    assert errors.count("stopped by SIGTERM after") == 1
+    assert "the same command with --resume" in errors
+    (state,) = run.glob("checkpoints/*/state.json")
+    assert f"after {json.loads(state.read_text())['update']} updates" in errors
