@@ -47,7 +47,7 @@ demo: $(VENV)/.installed-sb3  ## Record an expert, convert, clone it, play the c
 	@PATH="$(abspath $(BIN)):$$PATH" sh sample_data/demo.sh $(DEMO)
 
 test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "$(QUICK)"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "$(QUICK)"
 
 test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "ray" --require-markers ray  # whose clusters mostly start
@@ -55,10 +55,10 @@ test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: 
 	.ci/offline --or-online $(BIN)/python -m pytest -q -n 3 -m "cloud and not kill" --require-markers cloud  # which mostly wait
 	$(BIN)/python -m pytest -q -m engines --require-markers engines
 	$(BIN)/python -m pytest -q -n 3 -m "kill and not engines" $(HANGING)  # which mostly wait
-	$(BIN)/python -m pytest -q -n 2 -m "(kill or learn or big or slow) and not ray and not engines and not long and (kill or not cloud)" $(HANGING:%=--ignore=%) --require-markers kill,learn
+	$(BIN)/python -m pytest -q -n 3 -m "(kill or learn or big or slow) and not ray and not engines and not long and (kill or not cloud)" $(HANGING:%=--ignore=%) --require-markers kill,learn
 
-test-long: $(VENV)/.installed-full  ## Run what takes longer than CI has: mutated HDF5, every kind of export, ten times the memory limit.
-	$(BIN)/python -m pytest -q -n 2 -m long
+test-long: $(VENV)/.installed-full  ## Run what takes longer than CI has: mutated HDF5, every kind of export, ten times the memory limit, more kills.
+	OFFLINE_CLI_THOROUGH=1 $(BIN)/python -m pytest -q -n 3 -m "long or (kill and not ray and not engines)"
 
 test-rivals: $(VENV)/.installed-full  ## Compare with the own libraries of every format (12 GB of environments).
 	$(BIN)/python -m pytest -q -m "rivals"

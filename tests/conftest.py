@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several test processes share the cores; torch reads it when it is imported
+
 import numpy as np
 import pytest
 

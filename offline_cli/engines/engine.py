@@ -5,7 +5,7 @@ depends on how many workers there are, or which is faster. A function, its items
 not depend on each other, and a call that is made again yields the same. A worker that dies costs the call that it was making:
 it is made again elsewhere, ATTEMPTS times without a further result, and what was taken of it is not given twice.
 
-Nothing is started before the first call. An engine is closed with `with`, on every path; its workers end with it.
+No worker is started before the first call. An engine is closed with `with`, on every path; its workers end with it.
 """
 
 from __future__ import annotations

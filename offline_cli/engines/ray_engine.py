@@ -91,10 +91,8 @@ class RayEngine:
     def _streamed(
         self, function: Callable[[T], Iterator[R]], items: Iterable[T], stopped: Callable[[], bool], scope: Scope
     ) -> Iterator[R]:
-        if self._bridge is None:
-            self._bridge = self._scope.enter(_Bridge(self._address, self._each))
         with scope.part() as held:
-            stream = held.enter(_Stream(self._bridge, packed(function)))
+            stream = held.enter(_Stream(self._begun(), packed(function)))
             source, waiting, is_ended = iter(items), 0, False
             while True:
                 while not is_ended and waiting <= 2 * self._workers:
@@ -116,7 +114,14 @@ class RayEngine:
                 else:
                     yield unpacked(payload)
 
+    def _begun(self) -> _Bridge:
+        if self._bridge is None:
+            self._bridge = self._scope.enter(_Bridge(self._address, self._each))
+        return self._bridge
+
     def __enter__(self) -> Self:
+        if self._address is not None:
+            self._begun()  # it connects while the caller prepares the work; a cluster is not started before there is some
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -240,6 +245,8 @@ class _Bridge:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._socket.close()
+        if self._patience == STARTING and self._address is not None:
+            self._process.kill()  # it would connect first
         try:
             self._process.wait(ENDING)
         except subprocess.TimeoutExpired:

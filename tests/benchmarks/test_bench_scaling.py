@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from thorough import often
 
 from benchmarks import scaling
 
-PART, RUNS = 200_000, 2
+PART, RUNS = often(200_000, ci=100_000), 2
 NOT_LINEAR = 0.5  # of the pace: a cost of n log n would be at 0.8, one of n squared at 0.06
 
 

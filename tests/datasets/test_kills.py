@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from mortal_commands import Life, Zygote
+from thorough import often
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.files.locations import Location, open_location
@@ -19,7 +20,7 @@ from offline_cli.files.locations import Location, open_location
 pytestmark = pytest.mark.kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-OPERATIONS = 12
+OPERATIONS = often(12, ci=8)
 TRIES, SOONER = 8, 0.8
 EPISODES = 24
 KILLED = -9
@@ -38,9 +39,9 @@ class Target:
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     """A folder on disk, and one in a bucket."""
     if request.param == "local":
-        return Target(str(tmp_path), {}, 30)
+        return Target(str(tmp_path), {}, often(30, ci=16))
     server = request.getfixturevalue("s3")
-    return Target(server.bucket(), dict(server.environment), 12)
+    return Target(server.bucket(), dict(server.environment), often(12, ci=8))
 
 
 @pytest.fixture

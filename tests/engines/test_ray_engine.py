@@ -34,9 +34,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.kill]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SAMPLE = REPOSITORY / "sample_data" / "rllib_cartpole_expert"
-KILLS = int(os.environ.get("OFFLINE_CLI_KILLS", "8"))
+KILLS = int(os.environ.get("OFFLINE_CLI_KILLS", "8")) // 2  # during convert, and as many during record
 LIMIT = 120  # seconds for one command
 FILES = 56
+PLAYED: dict[str, Any] = {"policy": "random", "vectorize": "sync", "num_envs": 1, "episodes": 600, "max_rows_per_file": 50}
 
 
 @pytest.fixture
@@ -59,10 +60,27 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, folder / "here"
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this process records of an environment that takes its time."""
+    out = tmp_path_factory.mktemp("played") / "here"
+    record("recording_envs:Slow-v0", out, **PLAYED)
+    return out
+
+
 def command(source: Path, out: Path, ray: dict[str, Any], *more: str) -> subprocess.Popen[str]:
-    where = ["--engine", "ray", "--engine-address", str(ray["engine_address"]), "--workers", "2"]
     words = ["convert", str(source), "--from", "python:slow_reader:SLOW", "--out", str(out), "--max-rows-per-file", "16"]
-    line = [sys.executable, "-m", "offline_cli", *words, *where, "--quiet", *more]
+    return started([*words, *more], ray)
+
+
+def recorder(out: Path, ray: dict[str, Any], *more: str) -> subprocess.Popen[str]:
+    words = [word for name, value in PLAYED.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return started(["record", "recording_envs:Slow-v0", "--out", str(out), *words, *more], ray)
+
+
+def started(words: list[str], ray: dict[str, Any]) -> subprocess.Popen[str]:
+    where = ["--engine", "ray", "--engine-address", str(ray["engine_address"]), "--workers", "2"]
+    line = [sys.executable, "-m", "offline_cli", *words, *where, "--quiet"]
     return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
 
 
@@ -169,14 +187,20 @@ def test_workers_read_from_a_bucket_what_is_written_to_it(ray: dict[str, Any], s
 # ---- deaths ----
 
 
+@pytest.mark.parametrize("work", ["convert", "record"])
 def test_workers_and_nodes_that_are_killed_change_nothing(
-    cluster: Any, ray: dict[str, Any], slow: tuple[Path, Path], tmp_path: Path
+    work: str, cluster: Any, ray: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    if work == "convert":
+        source, here = request.getfixturevalue("slow")
+        begin = partial(command, source)
+    else:
+        begin, here = recorder, request.getfixturevalue("played")
     chance, kills, runs, given_up, until = random.Random(20), 0, 0, 0, time.monotonic() + LIMIT + 15 * KILLS
     while kills < KILLS:
         assert time.monotonic() < until, f"{kills} kills in {runs} runs"
         out = tmp_path / f"out-{runs}"
-        process = command(slow[0], out, ray)
+        process = begin(out, ray)
         while process.poll() is None and kills < KILLS:
             if cluster.kill_worker(chance):
                 kills += 1
@@ -188,10 +212,10 @@ def test_workers_and_nodes_that_are_killed_change_nothing(
         code, said = ended(process)
         if code == 5 and "workers, one after the other" in said:  # the same part was hit each time, which is given up by then
             given_up += 1
-            assert given_up <= 1 + KILLS // 20
-            code, said = ended(command(slow[0], out, ray, "--resume"))
+            assert given_up <= 1 + KILLS // 10
+            code, said = ended(begin(out, ray, "--resume"))
         assert code == 0, said
-        assert_same(slow[1], out)
+        assert_same(here, out)
         runs += 1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from mortal_commands import Zygote
 from small_runs import filmed
+from thorough import often
 
 from offline_cli import record
 from offline_cli.datasets.write_dataset import write_dataset
@@ -20,8 +21,8 @@ from offline_cli.files.locations import Location, open_location
 pytestmark = pytest.mark.kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MOMENTS = 10
-FEWER_MOMENTS = 6  # of each algorithm
+MOMENTS = often(10, ci=7)
+FEWER_MOMENTS = often(10, ci=4)  # of each algorithm
 KILLED = -9
 CONFIG = "hidden = [16]\nbatch_size = 64\nlog_every = 7\ncheckpoint_every = 10\nupdates = 60\nval_fraction = 0.25\n"
 CLOCK = ("seconds", "samples_per_second")

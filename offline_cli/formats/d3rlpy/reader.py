@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.episode_groups import Recorded, fragments_of_files, row_parts
-from offline_cli.formats.hdf5.files import FRAMES, TEXT, Form, Hdf5File, Node
+from offline_cli.formats.hdf5.files import Hdf5File
+from offline_cli.formats.hdf5.messages import FRAMES, TEXT
+from offline_cli.formats.hdf5.nodes import Form, Node
 from offline_cli.formats.hdf5.own_words import own_words
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, SourceInfo

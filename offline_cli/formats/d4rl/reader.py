@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
-from offline_cli.formats.hdf5.files import FRAMES, TEXT, Form, Hdf5File
+from offline_cli.formats.hdf5.files import Hdf5File
+from offline_cli.formats.hdf5.messages import FRAMES, TEXT
+from offline_cli.formats.hdf5.nodes import Form
 from offline_cli.formats.hdf5.own_words import OWN, own_words
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo

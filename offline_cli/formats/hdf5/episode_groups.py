@@ -6,6 +6,7 @@ those that follow each other and have one structure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.hdf5.files import Form, Hdf5File, Node
+from offline_cli.formats.hdf5.files import Hdf5File
+from offline_cli.formats.hdf5.nodes import Form, Node
 from offline_cli.formats.source import FileSource, Fragments, Origins
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.spaces import Space
@@ -133,7 +135,7 @@ def _names(names: Sequence[str | None]) -> tuple[str | None, ...] | None:
 
 def row_parts(steps: int, forms: Iterable[Form]) -> Iterator[tuple[int, int]]:
     """Steps [first, stop) of the parts in which an episode of these datasets is read: one, unless it is large."""
-    step = sum(np.dtype(kind).itemsize * int(np.prod(shape[1:], dtype=np.int64)) for kind, shape in forms if shape)
+    step = sum(np.dtype(kind).itemsize * math.prod(shape[1:]) for kind, shape in forms if shape)
     each = max(1, PART // max(1, step))
     yield from ((first, min(steps, first + each)) for first in range(0, max(steps, 1), each))
 

@@ -3,6 +3,8 @@
 The child (`child_process.py`) is forked from a template that has h5py loaded, in milliseconds after the first one. What ends it
 (a crash of libhdf5, the time limit of a request) is bad data, exit code 3. A file that is not of this machine is copied to a
 temporary file first: HDF5 jumps around in its files.
+
+Small groups in the form that h5py gives them are read here (`plain_file.py`); the child is started for all else.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
 from types import TracebackType
@@ -29,8 +32,12 @@ from offline_cli.files.failures import storage_failures
 from offline_cli.files.local_files import open_plain
 from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.messages import FRAMES, SECONDS, TEXT, filled, receive, send
+from offline_cli.formats.hdf5.nodes import Form, Node
+from offline_cli.formats.hdf5.plain_file import PlainFile
+from offline_cli.formats.hdf5.plain_messages import Unlike
+from offline_cli.scopes import Scope
 
-__all__ = ["FRAMES", "ROOM", "TEXT", "Form", "Hdf5File", "Node", "need_h5py"]
+__all__ = ["ROOM", "Hdf5File", "need_h5py"]
 
 ROOM: Final = 512 << 20  # bytes of memory that the child may take, beside itself
 BLOCK: Final = 256 << 20  # bytes of arrays in one answer
@@ -39,20 +46,6 @@ GRACE: Final = 10.0  # seconds more than the child has itself
 COPIED: Final = 4 << 20  # bytes at a time
 CHILD: Final = "offline_cli.formats.hdf5.child_process"
 FIX: Final = "write the file again, or leave it out"
-
-Form = tuple[str, tuple[int, ...]]
-"""dtype of one value (or TEXT, FRAMES) and shape of a dataset."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A group or a dataset, and the datasets below it by their path from here; of a dataset, itself under ''."""
-
-    attributes: Mapping[str, Any]  # JSON values
-    left_out: tuple[str, ...]  # attributes that are neither numbers nor texts
-    datasets: Mapping[str, Form]
-    groups: tuple[str, ...]
-    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of datasets, as far as they were loaded
 
 
 def need_h5py(where: str, extra: str = "hdf5") -> None:
@@ -69,18 +62,28 @@ class Hdf5File:
         """`room`: bytes of memory for the child."""
         self.url = file.url
         self._file, self._room = file, room
+        self._scope = Scope()
+        self._data: BinaryIO | None = None
+        self._plain: PlainFile | None = None
         self._child: Child | None = None
 
     def __enter__(self) -> Self:
         need_h5py(self.url)
-        with self._opened() as data:
-            self._child = Child(CHILD, data.fileno(), seconds=SECONDS + GRACE).__enter__()
         try:
-            self._ask("open", self._room, self._file.is_local)
+            self._data = self._scope.enter(self._opened())
+            with suppress(Unlike):
+                self._plain = self._scope.enter(PlainFile(self._data.fileno()))
+            if self._plain is None:
+                self._start()
         except BaseException:
             self.close()
             raise
         return self
+
+    def _start(self) -> None:
+        assert self._data is not None, "outside of its with"
+        self._child = Child(CHILD, self._data.fileno(), seconds=SECONDS + GRACE).__enter__()
+        self._ask("open", self._room, self._file.is_local)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
@@ -90,6 +93,8 @@ class Hdf5File:
         child, self._child = self._child, None
         if child is not None:
             child.end()
+        self._data = self._plain = None
+        self._scope.close()
 
     def _opened(self) -> BinaryIO:
         if self._file.is_local:
@@ -106,8 +111,10 @@ class Hdf5File:
 
     def members(self, path: str = "") -> list[str]:
         """Names in a group, in its order."""
-        names = self._ask("members", path).get("names")
-        return self._texts_in(names)
+        if self._plain is not None:
+            with suppress(Unlike):
+                return self._plain.members(path)
+        return self._texts_in(self._ask("members", path).get("names"))
 
     def describe(self, paths: Sequence[str], *, whole: bool = True) -> list[Node]:
         """Each object with all that is below it, or, without `whole`, with its direct members."""
@@ -124,11 +131,29 @@ class Hdf5File:
         first = 0
         while first < len(paths):
             asked = list(paths[first : first + AT_ONCE])
+            if (plain := self._plain_nodes(asked, passed_over)) is not None:
+                yield from plain
+                first += len(plain)
+                continue
             nodes = self._ask("load", asked, sorted(passed_over)).get("nodes")
             if not isinstance(nodes, list) or not 0 < len(nodes) <= len(asked):
                 raise self._nonsense()
             yield from self._loaded(nodes)
             first += len(nodes)
+
+    def _plain_nodes(self, paths: Sequence[str], passed_over: Collection[str]) -> list[Node] | None:
+        """The first of them, about BLOCK bytes at most; None where one of these is not plain."""
+        if self._plain is None:
+            return None
+        nodes, held = list[Node](), 0
+        with suppress(Unlike):
+            for path in paths:
+                nodes.append(self._plain.node(path, passed_over))
+                held += sum(value.nbytes for value in nodes[-1].values.values())
+                if held > BLOCK:
+                    break
+            return nodes
+        return None
 
     @cached_property
     def top(self) -> Node:
@@ -159,7 +184,9 @@ class Hdf5File:
     # ---- answers ----
 
     def _ask(self, *request: Any) -> dict[str, Any]:
-        assert self._child is not None, "outside of its with"
+        if self._child is None:
+            self._start()
+        assert self._child is not None
         try:
             send(self._child.socket, json.dumps(request).encode())
             answer = receive(self._child.socket)

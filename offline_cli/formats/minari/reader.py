@@ -17,7 +17,9 @@ from gymnasium import spaces
 from offline_cli.errors import BadData, BadEpisode, NoData
 from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.episode_groups import Recorded, batches, numbered, row_parts, values_of
-from offline_cli.formats.hdf5.files import FRAMES, TEXT, Form, Hdf5File, Node
+from offline_cli.formats.hdf5.files import Hdf5File
+from offline_cli.formats.hdf5.messages import FRAMES, TEXT
+from offline_cli.formats.hdf5.nodes import Form, Node
 from offline_cli.formats.minari.arrow_storage import IDS, STATISTICS, ArrowEpisodes, nested_rows
 from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, Metadata, is_image
 from offline_cli.formats.reader import OpenContext

@@ -32,7 +32,9 @@ from offline_cli.formats.hdf5.episode_groups import (
     tree_of_names,
     values_of,
 )
-from offline_cli.formats.hdf5.files import FRAMES, TEXT, Hdf5File, Node
+from offline_cli.formats.hdf5.files import Hdf5File
+from offline_cli.formats.hdf5.messages import FRAMES, TEXT
+from offline_cli.formats.hdf5.nodes import Node
 from offline_cli.formats.hdf5.own_words import OWN, own_words
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import NORMALIZED_SCALE, FileSource, Fragments, SourceInfo

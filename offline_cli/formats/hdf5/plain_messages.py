@@ -1,0 +1,154 @@
+"""What the messages in an object's header say, in the forms that `plain_file.py` knows.
+
+Datasets of one name have headers that differ in little: their sides, and where their values are. A `Likeness` is what they
+share, so that the next one is compared with it, and not taken apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+__all__ = [
+    "ATTRIBUTE",
+    "LAYOUT",
+    "MORE",
+    "ONE_LEAF",
+    "SPACE",
+    "TABLE",
+    "TYPE",
+    "AttributeKind",
+    "Likeness",
+    "Unlike",
+    "dtype_of",
+    "is_boolean",
+    "shape_of",
+    "text_of",
+    "unpacked",
+]
+
+SPACE, TYPE, LAYOUT, ATTRIBUTE, MORE, TABLE = 0x01, 0x03, 0x08, 0x0C, 0x10, 0x11  # kinds of messages
+UNDEFINED: Final = b"\xff" * 8  # an address
+FLOATS: Final = {  # properties of IEEE 754 numbers in version 1 of the datatype message
+    struct.pack("<B3BIHHBBBBI", 0x11, 0x20, sign, 0, size, 0, 8 * size, *fields): f"<f{size}"
+    for size, sign, fields in ((4, 31, (23, 8, 0, 23, 127)), (8, 63, (52, 11, 0, 52, 1023)))
+}
+BOOLEAN: Final = struct.pack("<B3BIB3BIHH", 0x18, 2, 0, 0, 1, 0x10, 8, 0, 0, 1, 0, 8) + b"FALSE\0\0\0TRUE\0\0\0\0" + b"\0\x01"
+
+ONE_LEAF: Final = b"TREE\x01\x00\x01\x00" + 2 * UNDEFINED  # a B-tree of one chunk
+
+
+class Unlike(Exception):
+    """This file, or this object, has another form."""
+
+
+def unpacked(form: str, data: bytes) -> tuple[Any, ...]:
+    try:
+        return struct.unpack_from(form, data)
+    except struct.error as error:
+        raise Unlike from error
+
+
+def text_of(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
+
+
+@lru_cache(1024)
+def shape_of(space: bytes) -> tuple[int, ...]:
+    version, sides, kind = unpacked("<BBxB", space)
+    if version not in (1, 2) or (version == 2 and kind > 1):
+        raise Unlike
+    return unpacked(f"<{sides}Q", space[8 if version == 1 else 4 :])
+
+
+@lru_cache(256)
+def dtype_of(kind: bytes) -> np.dtype[Any]:
+    """That of stored values; of booleans, bytes."""
+    kind = kind.ljust(24, b"\0")
+    if kind[:20] in FLOATS:
+        return np.dtype(FLOATS[kind[:20]])
+    if kind.startswith(BOOLEAN):
+        return np.dtype(np.uint8)
+    form, bits, size, first, precision = unpacked("<BB2xIHH", kind)
+    if form != 0x10 or bits not in (0, 8) or size not in (1, 2, 4, 8) or first or precision != 8 * size:
+        raise Unlike
+    return np.dtype(f"<{'i' if bits else 'u'}{size}")
+
+
+def is_boolean(kind: bytes) -> bool:
+    """Whether a type that `dtype_of` knows is that of booleans."""
+    return kind[0] == BOOLEAN[0]
+
+
+class AttributeKind(NamedTuple):
+    """An attribute, but for its values."""
+
+    name: bytes
+    text: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_boolean: bool
+    at: int  # where values begin
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Of a message. Raises Unlike."""
+        _, *sizes = unpacked("<BxHHH", data)
+        ends = list(itertools.accumulate((-(-size // 8) * 8 for size in sizes), initial=8))
+        name, kind, space = (data[first : first + size] for first, size in zip(ends, sizes, strict=False))
+        name = name.rstrip(b"\0")
+        return cls(name, text_of(name), dtype_of(kind), shape_of(space), is_boolean(kind), ends[3])
+
+    def values(self, data: bytes) -> Any:
+        """As JSON has them. Raises Unlike where there are none."""
+        if not self.shape and len(data) >= self.at + self.dtype.itemsize:
+            one = np.frombuffer(data, self.dtype, 1, self.at).item()
+            return one != 0 if self.is_boolean else one
+        count = math.prod(self.shape)
+        if not count or len(data) < self.at + count * self.dtype.itemsize:
+            raise Unlike
+        values = np.frombuffer(data, self.dtype, count, self.at).reshape(self.shape)
+        return ((values != 0) if self.is_boolean else values).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """The header of a dataset in chunks, without its sides, those of its chunks, and the address of their B-tree."""
+
+    length: int
+    same: tuple[tuple[int, int, bytes], ...]  # from, to, and what is there
+    sides: struct.Struct
+    sides_at: int
+    chunks: struct.Struct
+    chunks_at: int
+    leaf: struct.Struct  # of the B-tree
+    dtype: np.dtype[Any]
+    is_boolean: bool
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self | None:
+        """Of a whole header, whose dataset has been read; None where it is in other forms."""
+        places, at = dict[int, int](), 16
+        while at + 8 <= len(raw):
+            kind, size = struct.unpack_from("<HH", raw, at)
+            places[kind] = at + 8
+            at += 8 + size
+        if MORE in places or not places.keys() >= {SPACE, TYPE, LAYOUT} or raw[places[SPACE]] != 1:
+            return None
+        space, kind, layout = (places[kind] for kind in (SPACE, TYPE, LAYOUT))
+        count = raw[space + 1]
+        if raw[layout : layout + 2] != b"\x03\x02" or not count or not space < kind < layout:
+            return None
+        sides, chunks = struct.Struct(f"<{count}Q"), struct.Struct(f"<Q{count + 1}I")
+        ends = (0, space + 8, space + 8 + sides.size, layout + 3, layout + 3 + chunks.size - 4, len(raw))
+        same = tuple((first, stop, raw[first:stop]) for first, stop in zip(ends[::2], ends[1::2], strict=True))
+        size = struct.unpack_from("<H", raw, kind - 8 + 2)[0]
+        told = raw[kind : kind + size]
+        leaf = struct.Struct(f"<24xII{count + 1}QQ")
+        return cls(len(raw), same, sides, space + 8, chunks, layout + 3, leaf, dtype_of(told), is_boolean(told))
