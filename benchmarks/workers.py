@@ -21,7 +21,7 @@ from benchmarks.harness import Missing, Rate, Row, missing, paired_rates, versio
 from benchmarks.operations import written
 from benchmarks.targets import Target
 
-EPISODES = 120_000  # of CartPole at random, some 22 steps each: about a minute for two processes
+EPISODES = 360_000  # of CartPole at random, some 22 steps each: a minute or two for two processes
 PAIRS = 3
 BATCH, UPDATES = 4096, 400
 QUESTION = "record CartPole-v1 at random, {} episodes, --engine {} --workers 2"

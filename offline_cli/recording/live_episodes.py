@@ -2,7 +2,7 @@
 
 Slots hold an episode each. A step is recorded in three calls: `act` before the environment steps, `stepped` after it, `ended`
 for slots whose episode is over; an environment that raises in between leaves no half step. Whole episodes go to the dataset's
-writer as they come, so that a killed process loses the open shard at most.
+writer as soon as they fill a shard: a killed process loses the open one, and one on its way.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ class LiveEpisodes:
         self._tally = tally
         self._named: frozenset[str] | None = None  # extra model outputs that every step has
         self._begun = 0
+        self._format, self._max_rows = options["format"], options["max_rows_per_file"]
+        self._steps = np.zeros(slots, np.int64)  # (S,) of the episode that is under way
+        self._whole = self._handed = 0  # rows of whole episodes, and of those that the writer has
         session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
         self._store = StepStore(slots, spaces, lambda numbers: tuple(f"{session}-{number}" for number in numbers.tolist()))
         self._closed = False
@@ -111,6 +114,8 @@ class LiveEpisodes:
             self._begun += len(first)
             self.at_start[first] = False
             self.playing[first] = True
+            self._steps[first] = 0
+        self._steps += 1
         self._store.reward(rewards)
 
     def ended(self, slots: Index, flags: tuple[Rows, Rows], finals: Tree, infos: Rows | None) -> None:
@@ -119,10 +124,11 @@ class LiveEpisodes:
         if len(slots):
             self._store.end(slots, flags, finals, infos)
             self.playing[slots] = False
+            self._whole += len(slots) if self._format == "episodes" else int(self._steps[slots].sum())
 
     def flush(self) -> None:
-        """Write what is whole, where the store is full. Raises as `DatasetWriter.write` does."""
-        if self._store.full:
+        """Write what is whole, where it fills a shard or the store. Raises as `DatasetWriter.write` does."""
+        if self._store.full or (self._max_rows and self._whole // self._max_rows > self._handed // self._max_rows):
             self._write()
 
     def cut(self, slots: Index, finals: Tree, infos: Rows | None) -> None:
@@ -152,6 +158,7 @@ class LiveEpisodes:
             return self._writer.commit(complete=complete, episodes_lost=0, count_not_finite=True)
 
     def _write(self) -> None:
+        self._handed = self._whole
         batch = self._store.take() if self._begun else None
         if batch is not None:
             self._writer.write(batch)

@@ -340,3 +340,12 @@ def test_a_program_that_forgets_to_close_keeps_its_whole_episodes(tmp_path: Path
     assert "the recorder was not closed; 3 episodes are saved as incomplete" in done.stderr
     found = inspect(tmp_path / "D")
     assert (found.episodes, found.complete) == (3, False)
+
+
+@pytest.mark.parametrize(("format", "rows"), [("episodes", 3), ("columns", 20)])
+def test_episodes_are_on_disk_as_soon_as_they_fill_a_shard(format: str, rows: int, tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D", format=format, max_rows_per_file=rows) as recorder:
+        episodes = played(recorder, range(10))
+        whole = 10 if format == "episodes" else sum(map(len, episodes))
+        assert len(list((tmp_path / "D" / "data").glob("*.parquet"))) >= whole // rows - 2
+    assert_same(episodes_of(tmp_path / "D"), episodes)

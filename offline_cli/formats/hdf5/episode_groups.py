@@ -82,18 +82,18 @@ def batches(episodes: Iterable[Recorded], url: str) -> Iterator[Fragments]:
     """Batches of episodes of one structure, in their order; `url`: of their file."""
     held, nbytes, structure = list[Recorded](), 0, None
     for episode in episodes:
-        other = episode.structure
+        other, size = episode.structure, episode.nbytes
         is_part = episode.t_started > 0 or not (
             episode.terminated or episode.truncated
         )  # alone, so that episodes keep their order
-        if held and (is_part or other != structure or nbytes + episode.nbytes > TOGETHER or len(held) >= MOST):
+        if held and (is_part or other != structure or nbytes + size > TOGETHER or len(held) >= MOST):
             yield _batch(held, url)
             held, nbytes = [], 0
         if is_part:  # alone, so that episodes keep their order
             yield _batch([episode], url)
             continue
         held.append(episode)
-        nbytes, structure = nbytes + episode.nbytes, other
+        nbytes, structure = nbytes + size, other
     if held:
         yield _batch(held, url)
 

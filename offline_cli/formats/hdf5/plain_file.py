@@ -45,6 +45,8 @@ __all__ = ["PlainFile"]
 BLOCK: Final = 1 << 20  # bytes that are read at a time
 BLOCKS: Final = 16  # that are kept
 NAMES: Final = 64 << 20  # bytes of the names in a group
+TEXTS: Final = 1 << 20  # bytes of a collection of texts, and of those of one group
+HEAPS: Final = 16  # of these are kept
 VALUES: Final = 8 << 20  # bytes of values in a group; larger ones are read in parts, by libhdf5
 OBJECTS: Final = 100_000  # below one group
 DEEPEST: Final = 32  # groups within groups
@@ -75,6 +77,7 @@ class PlainFile:
         self._first, self._block = 0, b""  # the last one
         self._groups: dict[str, dict[bytes, int]] = {}  # members of groups by path
         self._seen: dict[str, Likeness] = {}  # of datasets, by their path below a group that was asked for
+        self._texts: dict[int, dict[int, bytes]] = {}  # the collections of texts that were asked for last, by address
         self._attribute_kinds: dict[bytes, AttributeKind] = {}  # by the bytes before the values
 
     def __enter__(self) -> Self:
@@ -118,7 +121,7 @@ class PlainFile:
 
     def _attributes(self, group: _Header, passed_over: Collection[str]) -> dict[str, Any]:
         """Values by name, in the order of names."""
-        found: dict[bytes, tuple[str, Any]] = {}
+        found, nbytes = dict[bytes, tuple[str, Any]](), 0
         for message, data in group.messages:
             if message != ATTRIBUTE:
                 continue
@@ -132,8 +135,29 @@ class PlainFile:
                 if len(self._attribute_kinds) < KNOWN:
                     self._attribute_kinds[start] = kind
             if kind.text not in passed_over:
-                found[kind.name] = kind.text, kind.values(data)
+                found[kind.name] = kind.text, kind.values(data, self._text_at)
+                nbytes += len(found[kind.name][1]) if kind.dtype is None else 0
+                if nbytes > TEXTS:
+                    raise Unlike
         return dict(found[name] for name in sorted(found))
+
+    def _text_at(self, place: int, index: int) -> bytes:
+        """An object of the collection of texts that is there."""
+        if place not in self._texts:
+            sign, size = unpacked("<8sQ", self._bytes(place, 16))
+            if sign != b"GCOL\x01\0\0\0" or size > TEXTS:
+                raise Unlike
+            data, at, found = self._bytes(place, size), 16, dict[int, bytes]()
+            while at + 16 <= size:
+                number, length = struct.unpack_from("<H6xQ", data, at)
+                if not number:
+                    break  # what is left is free
+                found[number] = data[at + 16 : at + 16 + length]
+                at += 16 + (length + 7 & -8)
+            while len(self._texts) >= HEAPS:
+                del self._texts[next(iter(self._texts))]
+            self._texts[place] = found
+        return self._texts[place].get(index, b"")
 
     # ---- groups ----
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 SPACE, TYPE, LAYOUT, ATTRIBUTE, MORE, TABLE = 0x01, 0x03, 0x08, 0x0C, 0x10, 0x11  # kinds of messages
+TEXTS: Final = frozenset(b"\x19\x01" + charset + b"\0\x10\0\0\0" for charset in (b"\0", b"\x01"))  # of any length, types of
 UNDEFINED: Final = b"\xff" * 8  # an address
 FLOATS: Final = {  # properties of IEEE 754 numbers in version 1 of the datatype message
     struct.pack("<B3BIHHBBBBI", 0x11, 0x20, sign, 0, size, 0, 8 * size, *fields): f"<f{size}"
@@ -91,7 +93,7 @@ class AttributeKind(NamedTuple):
 
     name: bytes
     text: str
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] | None  # None: a text of any length, which is elsewhere
     shape: tuple[int, ...]
     is_boolean: bool
     at: int  # where values begin
@@ -102,11 +104,19 @@ class AttributeKind(NamedTuple):
         _, *sizes = unpacked("<BxHHH", data)
         ends = list(itertools.accumulate((-(-size // 8) * 8 for size in sizes), initial=8))
         name, kind, space = (data[first : first + size] for first, size in zip(ends, sizes, strict=False))
-        name = name.rstrip(b"\0")
-        return cls(name, text_of(name), dtype_of(kind), shape_of(space), is_boolean(kind), ends[3])
+        name, shape, is_text = name.rstrip(b"\0"), shape_of(space), kind[:8] in TEXTS
+        if is_text and shape:
+            raise Unlike
+        return cls(name, text_of(name), None if is_text else dtype_of(kind), shape, is_boolean(kind), ends[3])
 
-    def values(self, data: bytes) -> Any:
-        """As JSON has them. Raises Unlike where there are none."""
+    def values(self, data: bytes, text_at: Callable[[int, int], bytes]) -> Any:
+        """As JSON has them; `text_at`: that of a collection's address and an index. Raises Unlike where there are none."""
+        if self.dtype is None:
+            length, place, index = unpacked("<IQI", data[self.at :])
+            text = text_at(place, index) if length else b""
+            if len(text) != length:
+                raise Unlike
+            return text_of(text.partition(b"\0")[0])
         if not self.shape and len(data) >= self.at + self.dtype.itemsize:
             one = np.frombuffer(data, self.dtype, 1, self.at).item()
             return one != 0 if self.is_boolean else one
