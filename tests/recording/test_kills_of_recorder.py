@@ -1,4 +1,4 @@
-"""`kill -9` of a program that records its own loop, on disk and S3: `resume` goes on; the open shard is lost, and one on its way."""
+"""`kill -9` of a program that records its own loop, on disk and S3: `resume` goes on; two shards are lost at most."""
 
 from __future__ import annotations
 
