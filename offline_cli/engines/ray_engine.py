@@ -155,7 +155,7 @@ class _Stream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with suppress(ClusterLost):
+        with suppress(OfflineCliError):
             self.send(DROP)
         self._bridge.forget(self._number)
 
@@ -198,9 +198,19 @@ class _Bridge:
             self._socket.settimeout(SILENCE)
             sent(self._socket, kind, number, payload)
         except OSError as error:
-            raise self._lost() from error
+            raise self._why() from error
         finally:
             self._socket.settimeout(LOOK)
+
+    def _why(self) -> OfflineCliError:
+        """Why it has ended: what it has said before it did, and nobody has read yet."""
+        with suppress(EOFError, OSError):
+            while True:
+                kind, _, payload = received(self._socket)
+                if kind == BROKEN:
+                    broken: OfflineCliError = unpacked(payload)
+                    return broken
+        return self._lost()
 
     def receive(self, number: int, stopped: Callable[[], bool]) -> tuple[int, Payload]:
         """The next outcome of a stream. Raises ClusterLost, what the bridge reports, and _Stopped."""

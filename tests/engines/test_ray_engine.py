@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.kill]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SAMPLE = REPOSITORY / "sample_data" / "rllib_cartpole_expert"
-KILLS = int(os.environ.get("OFFLINE_CLI_KILLS", "8")) // 2  # during convert, and as many during record
+KILLS = max(1, int(os.environ.get("OFFLINE_CLI_KILLS", "8")) // 2)  # during convert, and as many during record
 LIMIT = 120  # seconds for one command
 FILES = 56
 PLAYED: dict[str, Any] = {"policy": "random", "vectorize": "sync", "num_envs": 1, "episodes": 600, "max_rows_per_file": 50}
@@ -275,6 +275,15 @@ def test_a_cluster_that_is_lost_is_exit_5_and_the_command_is_resumed_without_it(
         assert time.monotonic() - began < LIMIT
     convert(str(slow[0]), tmp_path / "out", **kind, resume=True)
     assert data_files(slow[1]) == data_files(tmp_path / "out")
+
+
+def test_a_cluster_that_was_not_there_is_told_however_late_the_work_begins() -> None:
+    with EngineSpec("ray", 1, "127.0.0.1:1").engine() as engine:
+        assert isinstance(engine, ray_engine.RayEngine)
+        assert engine._bridge is not None
+        engine._bridge._process.wait(60)
+        with pytest.raises(ClusterLost, match="no Ray cluster answers"):
+            next(engine.streamed(tasks.counted, range(2)))
 
 
 def test_no_cluster_at_an_address_is_exit_5(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from offline_cli.scopes import Scope
 __all__ = ["ROOM", "Hdf5File", "need_h5py"]
 
 ROOM: Final = 512 << 20  # bytes of memory that the child may take, beside itself
+LOADED: Final = 8 << 20  # bytes of values that are held for a caller
 BLOCK: Final = 256 << 20  # bytes of arrays in one answer
 AT_ONCE: Final = 64  # objects in one answer
 GRACE: Final = 10.0  # seconds more than the child has itself
@@ -82,8 +83,13 @@ class Hdf5File:
 
     def _start(self) -> None:
         assert self._data is not None, "outside of its with"
-        self._child = Child(CHILD, self._data.fileno(), seconds=SECONDS + GRACE).__enter__()
-        self._ask("open", self._room, self._file.is_local)
+        self._child = child = Child(CHILD, self._data.fileno(), seconds=SECONDS + GRACE).__enter__()
+        try:
+            self._ask("open", self._room, self._file.is_local)
+        except BaseException:
+            self._child = None  # the next question says the same again
+            child.end()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
@@ -142,7 +148,7 @@ class Hdf5File:
             first += len(nodes)
 
     def _plain_nodes(self, paths: Sequence[str], passed_over: Collection[str]) -> list[Node] | None:
-        """The first of them, about BLOCK bytes at most; None where one of these is not plain."""
+        """The first of them, about LOADED bytes of values, as far as they are plain; None: the first is not."""
         if self._plain is None:
             return None
         nodes, held = list[Node](), 0
@@ -150,10 +156,9 @@ class Hdf5File:
             for path in paths:
                 nodes.append(self._plain.node(path, passed_over))
                 held += sum(value.nbytes for value in nodes[-1].values.values())
-                if held > BLOCK:
+                if held > LOADED:
                     break
-            return nodes
-        return None
+        return nodes or None
 
     @cached_property
     def top(self) -> Node:

@@ -19,6 +19,7 @@ import numpy as np
 __all__ = [
     "ATTRIBUTE",
     "LAYOUT",
+    "LONGEST",
     "MORE",
     "ONE_LEAF",
     "SPACE",
@@ -43,6 +44,8 @@ FLOATS: Final = {  # properties of IEEE 754 numbers in version 1 of the datatype
 }
 BOOLEAN: Final = struct.pack("<B3BIB3BIHH", 0x18, 2, 0, 0, 1, 0x10, 8, 0, 0, 1, 0, 8) + b"FALSE\0\0\0TRUE\0\0\0\0" + b"\0\x01"
 
+MOST: Final = 32  # sides
+LONGEST: Final = 1024  # bytes of a type, or of sides, that are looked at
 ONE_LEAF: Final = b"TREE\x01\x00\x01\x00" + 2 * UNDEFINED  # a B-tree of one chunk
 
 
@@ -66,7 +69,12 @@ def shape_of(space: bytes) -> tuple[int, ...]:
     version, sides, kind = unpacked("<BBxB", space)
     if version not in (1, 2) or (version == 2 and kind > 1):
         raise Unlike
-    return unpacked(f"<{sides}Q", space[8 if version == 1 else 4 :])
+    if sides > MOST:
+        raise Unlike
+    shape = unpacked(f"<{sides}Q", space[8 if version == 1 else 4 :])
+    if any(side >> 31 for side in shape):  # more than is read, or nothing at all
+        raise Unlike
+    return shape
 
 
 @lru_cache(256)
@@ -104,10 +112,10 @@ class AttributeKind(NamedTuple):
         _, *sizes = unpacked("<BxHHH", data)
         ends = list(itertools.accumulate((-(-size // 8) * 8 for size in sizes), initial=8))
         name, kind, space = (data[first : first + size] for first, size in zip(ends, sizes, strict=False))
-        name, shape, is_text = name.rstrip(b"\0"), shape_of(space), kind[:8] in TEXTS
-        if is_text and shape:
+        name, shape, is_text = name[:-1], shape_of(space[:LONGEST]), kind[:8] in TEXTS
+        if not name or b"\0" in name or data[8 + sizes[0] - 1] or (is_text and shape):
             raise Unlike
-        return cls(name, text_of(name), None if is_text else dtype_of(kind), shape, is_boolean(kind), ends[3])
+        return cls(name, text_of(name), None if is_text else dtype_of(kind[:LONGEST]), shape, is_boolean(kind), ends[3])
 
     def values(self, data: bytes, text_at: Callable[[int, int], bytes]) -> Any:
         """As JSON has them; `text_at`: that of a collection's address and an index. Raises Unlike where there are none."""
@@ -147,7 +155,7 @@ class Likeness:
         places, at = dict[int, int](), 16
         while at + 8 <= len(raw):
             kind, size = struct.unpack_from("<HH", raw, at)
-            places[kind] = at + 8
+            places.setdefault(kind, at + 8)
             at += 8 + size
         if MORE in places or not places.keys() >= {SPACE, TYPE, LAYOUT} or raw[places[SPACE]] != 1:
             return None
