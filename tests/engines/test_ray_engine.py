@@ -78,10 +78,10 @@ def recorder(out: Path, ray: dict[str, Any], *more: str) -> subprocess.Popen[str
     return started(["record", "recording_envs:Slow-v0", "--out", str(out), *words, *more], ray)
 
 
-def started(words: list[str], ray: dict[str, Any]) -> subprocess.Popen[str]:
+def started(words: list[str], ray: dict[str, Any], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     where = ["--engine", "ray", "--engine-address", str(ray["engine_address"]), "--workers", "2"]
     line = [sys.executable, "-m", "offline_cli", *words, *where, "--quiet"]
-    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=env)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -229,6 +229,30 @@ def test_a_command_that_is_killed_is_resumed(ray: dict[str, Any], slow: tuple[Pa
     assert code == 0, said
     assert data_files(slow[1]) == data_files(tmp_path / "out")
     assert all((tmp_path / "out" / "data" / name).stat().st_mtime_ns == when for name, when in before.items())
+
+
+def test_a_command_that_writes_to_a_bucket_is_killed_and_resumed_and_so_are_its_workers(
+    cluster: Any, ray: dict[str, Any], slow: tuple[Path, Path], s3_server: Any
+) -> None:
+    url, client, chance = s3_server.bucket(), s3_server.client(), random.Random(4)
+    place, env = f"{url.partition('://')[2]}/out", {**os.environ, **s3_server.environment}
+    words = ["convert", str(slow[0]), "--from", "python:slow_reader:SLOW", "--out", f"{url}/out", "--max-rows-per-file", "16"]
+    process, until = started(words, ray, env), time.monotonic() + LIMIT
+    while len(client.glob(f"{place}/data/*.parquet")) < 3:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until, "no shard was written"
+        time.sleep(0.1)
+        client.invalidate_cache()
+    process.kill()
+    process.wait()
+    process = started([*words, "--resume"], ray, env)
+    while process.poll() is None and not cluster.kill_worker(chance):
+        time.sleep(0.05)
+    code, said = ended(process)
+    assert code == 0, said
+    client.invalidate_cache()
+    found = {path.rpartition("/")[2]: client.cat_file(path) for path in client.find(f"{place}/data")}
+    assert found == data_files(slow[1])
 
 
 def test_sigterm_ends_the_tasks_and_says_how_to_resume(
