@@ -30,7 +30,7 @@ import numpy as np
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
 from offline_cli.games import Game, common_spaces, game_of
 from offline_cli.import_path import add_current_folder, call_of, hidden_file, module_named, names_file, no_module
-from offline_cli.spaces import Space, check_supported, describe, leaf_spaces, same_space, space_to_json
+from offline_cli.spaces import Space, check_supported, declared_spaces, describe, leaf_spaces, same_space, space_to_json
 from offline_cli.waiting import CLOSING, Overdue, current
 
 __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
@@ -81,9 +81,8 @@ class Environment:
         self._fits: bool | None = None  # whether the vector class does
         first = self._singles[0]
         self.agents = first.spaces_of if isinstance(first, Game) else None  # observations and actions by agent, of several
-        self.observation_space: Space = first.observation_space
-        self.action_space: Space = first.action_space
         try:
+            self.observation_space, self.action_space = declared_spaces(first, name)
             check_supported(self.observation_space, where=f"observations of {name}")
             check_supported(self.action_space, where=f"actions of {name}")
         except Exception:

@@ -28,6 +28,7 @@ __all__ = [
     "bound_bytes",
     "bounds_too_large",
     "check_supported",
+    "declared_spaces",
     "describe",
     "infer_space",
     "leaf_spaces",
@@ -99,6 +100,16 @@ def same_space(left: Space | None, right: Space | None) -> bool:
     if left is None or right is None:
         return left is right
     return left is right or space_to_json(left) == space_to_json(right)
+
+
+def declared_spaces(env: Any, name: str) -> tuple[Space, Space]:
+    """Of observations and actions, as the environment called `name` declares them. Raises UnsupportedSpace without them."""
+    for side in ("observation_space", "action_space"):
+        if getattr(env, side, None) is None:
+            raise UnsupportedSpace(
+                f"the environment has no {side}", where=name, fix="set it in __init__, as gymnasium.Env asks"
+            )
+    return env.observation_space, env.action_space
 
 
 def describe(space: Space | None) -> str:

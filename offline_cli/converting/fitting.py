@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns, ElementNames
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadEpisode, BadMapping, SpaceMismatch
 from offline_cli.formats.source import THE_SOURCE, Source, SourceInfo
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
@@ -287,7 +288,7 @@ def _categories(leaf: NDArray[Any], space: Space, name: str, elements: ElementNa
         which = elements.column(name, at, leaf.shape[1:])
         yield _Problem(f"{name} holds {value}, which is not a whole number, in {leaf.dtype}{which}", row)
         return
-    low, high = _category_bounds(space)
+    low, high = category_bounds(space)
     bad = (leaf < low) | (leaf > high)
     if bad.any():
         row, at, value = _first(leaf, bad)
@@ -299,15 +300,6 @@ def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Sequence[in
     place = np.unravel_index(int(np.argmax(bad)), bad.shape)
     row, *at = (int(index) for index in place)
     return row, at, leaf[place]
-
-
-def _category_bounds(space: Space) -> tuple[Any, Any]:
-    """Smallest and largest category, for each element where they differ."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start) + int(space.n) - 1
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    return 0, 1
 
 
 def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:

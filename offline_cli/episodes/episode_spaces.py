@@ -30,6 +30,7 @@ from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = [
     "MAX_DEPTH",
+    "category_bounds",
     "check_shapes",
     "choice_counts",
     "conform",
@@ -323,3 +324,12 @@ def _lossy(what: str, batch: BatchArrays, rows_of: NDArray[np.int64], row: int) 
 def _bad(what: str, batch: BatchArrays) -> BadEpisode:
     where = f"batch from episode {batch.ids[0] if batch.ids else '(none)'}"
     return BadEpisode(what, where=where, fix="give the spaces that the data was recorded with (--env)")
+
+
+def category_bounds(space: Space) -> tuple[Any, Any]:
+    """Smallest and largest category of a space that is no Box, for each element where they differ."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return 0, 1

@@ -117,8 +117,12 @@ def _chosen(folder: Location, options: ExportOptions) -> ToExport:
     _check_one_module(folder)
     loaded = load_policy(folder, plugins=options["plugins"], network=options["network"])
     spaces = _spaces(loaded, folder.url)
-    pipelines = PlaySpec(trained=loaded.trained).build(Setting(*spaces))
-    described = PlaySpec(trained=loaded.trained).as_dict()["env_to_module"]
+    try:
+        pipelines = PlaySpec(trained=loaded.trained).build(Setting(*spaces))
+        described = PlaySpec(trained=loaded.trained).as_dict()["env_to_module"]
+    except BadConfig as error:
+        error.fix = "export a run of built-in pieces alone (docs/export.md says which); evaluate and record play this one"
+        raise
     facts = facts_of(folder, loaded, spaces, described, to=options["to"])
     return ToExport(loaded, pipelines, spaces, facts, folder.url)
 

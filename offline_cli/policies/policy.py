@@ -24,8 +24,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.episodes.episode_spaces import space_tree
-from offline_cli.spaces import Space, check_supported, leaf_spaces
+from offline_cli.episodes.episode_spaces import category_bounds, space_tree
+from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = [
@@ -124,6 +124,16 @@ def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> ND
     if not rounded and not np.array_equal(turned, values):
         raise ValueError(f"{noun} of {values.dtype}, and the space's {np.dtype(dtype)} cannot hold its values")
     return turned
+
+
+def check_categories(rows: Tree, space: Space, noun: str) -> None:
+    """Raise ValueError where a value in `rows` is none of the space's categories: no dataset can hold it."""
+    for leaf, part in zip(leaves(rows), leaf_spaces(space).values(), strict=True):
+        if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            low, high = category_bounds(part)
+            bad = (leaf < low) | (leaf > high)
+            if bad.any():
+                raise ValueError(f"{noun} {leaf[bad].flat[0]}, which is no category of {describe(part)}")
 
 
 # ---- values from uniform numbers ----

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import named_object
-from offline_cli.policies.policy import Acted, row_writer, rows_of, sampled
+from offline_cli.policies.policy import Acted, check_categories, row_writer, rows_of, sampled
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like
 
@@ -101,6 +101,10 @@ class FunctionPolicy:
             extras = {
                 name: map_leaves(lambda *values: np.stack(values), *(row[1][name] for row in rows)) for name in rows[0][1]
             }
+        try:
+            check_categories(actions, self._space, "the action")
+        except ValueError as error:
+            raise self._mismatch(str(error)) from error
         return Acted(actions, actions, extras)
 
     def _batch(self, observations: Tree, chance: NDArray[np.float64]) -> tuple[Tree, Mapping[str, Tree]]:

@@ -179,7 +179,7 @@ def read_run(run: str | os.PathLike[str] | Location, storage_options: Mapping[st
     """The files of a run's policy. Raises StorageNotFound, NoData, Uncommitted as `load_policy` does."""
     folder = open_location(run, storage_options)
     if folder.exists() and not folder.join(CONFIG).is_file():
-        fix = "name the folder that train-bc --out made"
+        fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name the folder that train-bc --out made"
         if folder.join(MODULES_FILE).is_file():
             fix = (
                 f"{folder.url}/{MODULES_FOLDER}/NAME: it is a run of several modules, which play where there are several agents"

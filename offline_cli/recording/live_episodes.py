@@ -89,6 +89,7 @@ class LiveEpisodes:
         self._closed = False
         self._lock = threading.Lock()
         self._writer.__enter__()
+        self.episodes = len(self._writer.ids_written) if options["resume"] else 0  # whole ones
         _OPEN.add(self)
 
     # ---- one step ----
@@ -124,6 +125,7 @@ class LiveEpisodes:
         if len(slots):
             self._store.end(slots, flags, finals, infos)
             self.playing[slots] = False
+            self.episodes += len(slots)
             self._whole += len(slots) if self._format == "episodes" else int(self._steps[slots].sum())
 
     def flush(self) -> None:

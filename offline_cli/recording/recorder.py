@@ -29,7 +29,7 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecorderOptions
 from offline_cli.playing.own_vector_slots import OwnVectorSlots, resets_by
 from offline_cli.playing.slots import SlotFailure, owned
-from offline_cli.policies.policy import fitted, row_writer, rows_of
+from offline_cli.policies.policy import check_categories, fitted, row_writer, rows_of
 from offline_cli.recording.live_episodes import LiveEpisodes, broken
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves
@@ -46,6 +46,11 @@ class _Recording:
     """What both recorders offer besides being an environment."""
 
     _live: LiveEpisodes
+
+    @property
+    def episodes_recorded(self) -> int:
+        """Whole episodes so far; with `resume`, those that are there already included: a loop of seeds goes on there."""
+        return self._live.episodes
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +85,7 @@ class Recorder(_Recording, gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         spaces = env.observation_space, env.action_space
         self._live = LiveEpisodes(out, 1, spaces, _environment(env, options), options)
-        self._name = _name(env)
+        self._name, self._space = _name(env), spaces[1]
         self._obs, self._action = zero_rows(spaces[0], 1), zero_rows(spaces[1], 1)
         self._write_obs, self._write_action = row_writer(self._obs), row_writer(self._action, "an action")
         self._info: NDArray[Any] | None = None  # (1,) that came with the observation
@@ -106,6 +111,7 @@ class Recorder(_Recording, gym.Wrapper[Any, Any, Any, Any]):
             raise UsageError("a step outside of an episode", where=self._name, fix=fix)
         try:
             self._write_action(0, action)
+            check_categories(self._action, self._space, "the action")
         except ValueError as err:
             raise broken(err, "the action given to step", self._name) from err
         live.act(self._obs, self._info, self._action)
@@ -218,7 +224,9 @@ class VectorRecorder(_Recording, gymnasium.vector.VectorWrapper):
                 raise ValueError(f"actions of shape {rows.shape}, and the space says {(self.num_envs, *(space.shape or ()))}")
             return fitted(rows, space.dtype, "actions")
 
-        return map_leaves(leaf, self._actions_like, actions)
+        found = map_leaves(leaf, self._actions_like, actions)
+        check_categories(found, self.single_action_space, "the action")
+        return found
 
     def _checked(self, doing: str, call: Any) -> Any:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
+from offline_cli import convert
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig
 from offline_cli.trees import flatten
 
 TABLES = Path(__file__).resolve().parent.parent / "testdata" / "tables"
@@ -264,3 +267,14 @@ def shuffled_folder(path: Path, folder: Path, rng: random.Random) -> Path:
         with pa.ipc.new_file(folder / f"part-{number}.arrow", part.schema) as writer:
             writer.write_table(part)
     return folder
+
+
+@pytest.mark.parametrize("role", ["obs", "actions"])
+def test_categories_of_a_list_of_texts_are_refused_by_name(role: str, tmp_path: Path) -> None:
+    lines = [{"u": 0, "t": t, "x": 0.0, "r": 1.0, "many": ["b", "a"]} for t in range(3)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    other = {"obs": "x", "actions": "x", role: "many"}
+    text = f'[columns]\neps_id = "u"\nt = "t"\nobs = "{other["obs"]}"\nactions = "{other["actions"]}"\nrewards = "r"\n'
+    (tmp_path / "m.toml").write_text(text + '[categories]\nmany = ["a", "b"]\n')
+    with pytest.raises(BadConfig, match="write a column for each text"):
+        convert(tmp_path / "a.jsonl", tmp_path / "D", mapping=tmp_path / "m.toml")

@@ -4,8 +4,8 @@
 * `objects.py`: what of a file is read there: neither what leads out of it (links, external storage, virtual datasets), nor
   filters that are loaded, nor types that are no numbers or texts.
 * `messages.py`: what the two processes send each other.
-* `plain_file.py`, with `plain_objects.py` and `plain_messages.py`: small groups in the form that h5py gives them, which are read
-  without libhdf5 and without the child.
+* `plain_file.py`, with `plain_objects.py` and `plain_messages.py`: small groups in the form that h5py gives them, which are
+  read without libhdf5 and without the child.
 * `files.py`: `Hdf5File`, the parent's side: starts the child, asks, and checks what it answers.
 * `nodes.py`: what is told of an object.
 * `layouts.py`: which of the known layouts a file has, for `--from auto`.

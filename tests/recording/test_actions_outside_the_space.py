@@ -1,0 +1,73 @@
+"""Actions that are none of the space's categories are refused where they are taken: no dataset can hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from recording_envs import Count
+
+from offline_cli import Recorder, VectorRecorder, inspect, record
+from offline_cli.errors import BadData, OfflineCliError, UnsupportedSpace
+
+LATE = """
+import numpy as np
+calls = 0
+def act(observations):
+    global calls
+    calls += 1
+    return np.full(len(observations), 3 if calls > 200 else 1)
+"""
+
+
+def test_a_policy_is_told_and_whole_episodes_stay(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    out, policy = tmp_path / "D", f"python:{tmp_path}/late.py:act"
+    with pytest.raises(OfflineCliError, match=r"the action 3, which is no category of Discrete\(3\)"):
+        record("recording_envs:Count-v0", out, policy=policy, episodes=50, vectorize="sync", num_envs=2)
+    assert 1 < inspect(out).episodes < 50
+    assert not inspect(out).complete
+
+
+def test_the_recorder_names_the_action(tmp_path: Path) -> None:
+    with Recorder(Count(), tmp_path / "D") as env:
+        env.reset(seed=0)
+        for wrong in (3, -1):
+            with pytest.raises(BadData, match=f"the action {wrong}, which is no category"):
+                env.step(wrong)
+        env.step(2)
+    assert inspect(tmp_path / "D").steps == 1
+
+
+def test_the_recorder_of_a_vector_names_the_action(tmp_path: Path) -> None:
+    with VectorRecorder(SyncVectorEnv([Count, Count]), tmp_path / "D") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(BadData, match="the action 7, which is no category"):
+            envs.step(np.array([1, 7]))
+        envs.step(np.array([1, 2]))
+    assert inspect(tmp_path / "D").episodes == 2
+
+
+def test_an_environment_without_a_space_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("import gymnasium as gym\nclass Bare(gym.Env):\n    pass\n")
+    with pytest.raises(UnsupportedSpace, match="no observation_space"):
+        record(f"{tmp_path}/bare.py:Bare", tmp_path / "D", policy="random", episodes=1)
+
+
+def test_the_recorder_says_how_many_episodes_there_are(tmp_path: Path) -> None:
+    def play(env: Recorder, seeds: range) -> None:
+        for seed in seeds:
+            env.reset(seed=seed)
+            while not any(env.step(0)[2:4]):
+                pass
+
+    with pytest.raises(KeyboardInterrupt), Recorder(Count(), tmp_path / "D") as env:
+        play(env, range(env.episodes_recorded, 5))
+        assert env.episodes_recorded == 5
+        raise KeyboardInterrupt
+    with Recorder(Count(), tmp_path / "D", resume=True) as env:
+        assert env.episodes_recorded == 5
+        play(env, range(env.episodes_recorded, 9))
+    assert inspect(tmp_path / "D").episodes == 9
