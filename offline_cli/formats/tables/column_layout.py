@@ -216,14 +216,13 @@ def _image_plan(column: str, kind: pa.DataType, image: str, ours: str, problems:
 
 def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str, problems: Problems) -> ColumnPlan | None:
     """How the column is read as numbers; None, and a problem, where it holds none."""
+    cells = facts.cells
     if categories and facts.odd:
         what = f"{ours}: column '{column}' holds {min(facts.odd)}, and [categories] number one text in a row"
         problems.append(f"{what}; write a column for each text")
-        return None
-    if categories:
+    elif categories:
         return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
-    cells = facts.cells
-    if facts.odd:
+    elif facts.odd:
         problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, not numbers")
     elif facts.is_empty:
         problems.append(f"{ours}: column '{column}' has no value in any row")
