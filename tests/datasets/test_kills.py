@@ -21,6 +21,7 @@ pytestmark = pytest.mark.kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATIONS = often(12, ci=8)
+OF_A_SPLIT = 12  # fewer do not fall into the writing of both parts
 TRIES, SOONER = 8, 0.8
 EPISODES = 24
 KILLED = -9
@@ -238,9 +239,9 @@ def test_a_split_killed_at_any_storage_operation_is_gone_on_with_to_the_same_par
     want = {part: content(folder) for part, folder in parts.items()}
     assert sum(want[part]["manifest.json"]["counts"]["episodes"] for part in parts) == EPISODES
     operations, states = len(life.operations), list[tuple[int, ...]]()
-    for number in range(OPERATIONS):
+    for number in range(OF_A_SPLIT):
         parts, words = split(f"killed-{number}")
-        moment = 2 * ((operations - 1) * number // (OPERATIONS - 1)) + number % 2
+        moment = 2 * ((operations - 1) * number // (OF_A_SPLIT - 1)) + number % 2
         assert zygote.run(words, operation=moment).code == KILLED
         if number % 3 == 0 and not all(map(is_committed, parts.values())):
             zygote.run([*words, "--resume"], operation=operations // 2)
