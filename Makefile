@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 HANGING := tests/recording/test_hanging.py tests/recording/test_hanging_evaluation.py
 QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big and not slow and not rivals and not engines
+MARKED = $$(grep -rlE 'mark\.($(1))\b' tests --include='test_*.py' | grep -v /test_hanging)
 DEMO ?= out/demo
 TARGET ?= all
 RUNS ?= 1000000
@@ -51,11 +52,11 @@ test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
 
 test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "ray" --require-markers ray  # whose clusters mostly start
-	$(BIN)/python -m pytest -q -m "rivals and not gigabytes"  # each in an environment of its own, which the first test makes
-	.ci/offline --or-online $(BIN)/python -m pytest -q -n 3 -m "cloud and not kill" --require-markers cloud  # which mostly wait
-	$(BIN)/python -m pytest -q -m engines --require-markers engines
+	$(BIN)/python -m pytest -q -m "rivals and not gigabytes" $(call MARKED,rivals)  # each in an environment of its own, which the first test makes
+	.ci/offline --or-online $(BIN)/python -m pytest -q -n 3 -m "cloud and not kill" $(call MARKED,cloud) --require-markers cloud  # which mostly wait
+	$(BIN)/python -m pytest -q -m engines $(call MARKED,engines) --require-markers engines
 	$(BIN)/python -m pytest -q -n 3 -m "kill and not engines" $(HANGING)  # which mostly wait
-	$(BIN)/python -m pytest -q -n 3 -m "(kill or learn or big or slow) and not ray and not engines and not long and (kill or not cloud)" $(HANGING:%=--ignore=%) --require-markers kill,learn
+	$(BIN)/python -m pytest -q -n 3 -m "(kill or learn or big or slow) and not ray and not engines and not long and (kill or not cloud)" $(call MARKED,kill|learn|big|slow) --require-markers kill,learn
 
 test-long: $(VENV)/.installed-full  ## Run what takes longer than CI has: mutated HDF5, every kind of export, ten times the memory limit, more kills.
 	OFFLINE_CLI_THOROUGH=1 $(BIN)/python -m pytest -q -n 3 -m "long or (kill and not ray and not engines)"

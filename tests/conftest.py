@@ -98,6 +98,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
         root.fs.rm(root.path, recursive=True)
 
 
+NAMED = frozenset({"rivals", "cloud", "engines", "kill", "learn", "big", "slow"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The lanes of the Makefile collect the files that name their markers: a test with one in another file would never run."""
+    texts: dict[Path, str] = {}
+    for item in items:
+        for marker in NAMED.intersection(one.name for one in item.iter_markers()):
+            text = texts.setdefault(item.path, texts.get(item.path) or item.path.read_text(encoding="utf-8"))
+            if f"mark.{marker}" not in text:
+                raise pytest.UsageError(f"{item.nodeid} is marked {marker!r}, and its file does not name pytest.mark.{marker}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-markers", default="", help="comma-separated markers of which some test must pass and none may be skipped"

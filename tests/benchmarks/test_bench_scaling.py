@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from thorough import often
 
 from benchmarks import scaling
 
-PART, RUNS = often(200_000, ci=100_000), 2
+PART, RUNS = 200_000, 2
 NOT_LINEAR = 0.5  # of the pace: a cost of n log n would be at 0.8, one of n squared at 0.06
 
 
@@ -18,6 +17,7 @@ def rows(tmp_path_factory):
 
 
 @pytest.mark.big
+@pytest.mark.long
 def test_convert_and_training_keep_their_pace_at_sixteen_times_the_data(rows):
     """The benchmark holds them to 15 %; machines that others use too swing by more, and what is not linear falls far below."""
     pace = {row.question: row.ratio for row in rows if row.target is scaling.CONSTANT}
@@ -26,6 +26,7 @@ def test_convert_and_training_keep_their_pace_at_sixteen_times_the_data(rows):
 
 
 @pytest.mark.big
+@pytest.mark.long
 def test_convert_keeps_its_memory_and_streaming_its_limit_at_sixteen_times_the_data(rows):
     assert [sum(row.target is target for row in rows) for target in (scaling.FLAT, scaling.WITHIN)] == [1, 2]
     more = {row.question: row.ratio for row in rows if row.target in (scaling.FLAT, scaling.WITHIN) and not row.met()}

@@ -108,7 +108,7 @@ def check_episodes(out: Path, count: int, length: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "length", "size"),
-    [("parquet", 200, GB), ("parquet", 20, GB // 2), ("csv", 200, GB // 2)],
+    [pytest.param("parquet", 200, GB, marks=pytest.mark.long), ("parquet", 20, GB // 3), ("csv", 200, GB // 3)],
     ids=["a gigabyte of parquet", "short episodes", "csv"],
 )
 def test_a_large_table_in_any_order_converts_within_256_mib(

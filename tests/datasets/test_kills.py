@@ -40,7 +40,7 @@ class Target:
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     """A folder on disk, and one in a bucket."""
     if request.param == "local":
-        return Target(str(tmp_path), {}, often(30, ci=16))
+        return Target(str(tmp_path), {}, often(30, ci=12))
     server = request.getfixturevalue("s3")
     return Target(server.bucket(), dict(server.environment), often(12, ci=8))
 
@@ -134,6 +134,7 @@ def assert_cover_the_writing(shards: list[int], *, of: int) -> None:
     assert len(set(shards)) >= 3, f"the kills do not cover the writing: so many shards were complete: {shards}"
 
 
+@pytest.mark.parametrize("target", ["local", pytest.param("s3", marks=[pytest.mark.cloud, pytest.mark.long])], indirect=True)
 def test_killed_at_random_moments_it_is_gone_on_with_to_the_same_content(target: Target, zygote: Zygote, command: Any) -> None:
     life, want = undisturbed(target, zygote, command)
     chance, shards = random.Random(5), list[int]()

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("env", "format", "runners", "steps"),
     [
-        ("Pendulum-v1", "columns", 0, (200_000, 800_000)),
+        pytest.param("Pendulum-v1", "columns", 0, (200_000, 800_000), marks=pytest.mark.long),
         ("CartPole-v1", "episodes", 0, (300_000, 3_000_000)),
         ("CartPole-v1", "columns", 2, (300_000, 3_000_000)),
     ],

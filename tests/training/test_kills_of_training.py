@@ -21,8 +21,8 @@ from offline_cli.files.locations import Location, open_location
 pytestmark = pytest.mark.kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MOMENTS = often(10, ci=7)
-FEWER_MOMENTS = often(10, ci=4)  # of each algorithm
+MOMENTS = often(10, ci=6)
+FEWER_MOMENTS = often(10, ci=3)  # of each algorithm
 KILLED = -9
 CONFIG = "hidden = [16]\nbatch_size = 64\nlog_every = 7\ncheckpoint_every = 10\nupdates = 60\nval_fraction = 0.25\n"
 CLOCK = ("seconds", "samples_per_second")

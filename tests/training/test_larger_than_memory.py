@@ -61,8 +61,10 @@ def write(folder: Path, size: int, length: int, space: spaces.Box) -> int:
     [
         pytest.param(10, 200, spaces.Box(-1.0, 1.0, (64,)), [], marks=pytest.mark.long),
         (3, 200, spaces.Box(-1.0, 1.0, (64,)), []),
-        (1.5, 200, spaces.Box(-1.0, 1.0, (4,)), ["--val-fraction", "0.2", "--eval-every", "400"]),
-        (1.5, 20, spaces.Box(-1.0, 1.0, (32,)), []),
+        pytest.param(
+            1.5, 200, spaces.Box(-1.0, 1.0, (4,)), ["--val-fraction", "0.2", "--eval-every", "400"], marks=pytest.mark.long
+        ),
+        pytest.param(1.5, 20, spaces.Box(-1.0, 1.0, (32,)), [], marks=pytest.mark.long),
         (1.5, 100, spaces.Box(0, 255, (36, 36), np.uint8), ["--batch-size", "64"]),
     ],
     ids=["ten times the limit", "three times the limit", "small steps, some held out", "short episodes", "frames"],
