@@ -197,6 +197,8 @@ class _Bridge:
         try:
             self._socket.settimeout(SILENCE)
             sent(self._socket, kind, number, payload)
+        except TimeoutError as error:  # it is there, and takes nothing
+            raise self._lost(f"nothing was taken within {SILENCE:.0f} s") from error
         except OSError as error:
             raise self._why() from error
         finally:

@@ -184,6 +184,23 @@ def test_workers_read_from_a_bucket_what_is_written_to_it(ray: dict[str, Any], s
     assert found == data_files(tmp_path / "here")
 
 
+def test_a_bridge_that_takes_nothing_is_a_lost_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+
+    def idle(_: str, theirs: Any, *, output: Any) -> subprocess.Popen[bytes]:
+        kept.append(theirs.dup())  # the other end stays open, and nobody reads from it
+        return subprocess.Popen(["sleep", "60"])
+
+    monkeypatch.setattr(ray_engine, "interpreter", idle)
+    monkeypatch.setattr(ray_engine, "SILENCE", 0.2)
+    with EngineSpec("ray", 1, "127.0.0.1:1").engine() as engine:
+        assert isinstance(engine, ray_engine.RayEngine)
+        assert engine._bridge is not None
+        with pytest.raises(ClusterLost, match="nothing was taken"):
+            engine._bridge.send(0, 1, bytes(64 << 20))
+    kept[0].close()
+
+
 # ---- deaths ----
 
 
