@@ -126,14 +126,22 @@ def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> ND
     return turned
 
 
-def check_categories(rows: Tree, space: Space, noun: str) -> None:
-    """Raise ValueError where a value in `rows` is none of the space's categories: no dataset can hold it."""
-    for leaf, part in zip(leaves(rows), leaf_spaces(space).values(), strict=True):
-        if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-            low, high = category_bounds(part)
-            bad = (leaf < low) | (leaf > high)
+def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
+    """What raises ValueError where a value in rows of `space` is none of its categories: no dataset can hold it."""
+    bounds = [
+        (at, part, *category_bounds(part))
+        for at, part in enumerate(leaf_spaces(space).values())
+        if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+    ]
+
+    def check(rows: Tree) -> None:
+        found = leaves(rows)
+        for at, part, low, high in bounds:
+            bad = (found[at] < low) | (found[at] > high)
             if bad.any():
-                raise ValueError(f"{noun} {leaf[bad].flat[0]}, which is no category of {describe(part)}")
+                raise ValueError(f"{noun} {found[at][bad].flat[0]}, which is no category of {describe(part)}")
+
+    return check if bounds else lambda rows: None
 
 
 # ---- values from uniform numbers ----

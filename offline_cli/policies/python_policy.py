@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import named_object
-from offline_cli.policies.policy import Acted, check_categories, row_writer, rows_of, sampled
+from offline_cli.policies.policy import Acted, category_check, row_writer, rows_of, sampled
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like
 
@@ -63,7 +63,7 @@ class FunctionPolicy:
         self._call, self._name, self._space, self._explore = call, name, action_space, explore
         wanted = _parameters(call)
         self._takes_explore, self._takes_rng = "explore" in wanted, "rng" in wanted
-        self._leaves = leaf_spaces(action_space)
+        self._leaves, self._check = leaf_spaces(action_space), category_check(action_space, "the action")
         self.chance_size = int(self._takes_rng)
         try:
             self._batched = self._takes_batches(sampled(observation_space, TRIED))
@@ -102,7 +102,7 @@ class FunctionPolicy:
                 name: map_leaves(lambda *values: np.stack(values), *(row[1][name] for row in rows)) for name in rows[0][1]
             }
         try:
-            check_categories(actions, self._space, "the action")
+            self._check(actions)
         except ValueError as error:
             raise self._mismatch(str(error)) from error
         return Acted(actions, actions, extras)

@@ -29,7 +29,7 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecorderOptions
 from offline_cli.playing.own_vector_slots import OwnVectorSlots, resets_by
 from offline_cli.playing.slots import SlotFailure, owned
-from offline_cli.policies.policy import check_categories, fitted, row_writer, rows_of
+from offline_cli.policies.policy import category_check, fitted, row_writer, rows_of
 from offline_cli.recording.live_episodes import LiveEpisodes, broken
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves
@@ -85,7 +85,7 @@ class Recorder(_Recording, gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         spaces = env.observation_space, env.action_space
         self._live = LiveEpisodes(out, 1, spaces, _environment(env, options), options)
-        self._name, self._space = _name(env), spaces[1]
+        self._name, self._check = _name(env), category_check(spaces[1], "the action")
         self._obs, self._action = zero_rows(spaces[0], 1), zero_rows(spaces[1], 1)
         self._write_obs, self._write_action = row_writer(self._obs), row_writer(self._action, "an action")
         self._info: NDArray[Any] | None = None  # (1,) that came with the observation
@@ -111,7 +111,7 @@ class Recorder(_Recording, gym.Wrapper[Any, Any, Any, Any]):
             raise UsageError("a step outside of an episode", where=self._name, fix=fix)
         try:
             self._write_action(0, action)
-            check_categories(self._action, self._space, "the action")
+            self._check(self._action)
         except ValueError as err:
             raise broken(err, "the action given to step", self._name) from err
         live.act(self._obs, self._info, self._action)
@@ -174,6 +174,7 @@ class VectorRecorder(_Recording, gymnasium.vector.VectorWrapper):
         spaces = envs.single_observation_space, envs.single_action_space
         self._live = LiveEpisodes(out, envs.num_envs, spaces, _environment(envs, options), options)
         self._actions_like = space_tree(envs.single_action_space)
+        self._check_actions = category_check(envs.single_action_space, "the action")
 
     def add_outputs(self, **outputs: Any) -> None:
         """Extra model outputs of the next step by name: arrays, or dicts of them, whose first axis is the copies."""
@@ -225,7 +226,7 @@ class VectorRecorder(_Recording, gymnasium.vector.VectorWrapper):
             return fitted(rows, space.dtype, "actions")
 
         found = map_leaves(leaf, self._actions_like, actions)
-        check_categories(found, self.single_action_space, "the action")
+        self._check_actions(found)
         return found
 
     def _checked(self, doing: str, call: Any) -> Any:
