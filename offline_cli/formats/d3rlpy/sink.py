@@ -7,9 +7,7 @@ data and extra outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -20,7 +18,7 @@ from offline_cli.errors import UnsupportedSpace
 from offline_cli.files.locations import Location
 from offline_cli.formats.d3rlpy.reader import COLUMNS, FORMAT
 from offline_cli.formats.hdf5.own_words import OWN, own_text
-from offline_cli.formats.hdf5.writing import EpisodeSink, Hdf5Output, check_file, count_left_out, said_by_source
+from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
@@ -42,15 +40,6 @@ class D3rlpySink(EpisodeSink):
         self._is_theirs = bool(said)
         kind = said.get("rewards")
         self._rewards = kind if kind in FORMS else "<f8"
-        self._open = ExitStack()
-        self._file: Hdf5Output
-
-    def __enter__(self) -> Self:
-        self._file = self._open.enter_context(Hdf5Output(self.target))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._open.close()
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: some datasets for each episode."""

@@ -7,9 +7,7 @@ written under `infos/`, or where a source of this layout had them. Not kept: ids
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +16,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import Location
 from offline_cli.formats.d4rl.reader import FORMAT, INFOS, LOGP, NEXT, TIMEOUTS
 from offline_cli.formats.hdf5.own_words import OWN, own_text
-from offline_cli.formats.hdf5.writing import EpisodeSink, Hdf5Output, check_file, checked_key, count_left_out, said_by_source
+from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, checked_key, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.trees import Tree
 
@@ -41,15 +39,6 @@ class D4rlSink(EpisodeSink):
         self._forms: Mapping[str, Any] = forms if isinstance(forms, dict) else {}
         self._names: Mapping[str, Any] = names if isinstance(names, dict) else {}
         self._timeouts: list[NDArray[np.bool_]] = []
-        self._open = ExitStack()
-        self._file: Hdf5Output
-
-    def __enter__(self) -> Self:
-        self._file = self._open.enter_context(Hdf5Output(self.target))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._open.close()
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: rows at the end of each array."""

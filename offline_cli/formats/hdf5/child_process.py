@@ -17,11 +17,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from offline_cli.formats.hdf5.messages import FRAMES, MESSAGE, SECONDS, TEXT, receive, send
+from offline_cli.formats.hdf5.messages import (
+    DEEPEST,
+    FRAMES,
+    LOADED,
+    MESSAGE,
+    OBJECTS,
+    SECONDS,
+    TEXT,
+    plain_text,
+    receive,
+    send,
+)
 from offline_cli.formats.hdf5.objects import (
     RATIO,
     SMALL,
@@ -31,7 +42,6 @@ from offline_cli.formats.hdf5.objects import (
     attributes_of,
     form_of,
     opened_member,
-    plain_text,
     rows_of,
 )
 
@@ -40,10 +50,6 @@ with suppress(ImportError):
     from h5py import h5d, h5g, h5s, h5t
 
 __all__ = ["serve"]
-
-DEEPEST: Final = 32  # groups within groups
-LOADED: Final = 8 << 20  # bytes of values in one answer to `load`, before the last object
-MOST: Final = 100_000  # objects below one that is described
 
 
 def serve(parent: socket.socket, handle: int) -> None:
@@ -195,7 +201,7 @@ class _Answers:
     def _texts(self, path: str) -> tuple[dict[str, Any], list[Any]]:
         """All texts of a dataset."""
         dataset = self._dataset(path)
-        if math.prod(dataset.shape) > MOST:
+        if math.prod(dataset.shape) > OBJECTS:
             raise Refused("bad", f"{math.prod(dataset.shape):,} texts", path, WRITE)
         values = np.empty(dataset.shape, dataset.dtype)
         dataset.read(h5s.ALL, h5s.ALL, values, mtype=h5t.py_create(dataset.dtype))
@@ -264,8 +270,8 @@ class _Answers:
     def _below(self, group: Any, path: str, prefix: str, depth: int) -> Iterator[tuple[str, Any, str]]:
         """Name below the first group, object and path of all members, those of groups after these."""
         for count, raw in enumerate(group):
-            if count >= MOST or len(self._open) >= MOST:
-                raise Refused("bad", f"more than {MOST:,} objects in one group", path, WRITE)
+            if count >= OBJECTS or len(self._open) >= OBJECTS:
+                raise Refused("bad", f"more than {OBJECTS:,} objects in one group", path, WRITE)
             text = plain_text(raw)
             place, name = f"{path}/{text}", f"{prefix}{text}"
             member = opened_member(group, raw, place)

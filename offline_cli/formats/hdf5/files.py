@@ -31,7 +31,7 @@ from offline_cli.errors import BadData, MissingPackage, OfflineCliError, UnsafeD
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.local_files import open_plain
 from offline_cli.files.locations import Location
-from offline_cli.formats.hdf5.messages import FRAMES, SECONDS, TEXT, filled, receive, send
+from offline_cli.formats.hdf5.messages import FRAMES, LOADED, SECONDS, TEXT, filled, receive, send
 from offline_cli.formats.hdf5.nodes import Form, Node
 from offline_cli.formats.hdf5.plain_file import PlainFile
 from offline_cli.formats.hdf5.plain_messages import Unlike
@@ -40,7 +40,6 @@ from offline_cli.scopes import Scope
 __all__ = ["ROOM", "Hdf5File", "need_h5py"]
 
 ROOM: Final = 512 << 20  # bytes of memory that the child may take, beside itself
-LOADED: Final = 8 << 20  # bytes of values that are held for a caller
 BLOCK: Final = 256 << 20  # bytes of arrays in one answer
 AT_ONCE: Final = 64  # objects in one answer
 GRACE: Final = 10.0  # seconds more than the child has itself

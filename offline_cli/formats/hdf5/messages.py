@@ -1,4 +1,7 @@
-"""Messages between the process that reads an HDF5 file and its parent: lengths, JSON, and raw bytes of arrays."""
+"""Messages between the process that reads an HDF5 file and its parent: lengths, JSON, and raw bytes of arrays.
+
+And the bounds that hold for a group, whether it is read there or without libhdf5 (`plain_file.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,33 @@ import socket
 import struct
 from typing import Any, Final
 
-__all__ = ["FRAMES", "MESSAGE", "SECONDS", "TEXT", "filled", "receive", "send"]
+__all__ = [
+    "DEEPEST",
+    "FRAMES",
+    "LOADED",
+    "MESSAGE",
+    "OBJECTS",
+    "SECONDS",
+    "TEXT",
+    "filled",
+    "plain_text",
+    "receive",
+    "send",
+]
 
 LENGTH: Final = struct.Struct("<Q")
 MESSAGE: Final = 64 << 20  # bytes of a request or answer, without arrays
 SECONDS: Final = 60  # for one request
 TEXT: Final = "text"  # in place of a dtype
 FRAMES: Final = "frames"  # the same, of bytes of varying length
+DEEPEST: Final = 32  # groups within groups
+OBJECTS: Final = 100_000  # below one group
+LOADED: Final = 8 << 20  # bytes of values that are given with a group, and of one answer before its last object
+
+
+def plain_text(raw: Any) -> str:
+    """A name or text of a file, whatever its bytes are."""
+    return raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)
 
 
 def send(to: socket.socket, data: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from offline_cli.formats.hdf5.messages import FRAMES, TEXT
+from offline_cli.formats.hdf5.messages import FRAMES, TEXT, plain_text
 
 with suppress(ImportError):  # the parent has looked: without it no child is started
     os.environ["HDF5_PLUGIN_PRELOAD"] = "::"  # filters are never loaded from files
@@ -30,7 +30,6 @@ __all__ = [
     "attributes_of",
     "form_of",
     "opened_member",
-    "plain_text",
     "rows_of",
 ]
 
@@ -170,7 +169,3 @@ def attributes_of(found: Any, path: str, passed_over: set[str]) -> tuple[dict[st
 
 def _texts_in(value: Any) -> Any:
     return [_texts_in(one) for one in value] if isinstance(value, list) else plain_text(value)
-
-
-def plain_text(raw: Any) -> str:
-    return raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)

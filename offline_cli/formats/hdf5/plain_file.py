@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.formats.hdf5.messages import DEEPEST, LOADED, OBJECTS, plain_text
 from offline_cli.formats.hdf5.nodes import Form, Node
 from offline_cli.formats.hdf5.plain_messages import (
     ATTRIBUTE,
@@ -36,16 +37,13 @@ from offline_cli.formats.hdf5.plain_messages import (
     dtype_of,
     is_boolean,
     shape_of,
-    text_of,
     unpacked,
 )
-from offline_cli.formats.hdf5.plain_objects import DEEPEST, PIECES, TEXTS, WORK, Header, PlainObjects
+from offline_cli.formats.hdf5.plain_objects import PIECES, TEXTS, WORK, Header, PlainObjects
 
 __all__ = ["PlainFile"]
 
 NAMES: Final = 64 << 20  # bytes of the names in a group
-VALUES: Final = 8 << 20  # bytes of values in a group; larger ones are read in parts, by libhdf5
-OBJECTS: Final = 100_000  # below one group
 GROUPS: Final = 8  # whose members are kept
 LONG: Final = 512  # bytes of an attribute, before its values, that is not known again
 KNOWN: Final = 1024  # datasets and attributes that are known again
@@ -87,7 +85,7 @@ class PlainFile:
     def members(self, path: str) -> list[str]:
         """Names in a group, in their order."""
         with self._objects.question(WORK + 4 * self._objects.size):
-            return [text_of(name) for name in self._group(path)]
+            return [plain_text(name) for name in self._group(path)]
 
     def node(self, path: str, passed_over: Collection[str] = ()) -> Node:
         """The group with all that is below it, and all values; without attributes that are `passed_over`."""
@@ -106,7 +104,7 @@ class PlainFile:
                 values[below] = one
                 datasets[below] = one.dtype.str, one.shape
                 nbytes += one.nbytes
-                if nbytes > VALUES:
+                if nbytes > LOADED:
                     raise Unlike
         return Node(self._attributes(header, passed_over), (), datasets, tuple(groups), values)
 
@@ -158,7 +156,7 @@ class PlainFile:
             if depth >= DEEPEST or next(count) > OBJECTS:
                 raise Unlike
             self._objects.spend(len(prefix))
-            name = prefix + text_of(raw)
+            name = prefix + plain_text(raw)
             if (values := self._as_seen(name, address)) is not None:
                 yield name, values
                 continue
@@ -209,7 +207,7 @@ class PlainFile:
         dtype = dtype_of(parts[TYPE][:LONGEST])
         size = dtype.itemsize * math.prod(shape)
         version, form = unpacked("<BB", layout)
-        if size > VALUES or version != 3:
+        if size > LOADED or version != 3:
             raise Unlike
         if form == 2:
             values = self._from_chunks(layout, shape, dtype)
@@ -241,7 +239,7 @@ class PlainFile:
         leaf = self._objects.bytes_at(tree, like.leaf.size)
         size, mask, *first, address = like.leaf.unpack(leaf)
         count = math.prod(chunk)
-        if leaf[:24] != ONE_LEAF or mask or any(first) or size != count * like.dtype.itemsize or not 0 < size <= VALUES:
+        if leaf[:24] != ONE_LEAF or mask or any(first) or size != count * like.dtype.itemsize or not 0 < size <= LOADED:
             return None
         values = self._objects.array(address, like.dtype, chunk)
         if shape != values.shape:
@@ -256,7 +254,7 @@ class PlainFile:
         if len(chunk) != len(shape) or not shape or itemsize != dtype.itemsize or not all(chunk):
             raise Unlike
         counts = [-(-side // of) for side, of in zip(shape, chunk, strict=True)]
-        if math.prod(chunk) * itemsize > 2 * VALUES or not 0 < math.prod(counts) <= PIECES:
+        if math.prod(chunk) * itemsize > 2 * LOADED or not 0 < math.prod(counts) <= PIECES:
             raise Unlike
         seen, values = set[tuple[int, ...]](), np.empty(0)
         for key, address in self._objects.leaves(tree, 1, 8 + 8 * sides, set()):

@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
+from offline_cli.formats.hdf5.messages import plain_text
+
 __all__ = [
     "ATTRIBUTE",
     "LAYOUT",
@@ -31,7 +33,6 @@ __all__ = [
     "dtype_of",
     "is_boolean",
     "shape_of",
-    "text_of",
     "unpacked",
 ]
 
@@ -58,10 +59,6 @@ def unpacked(form: str, data: bytes) -> tuple[Any, ...]:
         return struct.unpack_from(form, data)
     except struct.error as error:
         raise Unlike from error
-
-
-def text_of(raw: bytes) -> str:
-    return raw.decode("utf-8", "backslashreplace")
 
 
 @lru_cache(1024)
@@ -115,7 +112,7 @@ class AttributeKind(NamedTuple):
         name, shape, is_text = name[:-1], shape_of(space[:LONGEST]), kind[:8] in TEXTS
         if not name or b"\0" in name or data[8 + sizes[0] - 1] or (is_text and shape):
             raise Unlike
-        return cls(name, text_of(name), None if is_text else dtype_of(kind[:LONGEST]), shape, is_boolean(kind), ends[3])
+        return cls(name, plain_text(name), None if is_text else dtype_of(kind[:LONGEST]), shape, is_boolean(kind), ends[3])
 
     def values(self, data: bytes, text_at: Callable[[int, int], bytes]) -> Any:
         """As JSON has them; `text_at`: that of a collection's address and an index. Raises Unlike where there are none."""
@@ -124,7 +121,7 @@ class AttributeKind(NamedTuple):
             text = text_at(place, index) if length else b""
             if len(text) != length:
                 raise Unlike
-            return text_of(text.partition(b"\0")[0])
+            return plain_text(text.partition(b"\0")[0])
         if not self.shape and len(data) >= self.at + self.dtype.itemsize:
             one = np.frombuffer(data, self.dtype, 1, self.at).item()
             return one != 0 if self.is_boolean else one

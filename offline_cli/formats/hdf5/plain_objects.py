@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from offline_cli.formats.hdf5.plain_messages import MORE, Unlike, unpacked
 
-__all__ = ["DEEPEST", "PIECES", "TEXTS", "WORK", "Header", "PlainObjects"]
+__all__ = ["PIECES", "TEXTS", "WORK", "Header", "PlainObjects"]
 
 BLOCK: Final = 64 << 10  # bytes that are read at a time
 BLOCKS: Final = 256  # that are kept
@@ -25,7 +25,7 @@ WORK: Final = 64 << 20  # bytes that may be read for one group, each look counte
 LOOK, HEADER = 64, 8
 TEXTS: Final = 1 << 20  # bytes of a collection of texts, and of those of one group
 HEAPS: Final = 16  # of these are kept
-DEEPEST: Final = 32  # groups within groups, levels of a B-tree
+LEVELS: Final = 32  # of a B-tree
 PIECES: Final = 4096  # chunks of a dataset; messages and blocks of a header
 MESSAGE: Final = struct.Struct("<HHB3x")
 
@@ -64,7 +64,7 @@ class PlainObjects:
     ) -> Iterator[tuple[bytes, int]]:
         """Key and address of each leaf of a B-tree; `key`: bytes of one. `seen`: addresses of its nodes."""
         sign, *form, used = unpacked("<4sBBH", self.bytes_at(address, 8))
-        if sign != b"TREE" or form[0] != kind or form[1] != (form[1] if level is None else level) or form[1] > DEEPEST:
+        if sign != b"TREE" or form[0] != kind or form[1] != (form[1] if level is None else level) or form[1] > LEVELS:
             raise Unlike
         if address in seen:
             raise Unlike

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -77,13 +77,32 @@ class Hdf5Output:
 
 
 class EpisodeSink:
-    """What sinks of foreign formats share: counts and what is refused. A class derived from it writes."""
+    """What sinks of foreign formats share: their file, counts and what is refused. A class derived from it writes.
+
+    `extra`: the one that h5py comes with.
+    """
 
     ids_written: frozenset[str] = frozenset()  # nothing is resumed
+
+    extra = "hdf5"
 
     def __init__(self, target: Location, context: SinkContext, name: str) -> None:
         self.target, self.context, self.name = target, context, name
         self.episodes = self.steps = 0
+        self._open = ExitStack()
+        self._file: Hdf5Output
+
+    @property
+    def place(self) -> Location:
+        """Where the file goes."""
+        return self.target
+
+    def __enter__(self) -> Self:
+        self._file = self._open.enter_context(Hdf5Output(self.place, extra=self.extra))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._open.close()
 
     def count(self, batch: EpisodeBatch) -> None:
         """Count what was written."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +18,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
-from offline_cli.formats.hdf5.writing import EpisodeSink, Hdf5Output, attribute_of, checked_key, count_left_out, said_by_source
+from offline_cli.formats.hdf5.writing import EpisodeSink, attribute_of, checked_key, count_left_out, said_by_source
 from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, dataset_id, environment_text, space_text
 from offline_cli.formats.minari.reader import EXTRA, MAIN
 from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_existing
@@ -38,20 +36,18 @@ KEPT: Final = ("eps_id", "agent_id", "module_id")
 class MinariSink(EpisodeSink):
     """A `Sink`; see above."""
 
+    extra = FORMAT
+
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, FORMAT)
         self._folder = target.join(DATA)
-        self._open = ExitStack()
-        self._file: Hdf5Output
         for space in (context.observation_space, context.action_space):
             check_supported(space, where=f"--to {FORMAT}")
 
-    def __enter__(self) -> Self:
-        self._file = self._open.enter_context(Hdf5Output(self._folder.join(MAIN), extra=FORMAT))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._open.close()
+    @property
+    def place(self) -> Location:
+        """See `EpisodeSink`."""
+        return self._folder.join(MAIN)
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: a group for each episode."""

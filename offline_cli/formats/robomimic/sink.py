@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -23,7 +21,6 @@ from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.own_words import OWN, own_text
 from offline_cli.formats.hdf5.writing import (
     EpisodeSink,
-    Hdf5Output,
     attribute_of,
     check_file,
     checked_key,
@@ -52,16 +49,11 @@ class RobomimicSink(EpisodeSink):
         self._names: set[str] = set()
         self._number = 0
         self._bounds = _bounds_of(context)
-        self._open = ExitStack()
-        self._file: Hdf5Output
 
     def __enter__(self) -> Self:
-        self._file = self._open.enter_context(Hdf5Output(self.target))
+        super().__enter__()
         self._file.root.create_group("data")
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._open.close()
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: a group for each episode."""
