@@ -109,7 +109,12 @@ def our_update(name: str, device: torch.device = CPU) -> Step:
     held = {key: value for key, value in columns().items() if key in algorithm.columns}
     learner.to(device)
     loader = StepLoader(MemoryStore(held), batch_size=BATCH, seed=0, device=device)
-    update, numbers = Update(learner, loader.batch, lr=LR), count()
+    return trained_as_ours(learner, loader, device)
+
+
+def trained_as_ours(learner: Any, loader: StepLoader, device: torch.device, lr: float = LR) -> Step:
+    """A batch drawn, an update, as `train` does: captured on a GPU, eager on the CPU."""
+    update, numbers = Update(learner, loader.batch, lr=lr), count()
     loader.fill(0)
     launch = captured(update) if device.type == "cuda" else update
 

@@ -7,7 +7,6 @@ and 256 cells. The bare loop has torch's own Adam, and draws a permutation of th
 from __future__ import annotations
 
 import math
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,13 @@ from torch import Tensor, nn
 from benchmarks.cuda_training import card, card_name, rate_of
 from benchmarks.harness import Missing, Rate, Row, missing, paired_rates, timed, versions
 from benchmarks.targets import Target
-from benchmarks.update_algorithms import Step, adam, logp, stepped
+from benchmarks.update_algorithms import Step, adam, logp, stepped, trained_as_ours
 from offline_cli.connectors.common.states_and_time import Cut
 from offline_cli.modules.network import Mlp
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 from offline_cli.training.learner import Setup
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.memory_store import MemoryStore
-from offline_cli.training.updates import Update, captured
 
 OBS, ACTIONS, HIDDEN, MEMORY, LENGTH, SEQUENCES, LR = 17, 6, 256, 256, 20, 64, 3e-4
 EPISODES, LONGEST, COUNT, PER_PAIR, PAIRS = 300, 200, 500, 8, 12
@@ -88,16 +86,7 @@ def our_update(memory: str, device: torch.device = CPU) -> Step:
     learner.to(device)
     store = MemoryStore(sequences())
     loader = StepLoader(store, batch_size=SEQUENCES * LENGTH, seed=0, device=device, before=before)
-    update, numbers = Update(learner, loader.batch, lr=LR), count()
-    loader.fill(0)
-    launch = captured(update) if device.type == "cuda" else update
-
-    def step() -> None:
-        number = next(numbers)
-        loader.fill(number)
-        launch(number)
-
-    return step
+    return trained_as_ours(learner, loader, device, LR)
 
 
 def bare_update(memory: str) -> Step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from offline_cli.files.locations import Location, open_location
 
 pytestmark = pytest.mark.kill
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATIONS = often(12, ci=8)
 OF_A_SPLIT = 12  # fewer do not fall into the writing of both parts
 TRIES, SOONER = 8, 0.8
@@ -48,10 +46,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 @pytest.fixture
 def zygote(target: Target, tmp_path: Path) -> Iterator[Zygote]:
     """Runs commands that start in no time, and may be killed."""
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
-    process = Zygote({**os.environ, **target.environment, "PYTHONPATH": path}, tmp_path / "stderr")
-    yield process
-    process.close()
+    with Zygote(target.environment, tmp_path / "stderr") as process:
+        yield process
 
 
 def record(out: str) -> list[str]:

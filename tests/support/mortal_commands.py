@@ -18,7 +18,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+SOURCES = (Path(__file__).resolve().parents[2], Path(__file__).resolve().parent)  # of this package, and of what tests share
 
 OPERATIONS = ("link", "replace", "remove", "mkdir", "rmdir")
 """Of `os`: what changes names on a local disk. On S3 it is every request."""
@@ -48,13 +51,16 @@ class Life:
 
 
 class Zygote:
-    """The process that forks them; end it with `close`."""
+    """The process that forks them; a context manager."""
 
     def __init__(self, env: Mapping[str, str], log: Path) -> None:
+        """`env`: what commands find beside this process's own environment."""
         self._log = log
+        path = os.pathsep.join([*map(str, SOURCES), os.environ.get("PYTHONPATH", "")])
         words = [sys.executable, str(Path(__file__).resolve()), str(log)]
+        environment = {**os.environ, **env, "PYTHONPATH": path}
         self._process = subprocess.Popen(
-            words, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
 
     def run(self, args: Sequence[str], *, moment: tuple[int, float] | None = None, operation: int | None = None) -> Life:
@@ -71,8 +77,10 @@ class Zygote:
         """What the last command wrote on stderr."""
         return self._log.read_text(errors="replace")[-3000:]
 
-    def close(self) -> None:
-        """End it."""
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._process.kill()
         self._process.wait()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from offline_cli.files.locations import Location, open_location
 
 pytestmark = pytest.mark.kill
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MOMENTS = often(10, ci=6)
 FEWER_MOMENTS = often(10, ci=3)  # of each algorithm
 KILLED = -9
@@ -42,10 +40,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str,
 @pytest.fixture
 def zygote(root: tuple[str, dict[str, str]], tmp_path: Path) -> Iterator[Zygote]:
     """Runs commands that start in no time, and may be killed."""
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    process = Zygote({**os.environ, **root[1], "PYTHONPATH": path}, tmp_path / "stderr")
-    yield process
-    process.close()
+    with Zygote(root[1], tmp_path / "stderr") as process:
+        yield process
 
 
 @pytest.fixture
