@@ -6,6 +6,7 @@
 * `messages.py`: what the two processes send each other.
 * `plain_file.py`, with `plain_objects.py` and `plain_messages.py`: small groups in the form that h5py gives them, which are
   read without libhdf5 and without the child.
+* `plain_alike.py`: many such groups of one form, read at once.
 * `files.py`: `Hdf5File`, the parent's side: starts the child, asks, and checks what it answers.
 * `nodes.py`: what is told of an object.
 * `layouts.py`: which of the known layouts a file has, for `--from auto`.

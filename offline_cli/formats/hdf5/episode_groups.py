@@ -24,7 +24,17 @@ from offline_cli.formats.tables.ids import source_hash
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["Recorded", "batches", "check_rows", "fragments_of_files", "numbered", "row_parts", "tree_of_names", "values_of"]
+__all__ = [
+    "Recorded",
+    "batches",
+    "check_rows",
+    "fragments_of_files",
+    "names_of_some",
+    "numbered",
+    "row_parts",
+    "tree_of_names",
+    "values_of",
+]
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
@@ -78,14 +88,18 @@ def fragments_of_files(source: FileSource, episodes_of: Callable[[Hdf5File, str]
     source.done = source.size or source.done
 
 
-def batches(episodes: Iterable[Recorded], url: str) -> Iterator[Fragments]:
+def batches(episodes: Iterable[Recorded | Fragments], url: str) -> Iterator[Fragments]:
     """Batches of episodes of one structure, in their order; `url`: of their file."""
     held, nbytes, structure = list[Recorded](), 0, None
     for episode in episodes:
+        if isinstance(episode, Fragments):  # many, joined already
+            if held:
+                yield _batch(held, url)
+            held, nbytes = [], 0
+            yield episode
+            continue
         other, size = episode.structure, episode.nbytes
-        is_part = episode.t_started > 0 or not (
-            episode.terminated or episode.truncated
-        )  # alone, so that episodes keep their order
+        is_part = episode.t_started > 0 or not (episode.terminated or episode.truncated)
         if held and (is_part or other != structure or nbytes + size > TOGETHER or len(held) >= MOST):
             yield _batch(held, url)
             held, nbytes = [], 0
@@ -122,14 +136,15 @@ def _batch(held: Sequence[Recorded], url: str) -> Fragments:
         infos=infos,
         t_started=started if started.any() else None,
         final_missing=missing if missing.any() else None,
-        agent_ids=_names([one.agent_id for one in held]),
-        module_ids=_names([one.module_id for one in held]),
+        agent_ids=names_of_some([one.agent_id for one in held]),
+        module_ids=names_of_some([one.module_id for one in held]),
         custom_data=tuple(dict(one.custom_data or {}) for one in held) if has_data else None,
     )
     return Fragments(batch, Origins((url,), np.zeros(len(held), np.int64), np.array([one.number for one in held])))
 
 
-def _names(names: Sequence[str | None]) -> tuple[str | None, ...] | None:
+def names_of_some(names: Sequence[str | None]) -> tuple[str | None, ...] | None:
+    """None where none has one."""
     return tuple(names) if any(name is not None for name in names) else None
 
 

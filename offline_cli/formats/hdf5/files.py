@@ -32,7 +32,7 @@ from offline_cli.files.failures import storage_failures
 from offline_cli.files.local_files import open_plain
 from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.messages import FRAMES, LOADED, SECONDS, TEXT, filled, receive, send
-from offline_cli.formats.hdf5.nodes import Form, Node
+from offline_cli.formats.hdf5.nodes import Alike, Form, Node
 from offline_cli.formats.hdf5.plain_file import PlainFile
 from offline_cli.formats.hdf5.plain_messages import Unlike
 from offline_cli.scopes import Scope
@@ -42,6 +42,8 @@ __all__ = ["ROOM", "Hdf5File", "need_h5py"]
 ROOM: Final = 512 << 20  # bytes of memory that the child may take, beside itself
 BLOCK: Final = 256 << 20  # bytes of arrays in one answer
 AT_ONCE: Final = 64  # objects in one answer
+COMPARED: Final = 4096  # groups that may be read as alike at once
+TRIES: Final = 3  # so often are most of some not alike, and groups of this file are not compared again
 GRACE: Final = 10.0  # seconds more than the child has itself
 COPIED: Final = 4 << 20  # bytes at a time
 CHILD: Final = "offline_cli.formats.hdf5.child_process"
@@ -66,6 +68,7 @@ class Hdf5File:
         self._data: BinaryIO | None = None
         self._plain: PlainFile | None = None
         self._child: Child | None = None
+        self._tries = TRIES
 
     def __enter__(self) -> Self:
         need_h5py(self.url)
@@ -145,6 +148,29 @@ class Hdf5File:
                 raise self._nonsense()
             yield from self._loaded(nodes)
             first += len(nodes)
+
+    def alike(self, paths: Sequence[str], *, passed_over: Collection[str] = ()) -> Iterator[Alike | Sequence[str]]:
+        """The groups, all in one group, in their order: those of one form together, and paths of those that are to `load`."""
+        first = 0
+        while first < len(paths):
+            found = None
+            if self._plain is not None and self._tries:
+                with suppress(Unlike):
+                    found = self._plain.alike(paths[first : first + COMPARED], passed_over)
+            if found is None:
+                self._tries = max(0, self._tries - 1)
+                yield paths[first : first + AT_ONCE]
+                first += AT_ONCE
+                continue
+            groups, fits = found
+            done = 0
+            for start, stop in pairwise([0, *(np.flatnonzero(np.diff(fits)) + 1).tolist(), len(fits)]):
+                if fits[start]:
+                    yield groups.part(done, done + stop - start)
+                    done += stop - start
+                else:
+                    yield paths[first + start : first + stop]
+            first += len(fits)
 
     def _plain_nodes(self, paths: Sequence[str], passed_over: Collection[str]) -> list[Node] | None:
         """The first of them, about LOADED bytes of values, as far as they are plain; None: the first is not."""

@@ -14,7 +14,8 @@ import itertools
 import math
 import os
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.formats.hdf5.messages import DEEPEST, LOADED, OBJECTS, plain_text
-from offline_cli.formats.hdf5.nodes import Form, Node
+from offline_cli.formats.hdf5.nodes import Alike, Form, Node
+from offline_cli.formats.hdf5.plain_alike import Comparison, beside_each_other, likeness_of
 from offline_cli.formats.hdf5.plain_messages import (
     ATTRIBUTE,
     LAYOUT,
@@ -92,6 +94,24 @@ class PlainFile:
         above, _, name = path.rpartition("/")
         with self._objects.question(WORK + 4 * self._objects.size if above not in self._groups else WORK):
             return self._node(self._named(self._group(above), name), passed_over)
+
+    def alike(self, paths: Sequence[str], passed_over: Collection[str] = ()) -> tuple[Alike, NDArray[np.bool_]]:
+        """Of the first N groups, all in one group: those of the form that most have, as `node` reads them; which these are."""
+        above, _, name = paths[0].rpartition("/")
+        names = [path[len(paths[0]) - len(name) :] for path in paths]
+        with self._objects.question(WORK + 4 * self._objects.size if above not in self._groups else WORK):
+            members = self._group(above)
+            addresses = np.array([members[one.encode()] for one in names], np.int64)
+        count, first, stop = beside_each_other(addresses, self._objects.size)
+        for number in (count // 2, count // 3):  # the first one of a file is often laid out in another way
+            with suppress(Unlike), self._objects.question(WORK + stop - first):
+                self._node(self._named(members, names[number]), passed_over)
+                like = likeness_of(self._objects, int(addresses[number]), passed_over)
+                seen = Comparison(first, self._objects.bytes_at(first, stop - first), count)
+                alike = seen.alike(paths[:count], like, addresses[:count], self._objects.text_at)
+                if 2 * len(alike.names) > count:
+                    return alike, seen.fits
+        raise Unlike
 
     def _node(self, header: Header, passed_over: Collection[str]) -> Node:
         datasets: dict[str, Form] = {}
@@ -235,13 +255,16 @@ class PlainFile:
         for begin, end, known in like.same:
             if raw[begin:end] != known:
                 return None
-        shape, (tree, *chunk, _) = like.sides.unpack_from(raw, like.sides_at), like.chunks.unpack_from(raw, like.chunks_at)
-        leaf = self._objects.bytes_at(tree, like.leaf.size)
-        size, mask, *first, address = like.leaf.unpack(leaf)
-        count = math.prod(chunk)
-        if leaf[:24] != ONE_LEAF or mask or any(first) or size != count * like.dtype.itemsize or not 0 < size <= LOADED:
+        shape, (place, *rest) = like.sides.unpack_from(raw, like.sides_at), like.address.unpack_from(raw, like.address_at)
+        chunk, size = (tuple(rest), 0) if like.leaf else (shape, rest[0])
+        if like.leaf is not None:
+            leaf = self._objects.bytes_at(place, like.leaf.size)
+            size, mask, *first, place = like.leaf.unpack(leaf)
+            if leaf[:24] != ONE_LEAF or mask or any(first):
+                return None
+        if size != math.prod(chunk) * like.dtype.itemsize or not 0 < size <= LOADED:
             return None
-        values = self._objects.array(address, like.dtype, chunk)
+        values = self._objects.array(place, like.dtype, chunk)
         if shape != values.shape:
             if not all(0 < side <= of for side, of in zip(shape, chunk, strict=True)):
                 return None

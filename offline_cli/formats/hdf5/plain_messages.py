@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offline_cli.formats.hdf5.messages import plain_text
 
@@ -29,6 +30,7 @@ __all__ = [
     "TYPE",
     "AttributeKind",
     "Likeness",
+    "Pattern",
     "Unlike",
     "dtype_of",
     "is_boolean",
@@ -117,11 +119,7 @@ class AttributeKind(NamedTuple):
     def values(self, data: bytes, text_at: Callable[[int, int], bytes]) -> Any:
         """As JSON has them; `text_at`: that of a collection's address and an index. Raises Unlike where there are none."""
         if self.dtype is None:
-            length, place, index = unpacked("<IQI", data[self.at :])
-            text = text_at(place, index) if length else b""
-            if len(text) != length:
-                raise Unlike
-            return plain_text(text.partition(b"\0")[0])
+            return _text(data[self.at :], text_at)
         if not self.shape and len(data) >= self.at + self.dtype.itemsize:
             one = np.frombuffer(data, self.dtype, 1, self.at).item()
             return one != 0 if self.is_boolean else one
@@ -131,18 +129,59 @@ class AttributeKind(NamedTuple):
         values = np.frombuffer(data, self.dtype, count, self.at).reshape(self.shape)
         return ((values != 0) if self.is_boolean else values).tolist()
 
+    def all_values(self, rows: NDArray[np.uint8], text_at: Callable[[int, int], bytes]) -> list[Any]:
+        """Those of many, of which (N, bytes) are given, from where values begin; as `values`."""
+        if self.dtype is None:
+            return [_text(row.tobytes(), text_at) for row in rows]
+        count = math.prod(self.shape)
+        if not count or rows.shape[1] < count * self.dtype.itemsize:
+            raise Unlike
+        values = np.ascontiguousarray(rows[:, : count * self.dtype.itemsize]).view(self.dtype).reshape(-1, *self.shape)
+        found: list[Any] = ((values != 0) if self.is_boolean else values).tolist()
+        return found
+
+
+def _text(data: bytes, text_at: Callable[[int, int], bytes]) -> str:
+    length, place, index = unpacked("<IQI", data)
+    text = text_at(place, index) if length else b""
+    if len(text) != length:
+        raise Unlike
+    return plain_text(text.partition(b"\0")[0])
+
+
+class Pattern(NamedTuple):
+    """Bytes of an object, of which some may differ."""
+
+    raw: NDArray[np.uint8]
+    mask: NDArray[np.uint8]  # 0 where they may
+
+    @classmethod
+    def of(cls, raw: bytes, differ: Iterable[tuple[int, int]]) -> Self:
+        """`differ`: bytes [first, stop) that may."""
+        mask = np.full(len(raw), 255, np.uint8)
+        for first, stop in differ:
+            mask[first:stop] = 0
+        return cls(np.frombuffer(raw, np.uint8), mask)
+
+    def fits(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Whether each (N, bytes) of the rows has them."""
+        found: NDArray[np.bool_] = ~np.any((rows ^ self.raw) & self.mask, axis=1)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """The header of a dataset in chunks, without its sides, those of its chunks, and the address of their B-tree."""
+    """The header of a dataset, without its sides, those of its only chunk, and the address of its values or their B-tree."""
 
     length: int
     same: tuple[tuple[int, int, bytes], ...]  # from, to, and what is there
+    pattern: Pattern  # the same
+    shape: tuple[int, ...]  # of the one that was seen
     sides: struct.Struct
     sides_at: int
-    chunks: struct.Struct
-    chunks_at: int
-    leaf: struct.Struct  # of the B-tree
+    address: struct.Struct  # that, and the bytes of the values or the sides of the chunk
+    address_at: int
+    leaf: struct.Struct | None  # of the B-tree; None: the values have none
     dtype: np.dtype[Any]
     is_boolean: bool
 
@@ -158,12 +197,25 @@ class Likeness:
             return None
         space, kind, layout = (places[kind] for kind in (SPACE, TYPE, LAYOUT))
         count = raw[space + 1]
-        if raw[layout : layout + 2] != b"\x03\x02" or not count or not space < kind < layout:
+        form = raw[layout : layout + 2]
+        if form not in (b"\x03\x01", b"\x03\x02") or not count or not space < kind < layout:
             return None
-        sides, chunks = struct.Struct(f"<{count}Q"), struct.Struct(f"<Q{count + 1}I")
-        ends = (0, space + 8, space + 8 + sides.size, layout + 3, layout + 3 + chunks.size - 4, len(raw))
-        same = tuple((first, stop, raw[first:stop]) for first, stop in zip(ends[::2], ends[1::2], strict=True))
-        size = struct.unpack_from("<H", raw, kind - 8 + 2)[0]
-        told = raw[kind : kind + size]
-        leaf = struct.Struct(f"<24xII{count + 1}QQ")
-        return cls(len(raw), same, sides, space + 8, chunks, layout + 3, leaf, dtype_of(told), is_boolean(told))
+        in_chunks = form == b"\x03\x02"
+        sides, address = struct.Struct(f"<{count}Q"), struct.Struct(f"<Q{count}I" if in_chunks else "<QQ")
+        sides_at, address_at = space + 8, layout + (3 if in_chunks else 2)
+        of_space, of_type = (struct.unpack_from("<H", raw, at - 6)[0] for at in (space, kind))
+        ends = (0, sides_at, space + of_space, address_at, address_at + address.size, len(raw))  # how far sides may grow, too
+        told = raw[kind : kind + of_type]
+        return cls(
+            length=len(raw),
+            same=tuple((first, stop, raw[first:stop]) for first, stop in zip(ends[::2], ends[1::2], strict=True)),
+            pattern=Pattern.of(raw, [ends[1:3], ends[3:5]]),
+            shape=sides.unpack_from(raw, sides_at),
+            sides=sides,
+            sides_at=sides_at,
+            address=address,
+            address_at=address_at,
+            leaf=struct.Struct(f"<24xII{count + 1}QQ") if in_chunks else None,
+            dtype=dtype_of(told),
+            is_boolean=is_boolean(told),
+        )

@@ -35,6 +35,9 @@ class Header(NamedTuple):
 
     names: int  # of the object: links to it
     messages: list[tuple[int, bytes]]  # kind and content
+    blocks: list[tuple[int, int]]  # address and bytes of its parts, the first without what comes before messages
+    places: list[tuple[int, int]]  # of each message: its block, and where in that its content begins
+    more: list[tuple[int, int]]  # the same, of the messages that tell of further blocks
 
 
 class PlainObjects:
@@ -83,7 +86,8 @@ class PlainObjects:
         if version != 1:
             raise Unlike
         blocks, messages = [(address + 16, size)], list[tuple[int, bytes]]()
-        for place, length in blocks:
+        places, more = list[tuple[int, int]](), list[tuple[int, int]]()
+        for number, (place, length) in enumerate(blocks):
             if len(messages) + len(blocks) + length // 8 > PIECES:
                 raise Unlike
             self.spend(HEADER * length)
@@ -95,12 +99,14 @@ class PlainObjects:
                     raise Unlike
                 if kind == MORE:
                     blocks.append(unpacked("<QQ", data))
+                    more.append((number, at + 8))
                 else:
                     messages.append((kind, data))
+                    places.append((number, at + 8))
                 at += 8 + size
         if len(messages) + len(blocks) - 1 != count:
             raise Unlike
-        return Header(names, messages)
+        return Header(names, messages, blocks, places, more)
 
     def text_at(self, place: int, index: int) -> bytes:
         """An object of the collection of texts that is there."""

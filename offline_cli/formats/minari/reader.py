@@ -14,16 +14,17 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from gymnasium import spaces
 
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, NoData
 from offline_cli.files.locations import Location
-from offline_cli.formats.hdf5.episode_groups import Recorded, batches, numbered, row_parts, values_of
+from offline_cli.formats.hdf5.episode_groups import Recorded, batches, names_of_some, numbered, row_parts, values_of
 from offline_cli.formats.hdf5.files import Hdf5File
 from offline_cli.formats.hdf5.messages import FRAMES, TEXT
-from offline_cli.formats.hdf5.nodes import Form, Node
+from offline_cli.formats.hdf5.nodes import Alike, Form, Node
 from offline_cli.formats.minari.arrow_storage import IDS, STATISTICS, ArrowEpisodes, nested_rows
 from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, Metadata, is_image
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.source import FileSource, Fragments, SourceInfo
+from offline_cli.formats.source import FileSource, Fragments, Origins, SourceInfo
 from offline_cli.spaces import Space
 from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 from offline_cli.trees import Tree
@@ -108,16 +109,68 @@ class _Reading:
     tally: Tally
     rejects: Rejects
 
-    def episodes(self, names: Sequence[str]) -> Iterator[Recorded]:
+    def episodes(self, names: Sequence[str]) -> Iterator[Recorded | Fragments]:
+        for part in self.file.alike(names, passed_over=STATISTICS):
+            many = self._many(part) if isinstance(part, Alike) else None
+            if many is not None:
+                yield many
+            else:
+                yield from self._each(part.names if isinstance(part, Alike) else part)
+
+    def _each(self, names: Sequence[str]) -> Iterator[Recorded]:
         nodes = self.file.load(names, passed_over=STATISTICS)
         for name, node in zip(names, nodes, strict=True):
             self.tally.rows_in += 1
-            number = int(name.removeprefix("episode_"))
             try:
-                yield from self._parts(name, number, node)
+                yield from self._parts(name, _number(name), node)
             except BadEpisode as error:
                 self.rejects.add(error)
                 self.rejects.lose_episodes(Lost.UNREADABLE)
+
+    def _many(self, alike: Alike) -> Fragments | None:
+        """Episodes of one form, joined at once; None where one of them is not as it should be, or has frames."""
+        joined, rows, (seen, done) = alike.joined, alike.rows, self.info.spaces
+        if any(len(joined.datasets.get(key, ("", ()))[1]) != 1 for key in FLAGS):
+            return None
+        steps = rows["rewards"]
+        try:
+            obs = _leaves(joined.datasets, "observations", seen, self.file.url)
+            actions = _leaves(joined.datasets, "actions", done, self.file.url)
+        except BadEpisode:
+            return None
+        extra = [path for path in rows if path.startswith(EXTRA)]
+        wanted = {**dict.fromkeys((*FLAGS, *extra, *actions), steps), **dict.fromkeys(obs, steps + 1)}
+        wanted |= {path: steps + 1 for path in rows if path.startswith("infos/")}
+        has_frames = any(self._has_frames(space) for space in (*obs.values(), *actions.values()))
+        if has_frames or any(not np.array_equal(rows[path], count) for path, count in wanted.items()):
+            return None
+        starts = np.concatenate([[0], np.cumsum(steps)])
+        flags = [joined.values[key].astype(np.bool_) for key in FLAGS[1:]]
+        ended, early = [flag[starts[1:] - 1] for flag in flags], flags[0] | flags[1]
+        unfinished, early[starts[1:] - 1] = ~(ended[0] | ended[1]), False
+        self.tally.rows_in += len(alike.names)
+        self.tally.assume(UNFINISHED, int(unfinished.sum()))
+        self.tally.assume("end-flag-before-end", int(early.sum()))
+        self._tell_left_out(joined, set(wanted))
+        total, own = int(starts[-1]), alike.attributes
+        data = [{key: value for key, value in one.items() if key not in IDS} for one in own]
+        numbers = [_number(name) for name in alike.names]
+        ids = (one.get("eps_id") for one in own)
+        batch = EpisodeBatch(
+            ids=tuple(one if isinstance(one, str) else str(number) for one, number in zip(ids, numbers, strict=True)),
+            starts=starts,
+            obs=self._tree(seen, "observations", "", joined, 0, total + len(own)),
+            actions=self._tree(done, "actions", "", joined, 0, total),
+            rewards=joined.values["rewards"].astype(np.float64),
+            terminated=ended[0],
+            truncated=ended[1] | unfinished,
+            extra={path.removeprefix(EXTRA): joined.values[path] for path in extra},
+            infos=self._infos("", joined, total + len(own) - 1),
+            agent_ids=names_of_some([one.get("agent_id") for one in own]),
+            module_ids=names_of_some([one.get("module_id") for one in own]),
+            custom_data=tuple(data) if any(data) else None,
+        )
+        return Fragments(batch, Origins((self.file.url,), np.zeros(len(own), np.int64), np.array(numbers)))
 
     def _parts(self, name: str, number: int, node: Node) -> Iterator[Recorded]:
         """The episode, in parts where it is large. Raises BadEpisode before the first of them."""
@@ -205,6 +258,10 @@ class _Reading:
                 self.tally.drop_column(path, "Minari has no such dataset")
         for attribute in node.left_out:
             self.tally.drop_column(f"@{attribute}", "an attribute that is neither numbers nor text")
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("episode_"))
 
 
 def _leaves(datasets: Mapping[str, Form], key: str, space: Space | None, where: str) -> dict[str, Any]:
