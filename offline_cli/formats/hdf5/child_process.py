@@ -57,10 +57,12 @@ def serve(parent: socket.socket, handle: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with parent, suppress(OSError, EOFError):
         file: _Answers | None = None
+        seconds = SECONDS
         while True:
             signal.alarm(0)
             request = json.loads(receive(parent))
-            signal.alarm(SECONDS)
+            seconds = int(request[3]) if file is None else seconds
+            signal.alarm(seconds)
             if file is None:
                 file = _Answers(_opened(parent, handle, int(request[1]), has_name=bool(request[2])))
             else:

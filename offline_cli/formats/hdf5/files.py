@@ -87,7 +87,7 @@ class Hdf5File:
         assert self._data is not None, "outside of its with"
         self._child = child = Child(CHILD, self._data.fileno(), seconds=SECONDS + GRACE).__enter__()
         try:
-            self._ask("open", self._room, self._file.is_local)
+            self._ask("open", self._room, self._file.is_local, SECONDS)
         except BaseException:
             self._child = None  # the next question says the same again
             child.end()
