@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli.command_line import Command, names_of_others, other_command, read_plainly, runnable
+from offline_cli.cli.command_line import HELP_NAMES, Command, names_of_others, other_command, read_plainly, runnable
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
@@ -97,7 +97,7 @@ class ErrorBoundary(TyperGroup):
         return code
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments before the command; `--help` and `--version` print here."""
+        """Parse the arguments before the command; `-h`, `--help` and `--version` print here."""
         return _with_quiet_pipe(lambda: super(ErrorBoundary, self).make_context(info_name, args, parent, **extra))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -181,6 +181,7 @@ app = typer.Typer(
     cls=_OfflineCli,
     rich_markup_mode=None,  # rich would double the time that --help takes
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": list(HELP_NAMES)},  # commands inherit them
     epilog=EXIT_CODES,
 )
 

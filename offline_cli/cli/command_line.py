@@ -26,9 +26,21 @@ from offline_cli.cli.without_pandas import DataCommand
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.options.option import Declared, Form, Group, declared_in
 
-__all__ = ["FIRST", "Command", "Shown", "names_of_others", "other_command", "parse", "placed", "read_plainly", "runnable"]
+__all__ = [
+    "FIRST",
+    "HELP_NAMES",
+    "Command",
+    "Shown",
+    "names_of_others",
+    "other_command",
+    "parse",
+    "placed",
+    "read_plainly",
+    "runnable",
+]
 
 FIRST: Final = "Most used"
+HELP_NAMES: Final = ("-h", "--help")
 REPEATED: Final = (Form.NAMES, Form.PAIRS, Form.SETTINGS, Form.COMPARISONS)
 WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
@@ -335,7 +347,7 @@ def page_of(shown: Shown, further: Further | None = None) -> type[DataCommand]:
                 with formatter.section("Arguments"):
                     formatter.write_dl([(placed(one), shown.help_of(one)) for one in shown.arguments])
             sections = {heading: [_record(one, shown) for one in members] for heading, members in shown.groups()}
-            sections.setdefault(Group.OUTPUT.value, []).append(("--help", "Show this message and exit."))
+            sections.setdefault(Group.OUTPUT.value, []).append((", ".join(HELP_NAMES), "Show this message and exit."))
             if further is not None:
                 first = {FIRST: sections.pop(FIRST)} | dict(further(ctx.meta.get(GIVEN, ())))
                 sections = first | sections

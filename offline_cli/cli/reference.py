@@ -33,6 +33,7 @@ and messages to stderr, as a bar on a terminal and as an occasional line elsewhe
 - `--json` prints one JSON object and nothing else on stdout. Numbers that JSON cannot hold (NaN, infinities) are `null`.
 - A failure prints what happened (`error:`), where (`at:`) and what to try (`try:`) on stderr. With `--json` it also prints
   `{"error": {"code": ..., "what": ..., "where": ..., "fix": ..., ...}, "exit_code": n}` on stdout.
+- `-h` and `--help` show the options of a command, with examples.
 - `--debug` adds the traceback. Without it there never is one.
 - `offline-cli` alone prints its help on stderr and exits with 2, so that a script whose command came out empty fails.
 - A closed pipe (`offline-cli inspect D | head -c1`) is quiet, and no failure.

@@ -102,6 +102,13 @@ def test_help_shows_each_option_once_in_one_of_the_groups(name: str) -> None:
     assert sorted(shown) == sorted([*every, "--help"])
 
 
+@pytest.mark.parametrize("page", PAGES, ids=" ".join)
+def test_h_shows_the_page_that_help_shows(page: list[str]) -> None:
+    short, long = (CliRunner().invoke(app, [*page, name]) for name in ("-h", "--help"))
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
+    assert "  -h, --help " in short.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "usage"),
     [
