@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import tomllib
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -168,3 +169,52 @@ def test_a_column_of_text_is_no_column_of_images(table: Callable[..., Path], tmp
     source = table([b""] * 6, pa.array(["iVBORw0KGgo="] * 6))
     with pytest.raises(BadMapping, match=r"one of \[images\], and holds string"):
         convert(source, tmp_path / "out", mapping=MAPPING, action_scale="env")
+
+
+def proposed(path: Path) -> dict[str, Any]:
+    """The mapping that is proposed for a table."""
+    with pytest.raises(BadMapping) as caught:
+        convert(path, path.parent / "never")
+    return tomllib.loads(caught.value.details["starting_mapping"])
+
+
+@pytest.mark.parametrize(
+    ("form", "pixels", "kind"),
+    [(".png", PIXELS, "rgb"), (".jpg", PIXELS, "rgb"), (".png", PIXELS[..., 0], "gray"), (".jpg", PIXELS[..., 0], "gray")],
+)
+def test_cells_that_begin_as_png_or_jpeg_are_proposed_as_images(
+    form: str, pixels: Any, kind: str, table: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = table([encoded(one, form) for one in pixels])
+    mapping = proposed(source)
+    assert mapping["columns"] == {"eps_id": "ride", "obs": "camera", "actions": "a"}
+    assert mapping["images"] == {"camera": kind}
+    assert convert(source, tmp_path / "out", mapping=mapping).steps == 6
+
+
+def test_images_beside_numbers_are_proposed_as_parts_of_the_observation(tmp_path: Path) -> None:
+    cells = [encoded(one) for one in PIXELS]
+    columns = {"ride": ["x"] * 3 + ["y"] * 3, "speed": [0.5, 1.5, -0.5] * 2, "turn": [0.1, -0.2, 0.3] * 2, "a": [0, 1] * 3}
+    structs = [{"bytes": cell, "path": "x.png"} for cell in cells]
+    table = pa.table(
+        {**columns, "camera": pa.array(cells, pa.binary()), "wrist": structs, "next_camera": cells[1:] + cells[:1]}
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    mapping = proposed(tmp_path / "t.parquet")
+    observed = {"obs.camera": "camera", "obs.wrist": "wrist.bytes", "obs.state": ["speed", "turn"]}
+    assert mapping["columns"] == {"eps_id": "ride", "actions": "a"} | observed  # and no new_obs, which has one camera
+    assert mapping["images"] == {"camera": "rgb", "wrist.bytes": "rgb"}
+    result = convert(tmp_path / "t.parquet", tmp_path / "out", mapping=mapping)
+    assert result.steps == 6
+
+
+def test_images_that_would_be_refused_are_left_out_of_the_proposal_with_the_reason(table: Callable[..., Path]) -> None:
+    with pytest.raises(BadMapping) as caught:
+        convert(table([png(4, 4, bits=16)] * 6), "never")
+    assert '# left out: "camera": an image of 16 bits a channel, and at most 8 are read' in caught.value.fix
+
+
+def test_bytes_that_are_named_for_numbers_are_refused_with_the_line_for_images(table: Callable[..., Path]) -> None:
+    mapping = {"columns": MAPPING["columns"]}
+    with pytest.raises(BadMapping, match=r'holds binary, not numbers; if these are PNG or JPEG: \[images\] camera = "rgb"'):
+        convert(table([encoded(one) for one in PIXELS]), "never", mapping=mapping)

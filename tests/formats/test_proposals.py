@@ -238,3 +238,43 @@ def test_rows_of_several_agents_without_a_column_for_them_are_refused_with_that_
     with pytest.raises(BadEpisode, match="two different rows of one episode have t = 0") as raised:
         read_table(path, mapping)
     assert "`agent_id` where rows are of several agents" in raised.value.fix
+
+
+@pytest.mark.parametrize("number", ["odometer", "travel_time"])
+def test_a_date_that_orders_the_rows_of_each_id_is_the_time_and_not_a_number_that_grows(
+    number: str, write_lines: Write
+) -> None:
+    rows = [(e, 10 * e + k, f"2024-03-0{e} 12:00:0{k}", 0.3 * k, k % 2) for e in (7, 8) for k in range(6)]
+    text = proposed(csv_of(write_lines, f"run,{number},logged,x,action", *rows))
+    assert tomllib.loads(text)["columns"]["t"] == "logged"
+    assert 't = "logged"  # grows from row to row of each "run"' in text
+    left = '# left out: "travel_time": looks like a time too' in text
+    assert left if number == "travel_time" else tomllib.loads(text)["columns"]["obs"] == ["odometer", "x"]
+
+
+def test_a_counter_by_its_name_is_the_time_beside_a_date(write_lines: Write) -> None:
+    rows = [(e, f"2024-03-0{e} 12:00:0{k}", k, 0.3 * k, k % 2) for e in (7, 8) for k in range(6)]
+    text = proposed(csv_of(write_lines, "run,timestamp,step,x,action", *rows))
+    assert tomllib.loads(text)["columns"]["t"] == "step"
+    assert '# left out: "timestamp": looks like a time too' in text
+
+
+def test_a_counter_by_its_name_that_does_not_grow_gives_way_to_a_date(write_lines: Write) -> None:
+    rows = [(e, 100 - k, f"2024-03-0{e} 12:00:0{k}", k % 2) for e in (7, 8) for k in range(6)]
+    assert tomllib.loads(proposed(csv_of(write_lines, "run,steps,when,action", *rows)))["columns"]["t"] == "when"
+
+
+def test_a_date_that_two_rows_of_an_id_share_is_not_the_time_but_a_line_to_uncomment(write_lines: Write) -> None:
+    rows = [(e, f"2024-03-0{e} 12:00:0{k // 2}", 0.5 * (-1) ** k, k % 2) for e in (7, 8) for k in range(6)]
+    text = proposed(csv_of(write_lines, "run,timestamp,x,action", *rows))
+    assert "t" not in tomllib.loads(text)["columns"]
+    assert '# t = "timestamp"  # looks like a time, but rows of one "run" share its values' in text
+    rows = [(run, when, k, x, a) for k, (run, when, x, a) in enumerate(rows)]
+    text = proposed(csv_of(write_lines, "run,timestamp,count,x,action", *rows))
+    assert tomllib.loads(text)["columns"]["t"] == "count"
+
+
+def test_ids_are_found_beside_a_date_that_goes_on_from_episode_to_episode(write_lines: Write) -> None:
+    rows = [(e, f"2024-03-0{e} 12:00:0{k}", k, 0.3 * (-1) ** k, k % 2) for e in (7, 8) for k in range(6)]
+    found = tomllib.loads(proposed(csv_of(write_lines, "sortie,timestamp,n,x,action", *rows)))["columns"]
+    assert (found["eps_id"], found["t"]) == ("sortie", "timestamp")

@@ -20,8 +20,9 @@ from offline_cli.errors import BadData
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.tables.cells import CellCounts
-from offline_cli.formats.tables.column_looks import Seen
+from offline_cli.formats.tables.column_looks import MOST_IMAGES, Seen
 from offline_cli.formats.tables.files import RawChunk, TableFile, with_types
+from offline_cli.formats.tables.images import is_bytes
 from offline_cli.formats.tables.joined_files import raw_chunks
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.numeric import dtype_of, is_one_number, is_temporal
@@ -155,15 +156,27 @@ def seen_rows(
                 continue
             table = chunk.table.select([name for name in columns if name in chunk.table.column_names])
             if held < KEPT_SEEN:
-                first.append(table.slice(0, KEPT_SEEN - held))
+                first.append(_with_few_bytes(table.slice(0, KEPT_SEEN - held)))
                 held += first[-1].num_rows
             _collect(table, texts)
             rows += table.num_rows
+            if any(is_bytes(kind) for kind in table.schema.types):  # a million images are not read for the texts beside them
+                most_rows = min(KEPT_SEEN, KEPT_SEEN if most_rows is None else most_rows)
             if most_rows is not None and rows >= most_rows:
                 whole = False
                 break
     kept = pa.concat_tables(first, promote_options="permissive") if first and _are_alike(first) else None
     return Seen(kept, rows, whole, {name: None if known is None else sorted(known) for name, known in texts.items()})
+
+
+def _with_few_bytes(table: pa.Table) -> pa.Table:
+    """`table` with the first cells of columns of bytes alone, copied: the others' images are not held in memory."""
+    for place, column in enumerate(table.columns):
+        if is_bytes(column.type):
+            cells = column.drop_null().slice(0, MOST_IMAGES).to_pylist()
+            few = [pa.array(cells, column.type), pa.nulls(table.num_rows - len(cells), column.type)]
+            table = table.set_column(place, table.schema.names[place], pa.chunked_array(few))
+    return table
 
 
 def _are_alike(tables: Sequence[pa.Table]) -> bool:

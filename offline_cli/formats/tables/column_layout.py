@@ -19,7 +19,7 @@ from offline_cli.formats.tables.column_facts import MOST_TEXTS, ColumnFacts, Loo
 from offline_cli.formats.tables.images import is_bytes
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, KEYS, MEAN, PREVIOUS, TREES, Part, TableMapping
 from offline_cli.formats.tables.matching import Matched
-from offline_cli.formats.tables.proposals import TextColumn
+from offline_cli.formats.tables.proposals import TextColumn, hint_for_bytes
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = ["VALUES", "ColumnPlan", "Layout", "Leaf", "lay_out", "looked_at"]
@@ -223,7 +223,7 @@ def _plan(column: str, facts: ColumnFacts, categories: Sequence[str], ours: str,
     elif categories:
         return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
     elif facts.odd:
-        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, not numbers")
+        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, not numbers{hint_for_bytes(column, facts.odd)}")
     elif facts.is_empty:
         problems.append(f"{ours}: column '{column}' has no value in any row")
     elif cells.kind == "time" and (facts.has_times or not facts.dtypes):

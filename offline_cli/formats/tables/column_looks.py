@@ -1,10 +1,10 @@
-"""What the first rows of a table show of its columns: numbers, flags, answers, times, texts; a proposal rests on it."""
+"""What the first rows of a table show of its columns: numbers, flags, answers, times, texts, images; a proposal rests on it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.tables.cells import CellCounts, are_decimal_commas, booleans_in, numbers_in, times_in
+from offline_cli.formats.tables.images import GRAY, RGB, header_of, is_bytes, why_no_image
 from offline_cli.formats.tables.numeric import array_of, dtype_of, is_one_number, is_temporal
 
-__all__ = ["Look", "Seen", "looked"]
+__all__ = ["MOST_IMAGES", "Look", "Seen", "looked"]
+
+MOST_IMAGES: Final = 16  # cells of bytes that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,12 @@ class Seen:
 class Look:
     """What the rows at hand show of one column."""
 
-    kind: str  # number, flag, answer (yes or no), time, text, list, empty; "": no row is at hand
+    kind: str  # number, flag, answer (yes or no), time, text, list, image, empty; "": no row
     codes: NDArray[Any] = field(default_factory=lambda: np.zeros(0))  # (N,) comparable values, NaN for none
     is_whole: bool = False  # whole numbers, or times
     comma: str = ""  # one of its numbers, where these have a decimal comma
+    image: str = ""  # what its images are decoded to
+    unfit: str = ""  # why its images cannot be read
 
     @property
     def different(self) -> int:
@@ -52,6 +57,8 @@ def looked(seen: Seen | None, name: str) -> Look:
         return Look("empty")
     if is_text(column.type):
         return _of_text(column.combine_chunks())
+    if is_bytes(column.type):
+        return _of_bytes(column.drop_null().slice(0, MOST_IMAGES).to_pylist())
     if dtype_of(column.type) is None or not is_one_number(column.type):
         return Look("list" if dtype_of(column.type) is not None else "other")
     values, missing = array_of(column, None, None)
@@ -59,6 +66,17 @@ def looked(seen: Seen | None, name: str) -> Look:
     if values.dtype.kind == "b" or _are_flags(codes):
         return Look("flag", codes, True)
     return Look("time" if is_temporal(column.type) else "number", codes, _are_whole(codes))
+
+
+def _of_bytes(cells: Sequence[bytes]) -> Look:
+    """Images, where the first bytes of all cells say so; gray where none has colours."""
+    headers = [found for cell in cells if (found := header_of(cell)) is not None]
+    if len(headers) < len(cells):
+        return Look("other")
+    kind = GRAY if all(one.is_gray for one in headers) else RGB
+    shape = headers[0].height, headers[0].width
+    unfit = next((why for cell in cells if (why := why_no_image(cell, kind, shape))), "")
+    return Look("other", unfit=unfit) if unfit else Look("image", image=kind)
 
 
 def _of_text(cells: pa.Array, decimal: str = ".") -> Look:

@@ -18,7 +18,18 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import MissingPackage
 
-__all__ = ["GRAY", "IMAGES", "RGB", "cut_by_images", "image_counts", "images_in", "is_bytes", "why_no_image", "wrong_images"]
+__all__ = [
+    "GRAY",
+    "IMAGES",
+    "RGB",
+    "cut_by_images",
+    "header_of",
+    "image_counts",
+    "images_in",
+    "is_bytes",
+    "why_no_image",
+    "wrong_images",
+]
 
 GRAY, RGB = IMAGES = ("gray", "rgb")  # (height, width), and (height, width, 3)
 CHANNELS: Final = {GRAY: 1, RGB: 3}
@@ -26,6 +37,7 @@ MOST_BYTES: Final = 64 << 20  # of one image, decoded: 4,700 by 4,700 in colours
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 JPEG: Final = b"\xff\xd8\xff"
 WITH_ALPHA: Final = (4, 6)  # colour types of PNG
+WITHOUT_COLOUR: Final = (0, 4)
 NO_SIZE: Final = (0xC4, 0xC8, 0xCC)  # markers of JPEG among those of frames that begin none
 BARE: Final = (0x01, *range(0xD0, 0xD8))  # markers without a length
 
@@ -39,13 +51,15 @@ class Header:
     width: int
     bits: int  # of a channel
     has_alpha: bool = False
+    is_gray: bool = False
 
 
 def header_of(cell: bytes) -> Header | None:
     """None: the bytes begin neither a PNG nor a JPEG of some size."""
     if cell[:8] == PNG and cell[12:16] == b"IHDR" and len(cell) > 26:
         width, height = int.from_bytes(cell[16:20], "big"), int.from_bytes(cell[20:24], "big")
-        return Header(False, height, width, cell[24], cell[25] in WITH_ALPHA) if width and height else None
+        alpha, gray = cell[25] in WITH_ALPHA, cell[25] in WITHOUT_COLOUR
+        return Header(False, height, width, cell[24], alpha, gray) if width and height else None
     return _header_of_jpeg(cell) if cell[:3] == JPEG else None
 
 
@@ -57,7 +71,7 @@ def _header_of_jpeg(cell: bytes) -> Header | None:
             at += 1 if marker == 0xFF else 2
         elif 0xC0 <= marker <= 0xCF and marker not in NO_SIZE:
             height, width = int.from_bytes(cell[at + 5 : at + 7], "big"), int.from_bytes(cell[at + 7 : at + 9], "big")
-            return Header(True, height, width, cell[at + 4]) if width and height else None
+            return Header(True, height, width, cell[at + 4], is_gray=cell[at + 9] == 1) if width and height else None
         else:
             at += 2 + int.from_bytes(cell[at + 2 : at + 4], "big")
     return None

@@ -2,16 +2,16 @@
 
 * `starting_mapping`: a draft of a mapping, by the names of columns and, where rows are at hand, by their values. A column that
   looks like an id, a time, a reward or an end is no observation: it is offered in that place, or left out with a comment.
+  PNG and JPEG are observations, with their line of `[images]`.
 * `hint_for_text`: what to write for a column of text: its categories, all of them, or decimal commas, or dates in a form
   that has one meaning.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +21,9 @@ from offline_cli.columns import Columns
 from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.tables.cells import DAY_FIRST_OR_MONTH, hint_for_cells
 from offline_cli.formats.tables.column_looks import Look, Seen, looked
+from offline_cli.formats.tables.draft_mapping import Draft, array, key, part_names, string, written
 
-__all__ = ["MAX_GUESSED", "TextColumn", "hint_for_text", "looks_like_ids", "starting_mapping"]
+__all__ = ["MAX_GUESSED", "TextColumn", "hint_for_bytes", "hint_for_text", "looks_like_ids", "starting_mapping"]
 
 LIKELY: Final = (
     (Columns.EPS_ID, r"(^|_)(eps?|episode|traj(ectory)?|ride|run|session|rollout|demo)(_?(id|index|no|number|nr))?$"),
@@ -43,7 +44,9 @@ VECTORS: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
 FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES)
 EXTRAS: Final = re.compile(r"^(logp|logprobs?(_t)?|action_logp)$")
 MAYBE_REWARDS: Final = re.compile(r"^(gains?|clicks?|clicked|profits?|pnl|revenue|payoff|payout|utility)$")
+COUNTER: Final = re.compile(r"^(t|step|steps|timestep|time_?step|tick|frame(_index)?|.*_step)$")
 ANY_ID: Final = re.compile(r"(^|[_.])(id|ids|uuid|guid|key|index|idx)$")
+BYTES: Final = frozenset({"binary", "large_binary"})
 MAX_GUESSED: Final = 64  # columns; a longer list is of no use
 MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
 ENOUGH_ROWS: Final = 5  # for what values alone show
@@ -90,34 +93,15 @@ def hint_for_text(column: str, samples: Sequence[str], texts: Sequence[str] | No
         return known
     if texts is None:
         return f"it has more than {most} different ones, which are too many for categories: write numbers, or leave it out"
-    return f"if the texts are categories, number them in the mapping: [categories] {_key(column)} = {_array(texts)}"
+    return f"if the texts are categories, number them in the mapping: [categories] {key(column)} = {array(texts)}"
+
+
+def hint_for_bytes(column: str, held: Collection[str]) -> str:
+    """What to write for a column whose types are `held`; empty: nothing makes numbers of them."""
+    return f'; if these are PNG or JPEG: [images] {key(column)} = "rgb"' if BYTES.issuperset(held) else ""
 
 
 # ---- a mapping to start from ----
-
-
-@dataclass(slots=True)
-class _Draft:
-    """Roles of columns so far."""
-
-    looks: Mapping[str, Look]
-    roles: dict[str, list[str]] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)  # by role: what its values show
-    extra: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    maybe: dict[str, str] = field(default_factory=dict)  # roles of columns among these that may have one
-
-    def take(self, role: str, name: str, why: str = "") -> None:
-        """Name a column for a role; `why`: what its values show."""
-        self.roles.setdefault(role, []).append(name)
-        if why:
-            self.why[role] = why
-
-    def one(self, role: str) -> NDArray[Any] | None:
-        """(N,) the values of the column of a role."""
-        found = self.roles.get(role)
-        codes = self.looks[found[0]].codes if found else np.zeros(0)
-        return codes if len(codes) else None
 
 
 def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimiter: str | None = None) -> str:
@@ -125,7 +109,7 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimit
     `delimiter`: of a CSV file, where it has to be said.
     """
     names = [name for name in columns if name][:MAX_GUESSED]
-    draft = _Draft({name: looked(seen, name) for name in names})
+    draft = Draft({name: looked(seen, name) for name in names})
     rest = [name for name in names if not _by_name(draft, name)]
     rest = _by_values(draft, rest)
     categories: dict[str, Sequence[str]] = {}
@@ -133,7 +117,9 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimit
         look, texts = draft.looks[name], None if seen is None else seen.texts.get(name)
         if Columns.REWARDS not in draft.roles and look.kind in ("number", "flag") and MAYBE_REWARDS.match(name.lower()):
             draft.left_out[name], draft.maybe[name] = "may be a reward", Columns.REWARDS
-        elif look.kind in ("", "number", "flag", "list"):
+        elif draft.images([f"{name.removesuffix('.path')}.bytes"]):
+            draft.left_out[name] = "where an image was"
+        elif look.kind in ("", "number", "flag", "list", "image"):
             draft.take(Columns.OBS, name)
         elif look.kind in ("text", "answer") and seen is not None and texts and _are_categories(texts, seen.rows):
             draft.take(Columns.OBS, name)
@@ -150,16 +136,20 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimit
             and (texts := seen.texts.get(name))
         ):
             categories[name] = texts
-    return _written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows", delimiter)
+    if Columns.NEXT_OBS in draft.roles and part_names(draft, Columns.NEXT_OBS) != part_names(draft, Columns.OBS):
+        draft.left_out |= dict.fromkeys(draft.roles.pop(Columns.NEXT_OBS), "next observations lack parts of the observations")
+    return written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows", delimiter)
 
 
-def _by_name(draft: _Draft, name: str) -> bool:
+def _by_name(draft: Draft, name: str) -> bool:
     """Whether the column's name says what it is, and its values do not contradict that."""
     look = draft.looks[name]
     if EXTRAS.match(name.lower()):
         draft.extra.append(name)
         return True
     role = next((ours for ours, pattern in LIKELY if re.search(pattern, name.lower())), "")
+    if look.kind == "image" and role != Columns.NEXT_OBS:
+        return False
     fits = {
         Columns.T: look.kind in ("", "number", "time", "flag"),
         Columns.AGENT_ID: look.kind in ("", "text")
@@ -169,19 +159,21 @@ def _by_name(draft: _Draft, name: str) -> bool:
     }
     if not role or not fits.get(role, True):
         return False
-    if role in VECTORS or role not in draft.roles:
+    if role == Columns.T:
+        draft.times.append(name)
+    elif role in VECTORS or role not in draft.roles:
         draft.take(role, name)
     else:
         draft.left_out[name] = f"looks like {ROLE_WORDS.get(role, role)} too"
     return True
 
 
-def _by_values(draft: _Draft, names: list[str]) -> list[str]:
+def _by_values(draft: Draft, names: list[str]) -> list[str]:
     """Those of `names` whose values do not show that they are ids, times or ends."""
     left = []
     for name in names:
         look = draft.looks[name]
-        if ANY_ID.search(name.lower()):
+        if ANY_ID.search(name.lower()) and look.kind != "image":
             rows = len(look.codes)
             if Columns.EPS_ID not in draft.roles and rows and look.different < rows and _in_runs(look.codes):
                 draft.take(Columns.EPS_ID, name, "rows of one value follow each other")
@@ -189,16 +181,22 @@ def _by_values(draft: _Draft, names: list[str]) -> list[str]:
                 draft.left_out[name], draft.maybe[name] = "looks like an id", Columns.EPS_ID
         else:
             left.append(name)
-    for role, finder in ((Columns.EPS_ID, _episodes), (Columns.T, _order), (Columns.DONES, _end)):
-        found = None if _has(draft, role) else finder(draft, left)
-        if found is not None:
-            draft.take(role, *found)
-            left.remove(found[0])
-    return left
+    taken = ""
+    if Columns.EPS_ID not in draft.roles and (found := _episodes(draft, left)):
+        taken = _taken(draft, Columns.EPS_ID, found)
+    left = [name for name in left if name != taken]
+    if found := _order(draft, left):
+        taken = _taken(draft, Columns.T, found)
+    _leave_out_times(draft)
+    left = [name for name in left if name != taken]
+    if not draft.roles.keys() & set(FLAGS) and (found := _end(draft, left)):
+        taken = _taken(draft, Columns.DONES, found)
+    return [name for name in left if name != taken]
 
 
-def _has(draft: _Draft, role: str) -> bool:
-    return any(name in draft.roles for name in (FLAGS if role == Columns.DONES else (role,)))
+def _taken(draft: Draft, role: str, found: tuple[str, str]) -> str:
+    draft.take(role, *found)
+    return found[0]
 
 
 def _in_runs(codes: NDArray[Any]) -> bool:
@@ -207,9 +205,10 @@ def _in_runs(codes: NDArray[Any]) -> bool:
     return 2 <= runs <= len(codes) / 2 and runs == len(np.unique(codes))
 
 
-def _episodes(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
+def _episodes(draft: Draft, names: Sequence[str]) -> tuple[str, str] | None:
     """A column whose value changes exactly where another one, which grows in between, falls back."""
-    for order in draft.roles.get(Columns.T, names):
+    counters = [name for name in draft.times if draft.looks[name].kind != "time"]  # dates go on from episode to episode
+    for order in counters or names:
         t = draft.looks[order].codes
         if len(t) < ENOUGH_ROWS or not (falls := t[1:] <= t[:-1]).any():
             continue
@@ -217,27 +216,64 @@ def _episodes(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
             look = draft.looks[name]
             may_be = name != order and len(look.codes) == len(t) and (look.is_whole or look.kind == "text")
             if may_be and _in_runs(look.codes) and ((look.codes[1:] != look.codes[:-1]) == falls).all():
-                return name, f"changes where {_string(order)} falls back"
+                return name, f"changes where {string(order)} falls back"
     return None
 
 
-def _order(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
-    """A column that grows from row to row of each episode."""
-    ids = draft.one(Columns.EPS_ID)
-    for name in sorted(names, key=lambda name: not draft.looks[name].is_whole):
-        look = draft.looks[name]
-        if len(look.codes) < ENOUGH_ROWS or look.kind not in ("number", "time") or not (look.is_whole or ids is not None):
-            continue
-        rows = np.argsort(ids, kind="stable") if ids is not None else np.arange(len(look.codes))
-        same = np.ones(len(rows) - 1, np.bool_) if ids is None else ids[rows][1:] == ids[rows][:-1]
-        if same.sum() >= len(rows) / 2 and (look.codes[rows][1:] > look.codes[rows][:-1])[same].all():
-            return name, "grows from row to row" + (
-                "" if ids is None else f" of each {_string(draft.roles[Columns.EPS_ID][0])}"
-            )
-    return None
+def _order(draft: Draft, names: Sequence[str]) -> tuple[str, str] | None:
+    """The column that orders the rows of an episode, and what its values show, where its name does not say it.
+
+    Of the columns that grow from row to row of each episode: one that is called a counter, because only a counter shows that
+    steps are missing; then a date or time, because a number may grow by itself (a distance, a sum); then a number that is
+    called a time; then any number. Where none grows, or no ids are known, it is the first that is called a time.
+    """
+    episodes = draft.episodes()
+    growing = [name for name in sorted([*draft.times, *names], key=lambda name: _rank(draft, name)) if _grows(draft, name)]
+    called = [name for name in draft.times if not _repeats(draft, name)]
+    chosen = growing[:1] if growing and (episodes is not None or not called) else called[:1]
+    if not chosen:
+        return None
+    shown = "grows from row to row" + ("" if episodes is None else f" of each {string(draft.roles[Columns.EPS_ID][0])}")
+    return chosen[0], "" if chosen[0] in draft.times else shown
 
 
-def _end(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
+def _rank(draft: Draft, name: str) -> int:
+    """How likely a column that grows is the order of the rows: 0 is the likeliest."""
+    look, is_called = draft.looks[name], name in draft.times
+    if is_called and COUNTER.match(name.lower()):
+        return 0
+    return 1 if look.kind == "time" else 2 if is_called else 3 if look.is_whole else 4
+
+
+def _grows(draft: Draft, name: str) -> bool:
+    """Whether a column grows from row to row of each episode; without ids, of all rows."""
+    look, episodes = draft.looks[name], draft.episodes()
+    if len(look.codes) < ENOUGH_ROWS or look.kind not in ("number", "time") or not (look.is_whole or episodes is not None):
+        return False
+    rows = np.arange(len(look.codes)) if episodes is None else np.argsort(episodes, kind="stable")
+    same = np.ones(len(rows) - 1, np.bool_) if episodes is None else episodes[rows][1:] == episodes[rows][:-1]
+    return bool(same.sum() >= len(rows) / 2 and (look.codes[rows][1:] > look.codes[rows][:-1])[same].all())
+
+
+def _repeats(draft: Draft, name: str) -> bool:
+    """Whether a date or time stands in two rows of one episode, which therefore it does not order."""
+    look, episodes = draft.looks[name], draft.episodes()
+    if look.kind != "time" or episodes is None:
+        return False
+    cells = np.stack([episodes, look.codes])[:, ~np.isnan(look.codes)]
+    return bool(np.unique(cells, axis=1).shape[1] < cells.shape[1])
+
+
+def _leave_out_times(draft: Draft) -> None:
+    """What is called a time and is not the order: no observation, but offered where nothing else is the order."""
+    for name in draft.times:
+        if name not in draft.roles.get(Columns.T, ()):
+            repeats = f"rows of one {string(draft.roles[Columns.EPS_ID][0])} share its values" if _repeats(draft, name) else ""
+            draft.left_out[name] = f"looks like a time, but {repeats}" if repeats else "looks like a time too"
+            draft.maybe[name] = Columns.T
+
+
+def _end(draft: Draft, names: Sequence[str]) -> tuple[str, str] | None:
     """A truth value that is true in last rows of episodes alone."""
     ids, t = draft.one(Columns.EPS_ID), draft.one(Columns.T)
     if ids is None or len(ids) < ENOUGH_ROWS:
@@ -249,7 +285,7 @@ def _end(draft: _Draft, names: Sequence[str]) -> tuple[str, str] | None:
         if draft.looks[name].kind in ("flag", "answer"):
             true = draft.looks[name].codes[rows] == 1
             if true.any() and not last.all() and not (true & ~last).any():
-                return name, f"true in last rows of {_string(draft.roles[Columns.EPS_ID][0])} alone"
+                return name, f"true in last rows of {string(draft.roles[Columns.EPS_ID][0])} alone"
     return None
 
 
@@ -264,63 +300,10 @@ def _why_left_out(look: Look, texts: Sequence[str] | None) -> str:
         return "no value in any row"
     if look.kind == "time":
         return "looks like a time"
+    if look.unfit:
+        return look.unfit
     if look.kind not in ("text", "answer"):
         return "holds neither numbers nor text"
     if texts and (ambiguous := next(filter(DAY_FIRST_OR_MONTH.match, texts), "")):
         return f"dates such as {ambiguous[:40]!r} may begin with a day or a month: write 2024-03-01"
     return f"text, with {'many' if texts is None else len(texts)} different values"
-
-
-# ---- TOML ----
-
-
-def _written(draft: _Draft, categories: Mapping[str, Sequence[str]], bound: str, delimiter: str | None) -> str:
-    scale = 'action_scale = "env"  # or "normalized": train-bc wants to know it'
-    lines = [scale, "", "[columns]"]
-    for ours in _in_order(draft.roles):
-        why = f"  # {draft.why[ours]}" if ours in draft.why else ""
-        lines.append(f"{ours} = {_toml(draft.roles[ours])}{why}")
-    for name, why in draft.left_out.items():
-        role = draft.maybe.get(name)
-        is_offered = role is not None and role not in draft.roles
-        lines.append(f"# {role} = {_string(name)}  # {why}" if is_offered else f"# left out: {_string(name)}: {why}")
-    if draft.extra:
-        lines += ["", "[extra]", *(f"action_logp = {_toml([name])}" for name in draft.extra[:1])]
-    if categories:
-        numbered = (f"{_key(name)} = {_array(texts)}" for name, texts in categories.items())
-        lines += ["", f"[categories]  # all texts{bound}", *numbered]
-    comma = next((look.comma for look in draft.looks.values() if look.comma), "")
-    decimal = f'decimal = ","  # as in {_string(comma)}'
-    if delimiter is not None:
-        lines += ["", "[csv]", f"delimiter = {_string(delimiter)}  # the file's first line is one name otherwise"]
-        lines += [decimal] if comma else []
-    elif comma:
-        lines.insert(1, f"csv.{decimal}")
-    return "\n".join(lines) + "\n"
-
-
-def _in_order(roles: Collection[str]) -> list[str]:
-    first = [Columns.EPS_ID, Columns.AGENT_ID, Columns.T, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS]
-    return [name for name in first if name in roles] + sorted(set(roles) - set(first))
-
-
-def _toml(names: Sequence[str]) -> str:
-    return _string(names[0]) if len(names) == 1 else _array(names)
-
-
-def _array(texts: Sequence[str]) -> str:
-    return f"[{', '.join(map(_string, texts))}]"
-
-
-def _key(name: str) -> str:
-    return name if name.isidentifier() and name.isascii() else _string(name)
-
-
-def _string(name: str) -> str:
-    """JSON's strings are TOML's too; a character that a terminal would not show is written as a TOML escape."""
-    quoted = json.dumps(name, ensure_ascii=False)
-    return "".join(letter if letter.isprintable() else _escape(letter) for letter in quoted)
-
-
-def _escape(letter: str) -> str:
-    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
