@@ -182,7 +182,7 @@ class PlaySpec:
             what = (
                 f"the policy was trained through pieces that Python code made: {', '.join(trained.names) or 'of unknown names'}"
             )
-            fix = "name a file of those that belong beside the environment: --env-to-module FILE (in Python: env_to_module=...)"
+            fix = "name a file of those that belong beside the environment: --env-to-module FILE"
             raise BadConfig(what, where=trained.where, fix=fix)
         try:
             return trained.beside_environment()

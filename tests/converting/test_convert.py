@@ -321,5 +321,5 @@ def test_a_table_beside_a_recording_of_narrower_floats_is_told_to_name_the_envir
     both: Any = [tmp_path / "t.csv", tmp_path / "D"], tmp_path / "out"
     with pytest.raises(BadData, match="float32 of its space cannot hold") as caught:
         convert(*both, mapping={"columns": columns})
-    assert "with --env" in str(caught.value)
+    assert "with --env" in caught.value.fix
     assert convert(*both, mapping={"columns": columns}, env="CartPole-v1").episodes == 3

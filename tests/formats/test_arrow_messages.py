@@ -100,11 +100,11 @@ def test_a_body_that_lies_takes_what_is_there() -> None:
 
 @KINDS
 @PACKED
-def test_a_batch_beyond_the_memory_limit_names_the_option(new: Any, codec: str | None, tmp_path: Path) -> None:
+def test_a_batch_beyond_the_memory_limit_names_the_limit(new: Any, codec: str | None, tmp_path: Path) -> None:
     noise = pa.table({"x": np.random.default_rng(0).random(1 << 20)})
     (tmp_path / "x.arrow").write_bytes(written(new, noise, codec))
     table = TableFile(open_location(tmp_path / "x.arrow"), "arrow", memory_limit=4 << 20)
-    with pytest.raises(MemoryLimitExceeded, match="raise --memory-limit"):
+    with pytest.raises(MemoryLimitExceeded, match="raise `memory_limit`"):
         list(table.chunks(None, CsvForm(), chunk_bytes=1 << 20, temp_dir=None))
 
 

@@ -269,7 +269,7 @@ def test_a_manifest_whose_sha256_is_not_true_is_not_trusted(old: Path) -> None:
 
 
 def test_trust_ends_at_the_memory_limit(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MemoryLimitExceeded, match="raise --memory-limit") as error:
+    with pytest.raises(MemoryLimitExceeded, match="raise `memory_limit`") as error:
         list(Dataset.open(old).batches(memory_limit=900 * KIB))  # twice what it unfolds to
     assert error.value.exit_code == 6
     assert not [found for found in Dataset.open(old).batches(memory_limit=1500 * KIB) if not len(found)]
