@@ -160,6 +160,15 @@ def test_strict_fails_on_warnings_and_not_on_notes(make: Make, real_data: Path) 
     assert validate(make.rows(make.columns()), strict=True).passed
 
 
+def test_what_reading_assumed_of_a_source_is_a_warning_there_and_a_note_of_its_dataset(make: Make, tmp_path: Path) -> None:
+    source = make.rows({name: values for name, values in make.columns().items() if name != "new_obs"})
+    convert(source, tmp_path / "D", action_scale="env")
+    of_source, of_dataset = validate(source, strict=True), validate(tmp_path / "D", strict=True)
+    assert (severities(of_source)["missing-final-observation"], of_source.passed) == ("warning", False)
+    (note,) = (problem for problem in of_dataset.problems if problem.code == "assumption")
+    assert (note.severity, note.details["kinds"]["missing-final-observation"], of_dataset.passed) == ("note", 3, True)
+
+
 # ---- what is told ----
 
 
