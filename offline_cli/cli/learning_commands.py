@@ -40,7 +40,18 @@ def record(ctx: typer.Context, flags: RecordFlags, options: RecordOptions) -> No
     except OfflineCliError as error:
         error.where = error.where.replace("--env ", "ENV ")  # which is no option here
         raise
-    render.show(result, as_json=flags["as_json"])
+    render.show(result, as_json=flags["as_json"], summary=_of_agents)
+
+
+def _of_agents(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rows of the table, which name what is measured where there are several agents."""
+    return _measured_on("agents' episodes", told) if told.get("games") is not None else told
+
+
+def _measured_on(what: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`told`, with figures of returns and lengths by what they are of."""
+    figures = ("return_", "length_")
+    return {f"{name} of {what}" if name.startswith(figures) else name: value for name, value in told.items()}
 
 
 def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions) -> None:
@@ -64,7 +75,8 @@ def _by_agent(told: Mapping[str, Any]) -> Mapping[str, Any]:
         f"return of {agent}": f"{one['return_mean']:.5g}, std {one['return_std']:.5g}, in {one['games']:,} games"
         for agent, one in told.get("return_by_agent", {}).items()
     }
-    return {name: value for name, value in told.items() if name != "return_by_agent"} | agents
+    figures = {name: value for name, value in told.items() if name != "return_by_agent"}
+    return {**_measured_on("games", figures), **agents} if agents else figures
 
 
 def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> None:

@@ -36,7 +36,7 @@ Each = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateResult:
-    """Whole episodes of one policy."""
+    """Whole episodes of one policy; of several agents, whole games, whose return is the sum over agents."""
 
     episodes: int
     return_mean: float

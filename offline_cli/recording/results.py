@@ -241,7 +241,10 @@ def _exit_code(signal_number: int | None) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordResult:
-    """A recording. Counts and returns are of the whole dataset, what an earlier, interrupted call had written included."""
+    """A recording. Counts and returns are of the whole dataset, what an earlier, interrupted call had written included.
+
+    Of several agents they are of the agents' episodes, as those of `inspect` are; those of `evaluate` are of games.
+    """
 
     out: str
     episodes: int = 0
