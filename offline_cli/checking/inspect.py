@@ -3,16 +3,18 @@
 `inspect` answers for every source that the readers know. A foreign source is read as `convert` would read it, so that the
 figures are those of the dataset it would become: fragments joined, duplicates dropped, and each of these counted.
 
-For a dataset on this machine the manifest is all that is read, and readers, storage clients and pyarrow, which take 0.5 s to
-import, stay away: they are imported where they are needed. What a manifest does not say is read from the shards where it is
+For a dataset on this machine the manifest is all that is read, and of the shards it lists, that they are there with their
+sizes, which takes 10 ms for 10,000. Readers, storage clients and pyarrow, which take 0.5 s to import, stay away: they are
+imported where they are needed. What a manifest does not say is read from the shards where it is
 asked for: histograms of columns, episodes by agent and module (`deep`), single episodes (`episode`, `head`).
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 from offline_cli.columns import ElementNames, mappings_in
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.shard_list import ShardParts
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
 from offline_cli.json_documents import Expectations
@@ -43,6 +46,8 @@ SHOWN_STEPS: Final = 5  # of an episode, at either end
 TIMELINE: Final = 32  # parts of an episode whose means are shown
 
 __all__ = ["Inspection", "inspect"]
+
+SizeOf = Callable[[str], int | None]  # bytes of a file by its path in the dataset; None: there is no such file
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,8 @@ class Inspection:
     histograms: Mapping[str, Any] | None = None  # of return, length and columns: low, high, counts; None: steps were not read
     first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
     shown_episode: Mapping[str, Any] | None = None  # the one that was asked for: the same, its steps, its columns over time
+    shards: int | None = None  # that the manifest of a dataset lists; None: it is none, or several sources
+    wrong_shards: Sequence[str] | None = None  # in words: those missing, or of another size; None: files were not looked at
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`; spaces as JSON, and as one line of text beside it."""
@@ -97,6 +104,7 @@ class Inspection:
             "length": dict(self.length),
             "columns": dict(self.columns),
             "elements": {path: list(names) for path, names in self.elements.items()},
+            "wrong_shards": None if self.wrong_shards is None else list(self.wrong_shards),
             "assumptions": dict(sorted(self.assumptions.items())),
         }
 
@@ -143,9 +151,9 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
         manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place, read=partial(_part, folder))
     except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
         return None
-    if options["expect"]:
-        _check_shards(manifest, lambda path: _size(os.path.join(folder, path)), where=folder)
-    return _from_manifest(folder, manifest)
+    is_gated = bool(options["expect"])
+    wrong = _looked_at(manifest, lambda: partial(_size, folder), is_local=True, is_gated=is_gated, where=folder)
+    return replace(_from_manifest(folder, manifest), wrong_shards=wrong)
 
 
 def _part(folder: str, path: str) -> bytes:
@@ -153,8 +161,12 @@ def _part(folder: str, path: str) -> bytes:
     return read_plain(place, shown=place)
 
 
-def _size(path: str) -> int | None:
-    return os.path.getsize(path) if os.path.isfile(path) else None
+def _size(folder: str, path: str) -> int | None:
+    try:
+        found = os.stat(os.path.join(folder, path))
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _sizes_of(dataset: Any) -> dict[str, int]:
@@ -163,16 +175,27 @@ def _sizes_of(dataset: Any) -> dict[str, int]:
     return {file.path[below:]: file.size() for file in dataset.location.join(DATA).files()}
 
 
-def _check_shards(manifest: Manifest, size_of: Callable[[str], int | None], *, where: str) -> None:
-    """Raise BadData, naming all, for shards that are not there, or of another size (`size_of`: bytes by path)."""
-    wrong = [
-        f"{shard.path} is missing" if size is None else f"{shard.path} has {size} bytes, not {shard.bytes}"
-        for shard in manifest.shards
-        if (size := size_of(shard.path)) != shard.bytes
-    ]
-    if wrong:
+def _wrong_shards(manifest: Manifest, size_of: SizeOf) -> Iterator[str]:
+    """Shards that are not there, or of another size, as text."""
+    for shard in manifest.shards:
+        if (size := size_of(shard.path)) != shard.bytes:
+            yield f"{shard.path} is missing" if size is None else f"{shard.path} has {size} bytes, not {shard.bytes}"
+
+
+def _looked_at(
+    manifest: Manifest, sizes: Callable[[], SizeOf], *, is_local: bool, is_gated: bool, where: str
+) -> tuple[str, ...] | None:
+    """`_wrong_shards`; None: nobody looked, because it would read every part of a manifest, or ask a remote storage.
+
+    Raises BadData, naming all, under a gate (`is_gated`), which always looks.
+    """
+    if not is_gated and (isinstance(manifest.shards, ShardParts) or not is_local):
+        return None
+    wrong = tuple(_wrong_shards(manifest, sizes()))
+    if wrong and is_gated:
         fix = "restore the files from a copy, or see what `offline-cli repair` can keep"
         raise BadData.of(wrong, where=where, fix=fix)
+    return wrong
 
 
 def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
@@ -188,10 +211,12 @@ def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgre
     reads_all = manifest is None or options["deep"]
     look = _CloserLook(options["head"], options["episode"], HistogramBuilder() if reads_all else None)
     if manifest is not None:
-        if options["expect"]:
-            _check_shards(manifest, _sizes_of(cast(Any, opened[0]).dataset).get, where=opened[0].info.location)
+        dataset, where = cast(Any, opened[0]).dataset, opened[0].info.location
+        is_local, is_gated = dataset.location.is_local, bool(options["expect"])
+        wrong = _looked_at(manifest, lambda: _sizes_of(dataset).get, is_local=is_local, is_gated=is_gated, where=where)
         _look_at_dataset(opened[0], look, on_progress)
-        return look.added_to(_from_manifest(opened[0].info.location, manifest))
+        found = look.added_to(_from_manifest(where, manifest))
+        return replace(found, wrong_shards=() if wrong is None and reads_all else wrong)
     with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
         return look.added_to(_by_reading(stream, look))
 
@@ -236,6 +261,7 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
         modules=None,
         complete=manifest.complete,
         from_manifest=True,
+        shards=len(manifest.shards),
     )
 
 

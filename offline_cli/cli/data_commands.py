@@ -29,6 +29,7 @@ from offline_cli.options.data_commands import (
 
 __all__ = ["COMMANDS"]
 
+MAX_WRONG = 5  # shards that are named
 OF_EVERY_EPISODE = frozenset({"obs", "actions", "rewards"})
 """Columns that are no extra ones; `obs.position` is a part of the first."""
 
@@ -191,7 +192,8 @@ def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": told["format"],
         "sources": told["sources"],
-        "complete": told["complete"],
+        "complete": "yes, says the manifest" if told["complete"] and told["wrong_shards"] else told["complete"],
+        **({} if told["shards"] is None else {"shards": _shards(told)}),
         "episodes": told["episodes"],
         "ended by": {name: told[name] for name in ("terminated", "truncated", "unfinished") if told[name]},
         "steps": told["steps"],
@@ -209,6 +211,18 @@ def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
         "assumptions": told["assumptions"],
         **({"dropped columns": render.with_reasons(told["dropped_reasons"])} if told["dropped_reasons"] else {}),
     }
+
+
+def _shards(told: Mapping[str, Any]) -> str | render.Lines:
+    """How many the manifest lists, and what is known of their files."""
+    count, wrong = told["shards"], told["wrong_shards"]
+    if wrong is None:
+        return f"{count:,}, not looked at: validate reads them"
+    if not wrong:
+        return f"{count:,}, all there{'' if told['histograms'] else ', not read: validate reads them'}"
+    more = [f"and {len(wrong) - MAX_WRONG:,} more"] if len(wrong) > MAX_WRONG else []
+    fix = "restore the files from a copy, or see what offline-cli repair can keep"
+    return render.Lines((f"{count:,}, of which {len(wrong):,} not as written:", *wrong[:MAX_WRONG], *more, f"try: {fix}"))
 
 
 def _spread(told: Mapping[str, Any], name: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.checking.inspect import inspect
+from offline_cli.cli.data_commands import _figures
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -275,3 +276,37 @@ def test_nested_keys_that_are_not_there_and_bounds_of_no_numbers_are_named_at_on
     assert code == 2
     for part in ("'return.men'", "True has no order", "'columns.x'"):
         assert part in told["error"]["what"]
+
+
+# ---- shards ----
+
+
+def test_shards_that_are_there_are_said_not_to_be_read(dataset: Path, call: Call, call_json: Call) -> None:
+    assert "all there, not read: validate reads them" in call("inspect", dataset).stdout
+    assert call_json("inspect", dataset)[1]["wrong_shards"] == []
+
+
+def test_a_missing_shard_is_named_and_the_manifest_stays_the_one_that_says_complete(
+    dataset: Path, call: Call, call_json: Call
+) -> None:
+    (shard,) = (dataset / "data").iterdir()
+    shard.unlink()
+    done = call("inspect", dataset)
+    assert (done.exit_code, f"data/{shard.name} is missing" in done.stdout) == (0, True)
+    assert " ".join(cells(done.stdout, "complete")) == "complete yes, says the manifest"
+    told = call_json("inspect", dataset)[1]
+    assert (told["shards"], told["wrong_shards"], told["complete"]) == (1, [f"data/{shard.name} is missing"], True)
+
+
+def test_a_shard_of_another_size_is_named(dataset: Path, call: Call) -> None:
+    (shard,) = (dataset / "data").iterdir()
+    size = shard.stat().st_size
+    shard.write_bytes(b"short")
+    assert f"has 5 bytes, not {size}" in call("inspect", dataset).stdout
+
+
+def test_shards_in_a_storage_are_not_looked_at_and_the_table_says_so(dataset: Path) -> None:
+    convert(dataset, "memory://inspected/D", overwrite=True)
+    told = inspect("memory://inspected/D").as_dict()
+    assert told["wrong_shards"] is None
+    assert _figures(told)["shards"] == "1, not looked at: validate reads them"
