@@ -42,7 +42,7 @@ from offline_cli.parquet.safety import (
     unfolded_bytes,
     with_ends,
 )
-from offline_cli.parquet.trust import Trust
+from offline_cli.parquet.trust import Trust, dropping
 
 __all__ = [
     "COMPRESSIONS",
@@ -377,4 +377,4 @@ def _parquet_failures(location: Location) -> Iterator[None]:
 
 
 def _bad(what: str, location: Location) -> BadData:
-    return BadData(what, where=location.url, fix=FIX)
+    return BadData(what, where=location.url, fix=f"{FIX}; or leave it out: {dropping(location)}")

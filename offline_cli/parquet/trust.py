@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import threading
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -29,17 +30,19 @@ from offline_cli.files.remote_files import PartsInOrder, follow, rest_of
 from offline_cli.files.timeouts import in_daemon_thread
 from offline_cli.parquet.safety import MEMORY_LIMIT
 
-__all__ = ["OTHER_SHARD", "Hashing", "Trust", "fingerprint"]
+__all__ = ["OTHER_SHARD", "Hashing", "Trust", "dropping", "fingerprint"]
 
 OTHER_SHARD: Final = "shard-hash"  # the code of the problem
 CHUNK: Final = 4 << 20  # bytes
 SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
 BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
 BUFFER: Final = 8 << 20  # bytes that the thread reads at a time; after each it may wait 5 ms for Python's lock, twice
-FIX: Final = (
-    "offline-cli validate, which names every shard that differs; then restore them from a copy, or make a dataset "
-    "of the others with offline-cli repair --drop-broken"
-)
+
+
+def dropping(shard: Location) -> str:
+    """The command that leaves out the broken shards of the dataset that `shard` is one of."""
+    folder = shard.url.rpartition("/data/")[0]
+    return f"offline-cli repair {shlex.quote(folder) if folder else 'D'} --drop-broken"
 
 
 class Trust:
@@ -94,7 +97,8 @@ class Trust:
             self._is_true = self._beside.digest() == self.sha256
         if not self.is_true_of(location):
             what = "the shard has other content than its manifest says: its sha256 is another one"
-            raise BadData(what, where=location.url, fix=FIX, details={PROBLEM: OTHER_SHARD})
+            fix = "offline-cli validate names every shard that differs; restore them from a copy, or leave them out: "
+            raise BadData(what, where=location.url, fix=fix + dropping(location), details={PROBLEM: OTHER_SHARD})
 
 
 def fingerprint(location: Location) -> tuple[int, str]:

@@ -176,3 +176,20 @@ def test_files_that_the_manifest_does_not_list_are_not_read(dataset: Dataset, ma
     extra = dataset.location.join("data", "shard-00000000-000000.parquet")
     extra.fs.pipe_file(extra.path, b"no Parquet at all")
     assert sum(len(batch) for batch in dataset.batches()) == 4
+
+
+def test_a_broken_shard_is_refused_with_the_command_that_leaves_it_out(
+    tmp_path: Path, make_batch: Make, write_dataset: Write
+) -> None:
+    folder = tmp_path / "my data"
+    write_dataset(open_location(folder), make_batch((3, 1, 5, 2)), format="episodes", max_rows_per_file=2)
+    shard = folder / Dataset.open(open_location(folder)).manifest.shards[1].path
+    whole = shard.read_bytes()
+    for broken in (whole[:-9], whole[:200] + b"X" + whole[201:], None):
+        if broken is None:
+            shard.unlink()
+        else:
+            shard.write_bytes(broken)
+        with pytest.raises(BadData) as caught:
+            list(Dataset.open(open_location(folder)).batches())
+        assert caught.value.fix.endswith(f"leave it out: offline-cli repair '{folder}' --drop-broken")
