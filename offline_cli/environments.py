@@ -17,7 +17,6 @@ import logging
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType, TracebackType
@@ -29,7 +28,8 @@ import numpy as np
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
 from offline_cli.games import Game, common_spaces, game_of
-from offline_cli.import_path import add_current_folder, call_of, hidden_file, module_named, names_file, no_module
+from offline_cli.import_path import call_of, hidden_file, module_named, names_file, no_module
+from offline_cli.named_code import MOST_NAMES, PYTHON, defined_in, meant_by
 from offline_cli.spaces import Space, check_supported, declared_spaces, describe, leaf_spaces, same_space, space_to_json
 from offline_cli.waiting import CLOSING, Overdue, current
 
@@ -38,7 +38,6 @@ __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_en
 _log = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
-PYTHON = "python:"
 ATARI, ATARI_IDS = "ale_py", "ALE/"
 PETTINGZOO = "pettingzoo"
 
@@ -255,10 +254,11 @@ def _spec(name: str) -> Any:
     except gym.error.Error as err:
         if callable(made := getattr(imported, id_, None)):
             return made
-        near = [f"{module}{colon}{match}" for match in _near(id_, [*gym.registry, *(vars(imported) if imported else ())])]
+        known = _near(id_, [*gym.registry, *(vars(imported) if imported else ())]) or _defined_in(imported)
         why = f"the module {module} neither registers {id_!r} nor has such a class or function"
         why = why if colon and isinstance(err, (gym.error.NameNotFound, gym.error.NamespaceNotFound)) else str(err)
-        raise _unknown(name, why, [*near, *_as_code(name)]) from err
+        said, meant = meant_by(name)
+        raise _unknown(name, said or why, [*(f"{module}{colon}{match}" for match in known), *meant]) from err
 
 
 def _register_atari(name: str) -> None:
@@ -270,14 +270,9 @@ def _register_atari(name: str) -> None:
         raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
 
 
-def _as_code(name: str) -> list[str]:
-    """What names the attribute of a module that is there, where `name` is written as in Python; nothing is imported."""
-    module, dot, attribute = name.rpartition(".")
-    add_current_folder()
-    with suppress(ImportError, ValueError):
-        if dot and ":" not in name and attribute.isidentifier() and importlib.util.find_spec(module.partition(".")[0]):
-            return [f"{PYTHON}{module}:{attribute}"]
-    return []
+def _defined_in(module: ModuleType | None) -> list[str]:
+    """What the file of a module defines, where it is one; the first few."""
+    return defined_in(getattr(module, "__file__", None) or "")[:MOST_NAMES]
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:
@@ -286,11 +281,15 @@ def _near(name: str, known: Sequence[str]) -> list[str]:
 
 def _maker(name: str) -> Callable[[], Any]:
     module, _, attribute = name.removeprefix(PYTHON).rpartition(":")
+    said, meant = meant_by(name)
+    if said or meant:
+        raise _unknown(name, said or "it names no module", meant)
     imported = _imported(module, name)
     found = getattr(imported, attribute, None)
     if found is None:
         hidden = hidden_file(module, imported)
-        near = [hidden] if hidden else [f"{module}:{match}" for match in _near(attribute, list(vars(imported)))]
+        known = _near(attribute, list(vars(imported))) or _defined_in(imported)
+        near = [hidden] if hidden else [f"{module}:{match}" for match in known]
         raise _unknown(name, f"{module} has no {attribute!r}", [f"{PYTHON}{match}" for match in near])
     if not callable(found):
         raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")

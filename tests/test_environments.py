@@ -178,3 +178,56 @@ def test_a_module_without_the_id_is_said_to_be_there(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownEnvironment, match="the module found_module neither registers 'Nix' nor has such a class"):
         spaces_of_env("found_module:Nix")
+
+
+WALK = """\
+import gymnasium as gym
+from gymnasium import spaces
+raise SystemExit("nothing is imported for a hint")
+LIMIT = 3
+def helper(): ...
+class Walk(gym.Env): ...
+make_walk = lambda: Walk()
+def make_env(**kwargs): ...
+def _hidden(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("walk.py", "walk.py"),
+        ("python:walk.py", "walk.py"),
+        ("./walk.py", "./walk.py"),
+        ("walk", "walk"),
+        ("python:walk", "walk"),
+    ],
+)
+def test_a_file_alone_is_refused_with_the_names_that_it_defines(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "walk.py").write_text(WALK, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownEnvironment, match=r"walk\.py is a file: name one of its functions or classes") as caught:
+        open_environment(name)
+    assert caught.value.details["near"] == [f"python:{module}:{one}" for one in ("make_env", "Walk", "helper", "make_walk")]
+
+
+@pytest.mark.parametrize("text", ["", "def broken(:\n", "LIMIT = 3\n", "\x00"])
+def test_a_file_that_defines_nothing_is_said_to_be_one(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "walk.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownEnvironment, match=r"walk\.py is a file: it defines no function or class"):
+        open_environment("walk.py")
+
+
+def test_a_file_that_is_not_there_is_said_not_to_be() -> None:
+    with pytest.raises(UnknownEnvironment, match=r"there is no file 'nowhere\.py'"):
+        open_environment("nowhere.py")
+
+
+def test_a_name_that_a_file_lacks_is_refused_with_those_that_it_defines(tmp_path: Path) -> None:
+    (tmp_path / "walk.py").write_text("def start():\n    pass\n", encoding="utf-8")
+    with pytest.raises(UnknownEnvironment) as caught:
+        open_environment(f"python:{tmp_path}/walk.py:unlike")
+    assert caught.value.details["near"] == [f"python:{tmp_path}/walk.py:start"]
