@@ -9,11 +9,14 @@ The card is written first and what a reader looks for last, so that a killed exp
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Unpack
 
+from offline_cli.columns import Columns
 from offline_cli.connectors.env_to_module.default_pipeline import default_pieces
 from offline_cli.connectors.pipeline_spec import PlayPipelines, Setting
 from offline_cli.datasets.ownership import keep_names
@@ -33,6 +36,7 @@ __all__ = ["ExportResult", "export"]
 
 OURS: Final = b"offline-cli"  # among the first bytes of every file that marks an export
 LOOKED_AT: Final = 4096
+PLAIN_NAME: Final = re.compile(r"[\w.@+-]+", re.ASCII)  # of a file, that stands as it is in Python and in a shell
 METADATA: Final = "metadata.json"  # of RLlib's checkpoints; written last
 
 
@@ -90,7 +94,7 @@ def export(
     card = _card_of(place, to)
     _check_free(place, card, to=to, overwrite=options["overwrite"])
     chosen = _chosen(open_location(run, known, beside=[_named(out)]), options)
-    made = _made(chosen, to)
+    made = _made(chosen, to, place.name)
     ports = [f"input `{name}`: {port}" for name, port in made.inputs.items()]
     ports += [f"output `{name}`: {port}" for name, port in made.outputs.items()]
     text = card_of(chosen.facts, chosen.spaces, name=place.name, ports=ports, how=made.how)
@@ -147,15 +151,15 @@ def _spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
         raise BadConfig(what, where=where, fix="train it again with this version") from err
 
 
-def _made(chosen: ToExport, to: str) -> Exported:
+def _made(chosen: ToExport, to: str, name: str) -> Exported:
     if to == "rllib":
         from offline_cli.exporting.rllib_checkpoint import rllib_export
 
         return rllib_export(chosen.loaded, chosen.pieces, chosen.spaces[0], where=chosen.where)
-    return _onnx(chosen)
+    return _onnx(chosen, name)
 
 
-def _onnx(chosen: ToExport) -> Exported:
+def _onnx(chosen: ToExport, name: str) -> Exported:
     from offline_cli.exporting.onnx_file import difference, onnx_bytes
     from offline_cli.exporting.whole_policy import WholePolicy
     from offline_cli.policies.onnx_model import model_of
@@ -166,7 +170,8 @@ def _onnx(chosen: ToExport) -> Exported:
     model = model_of(content, where="the exported file")
     sides = (model.inputs, model.outputs)
     inputs, outputs = ({name: f"{port.dtype} {_shape(port.shape)}" for name, port in ports.items()} for ports in sides)
-    return Exported({"": content}, inputs, outputs, ONNX_HOW, difference(policy, model, chosen.spaces[0]))
+    how = _onnx_how(name, inputs, outputs)
+    return Exported({"": content}, inputs, outputs, how, difference(policy, model, chosen.spaces[0]))
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -209,17 +214,47 @@ def _write(place: Location, card: Location, text: str, made: Exported) -> None:
     keep_names(folder)
 
 
-ONNX_HOW: Final = """
-```python
-import numpy as np
-import onnxruntime
+def _onnx_how(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> str:
+    """Python that runs the file of that name once, with what this one takes and gives, as Markdown."""
+    file = name if PLAIN_NAME.fullmatch(name) else "FILE.onnx"
+    actions = [port for port in outputs if port.partition(".")[0] == Columns.ACTIONS]
+    given = [f"    {json.dumps(port)}: {_value_of(port, told)}" for port, told in inputs.items()]
+    states = any(port.startswith(f"{Columns.STATE_IN}/") for port in inputs)
+    return "\n".join(
+        [
+            "```python",
+            *(["import numpy as np"] if len(inputs) > 1 else []),
+            "import onnxruntime",
+            "",
+            f'session = onnxruntime.InferenceSession("{file}")',
+            *("given = {", *given, "}"),
+            *_asked(actions),
+            "```",
+            "",
+            *([STATES] if states else []),
+            f"Or `offline-cli evaluate onnx:{file} --env ENV`.",
+        ]
+    )
 
-session = onnxruntime.InferenceSession("FILE.onnx")
-given = {port.name: np.zeros([1, *port.shape[1:]], "float32") for port in session.get_inputs()}  # dtypes: see above
-given["obs"] = observation[None]  # as the environment gives it
-actions = session.run(["actions"], given)[0]  # as the environment takes them
-```
 
-Rows are environments side by side. `state_in/NAME` is zeros where an episode begins, then the `state_out/NAME` of the call
-before; `rewards` is what the last action was answered with, 0 at the beginning. Or `offline-cli evaluate onnx:FILE.onnx`.
-"""
+def _asked(actions: Sequence[str]) -> list[str]:
+    """Lines of Python that ask for the actions."""
+    what = "# as the environment takes them, a row for each copy of it"
+    if len(actions) == 1:
+        return [f"actions = session.run({json.dumps(actions)}, given)[0]  {what}"]
+    return [f"names = {json.dumps(actions)}", f"actions = dict(zip(names, session.run(names, given)))  {what}"]
+
+
+def _value_of(port: str, told: str) -> str:
+    """What is given to an input, as a line of Python; `told`: its dtype and shape."""
+    dtype, _, shape = told.partition(" ")
+    if port == Columns.OBS:
+        return "observation[None],  # as the environment gives it"
+    where = "a leaf of the observation" if port.startswith(f"{Columns.OBS}.") else "zeros where an episode begins"
+    return f'np.zeros({shape.replace("B", "1", 1)}, "{dtype}"),  # {where}'
+
+
+STATES: Final = (
+    f"`{Columns.STATE_IN}/NAME` is then the `{Columns.STATE_OUT}/NAME` of the call before, and `{Columns.REWARDS}`, where it "
+    "is an input, what the last action was answered with.\n"
+)

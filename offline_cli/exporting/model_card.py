@@ -7,6 +7,8 @@ them as Markdown. What a run does not know (an unfinished one has no scores) is 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -42,6 +44,7 @@ MARK: Final = "<!-- model card of offline-cli -->"
 OF_RESULT: Final = ("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_mse", "policy_update", "stopped_by")
 OF_CONFIG: Final = ("algorithm", "network", "hidden", "activation", "batch_size", "lr", "seed")
 OF_SCORES: Final = ("eval_return_mean", "eval_return_ci95", "eval_episodes")
+MARKUP: Final = re.compile(r"[\\|`*<>\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # within a word, an underscore is one
 
 
 def facts_of(
@@ -112,9 +115,9 @@ def card_of(facts: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
         *_table("Pieces inside", {str(at): piece for at, piece in enumerate(facts["pieces"])}),
         *_table("Environments", {one["id"]: _environment(one) for one in facts["environments"]}),
         *_table("Data", facts["data"]),
-        *_table("Training", facts["training"]),
-        *_table("Scores", facts["scores"]),
-        *_table("Provenance", facts["provenance"]),
+        *_table("Training", _rounded(facts["training"])),
+        *_table("Scores", _scores(facts["scores"])),
+        *_table("Provenance", {name.replace("offline_cli", "offline-cli"): told for name, told in facts["provenance"].items()}),
         "## Inputs and outputs",
         "",
         *(f"- {port}" for port in ports),
@@ -128,24 +131,57 @@ def card_of(facts: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
 
 
 def _environment(one: Mapping[str, Any]) -> str:
-    told = [f"{name}={value!r}" for name, value in one["kwargs"].items()] + [f"wrapper {name}" for name in one["wrappers"]]
-    return ", ".join(told) or "as registered"
+    told = [f"{name} = {json.dumps(value)}" for name, value in one["kwargs"].items()]
+    return ", ".join([*told, *(f"wrapper {name}" for name in one["wrappers"])]) or "as registered"
+
+
+def _rounded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`facts` with what was measured to four digits; what was configured stays as it is."""
+    return {name: _to_four_digits(value) if name in OF_RESULT else value for name, value in facts.items()}
+
+
+def _scores(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean return with its interval in one row."""
+    mean, half, episodes = (facts.get(name) for name in OF_SCORES)
+    if mean is None:
+        return dict(facts)
+    interval = "" if half is None else f" \u00b1 {_to_four_digits(half)} (95% confidence)"
+    return {"mean return": f"{_to_four_digits(mean)}{interval}", "episodes": episodes}
+
+
+def _to_four_digits(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _table(title: str, rows: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"## {title}", "")
-    if not rows:
+    known = {name: value for name, value in rows.items() if value is not None}
+    if not known:
         yield from ("Not known." if title not in ("Pieces inside",) else "None.", "")
         return
-    yield from ("| | |", "| --- | --- |")
-    yield from (f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())
+    yield from ("| what | value |", "| --- | --- |")
+    labels = {name: name if title == "Environments" else name.replace("_", " ") for name in known}
+    yield from (f"| {_cell(labels[name])} | {_cell(value)} |" for name, value in known.items())
     yield ""
 
 
 def _cell(value: Any) -> str:
     """One line of text that stays in its cell, whatever a run folder or an id holds."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = _in_words(value)
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    for sign in "\\|`*_<>[]":
-        text = text.replace(sign, f"\\{sign}")
-    return text[:2000]
+    return MARKUP.sub(r"\\\g<0>", text)[:2000]
+
+
+def _in_words(value: Any) -> str:
+    """A JSON value as people read it: a name with its options, lists with commas."""
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key} = {_in_words(item)}" for key, item in value.items() if key != "name")
+        name = _in_words(value["name"]) if "name" in value else ""
+        return f"{name} ({options})" if name and options else name or options
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_in_words, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

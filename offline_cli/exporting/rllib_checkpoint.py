@@ -334,6 +334,9 @@ def _how(config: Mapping[str, Any], pieces: Sequence[tuple[str, ConnectorV2]], o
         f"{name}={value!r}" for name, value in config.items() if value != DEFAULTS[name] or name.startswith("fcnet_h")
     )
     connectors = ", ".join(_connector(piece) for _, piece in pieces)
+    imported = (
+        "from ray.rllib.connectors.env_to_module import FlattenObservations\n" if "FlattenObservations" in connectors else ""
+    )
     runners = f"\n    .env_runners(env_to_module_connector=lambda env, spaces, device: [{connectors}])" if pieces else ""
     return f"""
 ```python
@@ -346,8 +349,7 @@ PPO goes on from it with the same model config:
 
 ```python
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.connectors.env_to_module import FlattenObservations
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+{imported}from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 config = (
     PPOConfig()

@@ -17,6 +17,8 @@ from gymnasium import spaces
 from offline_cli import export, load_policy
 from offline_cli.episodes.codec.arrays import unpack
 from offline_cli.errors import BadConfig, MissingPackage, OutputExists
+from offline_cli.exporting.export import _onnx_how
+from offline_cli.exporting.model_card import card_of
 from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.onnx_model import read_model
@@ -84,6 +86,50 @@ def test_the_model_card_and_the_metadata_tell_the_same(cartpole: Path) -> None:
     assert facts["pieces"] == ["mean_std_filter()", "frame_stacking(num_frames=3)"]
     for fact in (f"| steps | {facts['data']['steps']} |", facts["provenance"]["policy"], "## Scores", "CartPole-v1"):
         assert fact in text
+
+
+def test_the_code_on_the_model_card_runs_the_file_of_its_name(cartpole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(cartpole)
+    code = (cartpole / "policy.md").read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0]
+    assert '"policy.onnx"' in code
+    names: dict[str, Any] = {"observation": np.zeros(4, np.float32)}
+    exec(code, names)
+    assert names["actions"].tolist() == [int(names["actions"][0])]
+
+
+def test_the_code_on_the_model_card_names_all_parts_of_observations_and_actions() -> None:
+    inputs = {"obs.pad": "int64 (B,)", "obs.arm.0": "float32 (B, 5)", "state_in/h": "float32 (B, 16)"}
+    code = _onnx_how("p.onnx", inputs, {"actions.turn": "", "actions.lamps": "", "action_dist_inputs": "", "state_out/h": ""})
+    assert '"obs.arm.0": np.zeros((1, 5), "float32"),  # a leaf of the observation' in code
+    assert '"state_in/h": np.zeros((1, 16), "float32"),  # zeros where an episode begins' in code
+    assert 'names = ["actions.turn", "actions.lamps"]' in code
+    compile(code.split("```python\n")[1].partition("```")[0], "card", "exec")
+
+
+def test_the_model_card_tells_values_in_words_and_leaves_out_what_is_not_known() -> None:
+    facts: dict[str, Any] = {
+        "to": "onnx",
+        "action_scale": "env",
+        "pieces": [],
+        "environments": [{"id": "My_Env-v0", "kwargs": {"size": {"wide": True}}, "wrappers": ["TimeLimit"]}],
+        "data": {},
+        "training": {
+            "algorithm": {"name": "iql", "expectile": 0.8},
+            "hidden": [64, 32],
+            "lr": 0.00025,
+            "loss": 0.6898684501647949,
+            "val_mse": None,
+        },
+        "scores": {"eval_return_mean": 12345.678, "eval_return_ci95": 3.2666666, "eval_episodes": 20},
+        "provenance": {"offline_cli": "0.1.0"},
+    }
+    space = spaces.Discrete(2)
+    lines = card_of(facts, (space, space), name="p.onnx", ports=[], how="").splitlines()
+    rows = [line.strip("| ") for line in lines if line.startswith("|")]
+    assert 'My_Env-v0 | size = {"wide": true}, wrapper TimeLimit' in rows
+    assert {"algorithm | iql (expectile = 0.8)", "hidden | 64, 32", "lr | 0.00025", "loss | 0.6899"} <= set(rows)
+    assert {"mean return | 12346 \u00b1 3.267 (95% confidence)", "episodes | 20", "offline-cli | 0.1.0"} <= set(rows)
+    assert not any("val" in row.partition(" | ")[0].split() for row in rows)
 
 
 @pytest.mark.big
