@@ -58,7 +58,7 @@ test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: 
 	$(BIN)/python -m pytest -q -n 3 -m "kill and not engines" $(HANGING)  # which mostly wait
 	$(BIN)/python -m pytest -q -n 3 -m "(kill or learn or big or slow) and not ray and not engines and not long and (kill or not cloud)" $(call MARKED,kill|learn|big|slow) --require-markers kill,learn
 
-test-long: $(VENV)/.installed-full  ## Run what takes longer than CI has: mutated HDF5, every kind of export, ten times the memory limit, more kills.
+test-long: $(VENV)/.installed-full  ## Run what takes longer than CI has: every kind of export, ten times the memory limit, more kills.
 	OFFLINE_CLI_THOROUGH=1 $(BIN)/python -m pytest -q -n 3 -m "long or (kill and not ray and not engines)"
 
 test-rivals: $(VENV)/.installed-full  ## Compare with the own libraries of every format (12 GB of environments).
