@@ -183,7 +183,7 @@ def _tree(array: pa.Array, field: pa.Field, where: Where) -> Tree:
     _refuse_nulls(array, field.name, where)
     kind = array.type
     metadata = field.metadata or {}
-    name = metadata.get(EXTENSION, b"").decode("utf-8", "replace")
+    name = metadata.get(EXTENSION, b"").decode("utf-8", "replace").lower()  # see parquet_file.py
     if isinstance(kind, pa.FixedShapeTensorType):
         return array.to_numpy_ndarray()
     if isinstance(kind, pa.BaseExtensionType):
@@ -279,12 +279,13 @@ def _shape_of(kind: Any) -> tuple[int, ...] | None:
 
 
 def _shape_in(metadata: bytes) -> tuple[int, ...] | None:
-    """Ray writes the shape as JSON. Other versions pickle it: that is never read, and the lists keep one dimension."""
+    """Ray writes the shape as JSON, and 2.49 to 2.54 as a pickle, of which numbers alone are read. None: it is not told."""
     try:
-        shape = from_json(metadata)
-    except ValueError:
+        shape = unpickle(metadata, where="").value if is_pickle(metadata) else from_json(metadata)
+    except (ValueError, BadData):
         return None
-    return tuple(shape) if isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) else None
+    is_one = isinstance(shape, (list, tuple)) and all(type(size) is int and size >= 0 for size in shape)
+    return tuple(shape) if is_one else None
 
 
 def _refuse_nulls(array: pa.Array, name: str, where: Where) -> None:

@@ -32,6 +32,7 @@ from offline_cli.formats.small_parquet import FewRows, one_ahead, parquet_batche
 from offline_cli.options import engines
 from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
 from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of, merged
+from offline_cli.parquet.parquet_file import ParquetFile
 from offline_cli.parquet.safety import Unfolded, file_ranges, with_ends
 from offline_cli.parquet.shards import check_bound
 from offline_cli.parquet.trust import Trust
@@ -97,10 +98,10 @@ class Chunk:
 def schema_of(file: Location) -> pa.Schema:
     """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""
     with _damage(file.url), file.open() as stream:
-        return _schema(pq.ParquetFile(stream, pre_buffer=False), file.url)
+        return _schema(ParquetFile(stream, pre_buffer=False), file.url)
 
 
-def _schema(parquet: pq.ParquetFile, url: str) -> pa.Schema:
+def _schema(parquet: ParquetFile, url: str) -> pa.Schema:
     schema = parquet.schema_arrow
     names = schema.names
     if len(set(names)) < len(names):
@@ -296,7 +297,7 @@ def _tables_of_bytes(columns: Sequence[str] | None, data: Sequence[bytes], room:
 
 def _read_whole(stream: BinaryIO, source: Any, file: Location, columns: Sequence[str] | None, trust: Trust | None) -> Small:
     """`source`: what Arrow reads in place of `stream`."""
-    parquet = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
+    parquet = ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
     metadata = parquet.metadata
     check_footer(metadata)
     stored = stream.seek(0, io.SEEK_END)
@@ -330,7 +331,7 @@ def _read_big(
         stream = held.enter(file.open())
         source = held.enter(arrow_file(stream))
         held.enter(_beside(stream, file, trust))
-        parquet = pq.ParquetFile(stream, pre_buffer=False)
+        parquet = ParquetFile(stream, pre_buffer=False)
         check_footer(parquet.metadata)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from offline_cli.engines.processes import mapped, processors
 from offline_cli.errors import OfflineCliError
@@ -30,6 +29,7 @@ from offline_cli.files.remote_files import expect, ready
 from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.arrow_reading import check_footer, threads_may_read
 from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of
+from offline_cli.parquet.parquet_file import ParquetFile, read_metadata
 from offline_cli.parquet.safety import file_ranges
 from offline_cli.scopes import Scope
 
@@ -81,7 +81,7 @@ def parquet_batches(
     `stream`: see `arrow_file`, which gives one that Arrow's threads may read.
     """
     threaded = threads_may_read(stream)
-    metadata = pq.read_metadata(stream)
+    metadata = read_metadata(stream)
     check_footer(metadata)
     bunches = list(_bunches(metadata, columns, 0 if apart else at_once))
     together = [group for groups, small in bunches if small for group in groups]
@@ -89,7 +89,7 @@ def parquet_batches(
     for groups, small in bunches:
         if small:
             ready(stream, partial(file_ranges, metadata, columns, groups=groups))
-        parquet = pq.ParquetFile(
+        parquet = ParquetFile(
             stream,
             metadata=metadata,
             pre_buffer=small and threaded,

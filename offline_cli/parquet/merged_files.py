@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline_cli.parquet.arrow_reading import extension_failures, without_objects
+from offline_cli.parquet.parquet_file import ParquetFile, read_metadata
 from offline_cli.parquet.safety import MAX_BYTES, WIDTHS
 from offline_cli.parquet.thrift_footers import Lanes, OddStruct, Path, Walk, list_head, padded_numbers, walked
 
@@ -110,7 +110,7 @@ class _Alike:
     @classmethod
     def of(cls, data: Sequence[bytes], columns: Collection[str] | None) -> _Alike:
         """Files that are like the first one. Raises OddStruct where that is not to be merged, and what Arrow raises of it."""
-        schema = pq.read_metadata(pa.BufferReader(data[0])).schema
+        schema = read_metadata(pa.BufferReader(data[0])).schema
         lanes = Lanes(data)
         lengths = lanes.bytes[(lanes.ends - TAIL)[:, None] + np.arange(4)].view("<u4")[:, 0].astype(np.int64)
         ok = (lengths <= LONGEST) & (lengths + TAIL + len(MAGIC) <= lanes.sizes)
@@ -152,7 +152,7 @@ class _Alike:
 
     def read(self, chosen: NDArray[np.int64], numbers: NDArray[np.int64], columns: Collection[str] | None) -> Iterator[Merged]:
         """The rows of the `chosen` files, which the caller calls by these `numbers`. Raises what Arrow raises of damage."""
-        parquet = pq.ParquetFile(pa.BufferReader(self._file(chosen)), page_checksum_verification=True, pre_buffer=False)
+        parquet = ParquetFile(pa.BufferReader(self._file(chosen)), page_checksum_verification=True, pre_buffer=False)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         table = in_one_chunk(parquet.read(columns=wanted, use_threads=False))
         table.validate(full=True)

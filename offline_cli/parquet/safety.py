@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import PROBLEM, UnsafeData
 from offline_cli.options import shared
+from offline_cli.parquet.parquet_file import ParquetFile
 
 __all__ = [
     "MAX_BYTES",
@@ -232,7 +232,7 @@ def _longest_entry(stream: Any, metadata: Any, group: int, path: str) -> int | N
     It comes with the first row. That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two
     entries are the chunk's own, and all of them.
     """
-    parquet = pq.ParquetFile(stream, metadata=metadata, read_dictionary=[path], buffer_size=PAGE, pre_buffer=False)
+    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], buffer_size=PAGE, pre_buffer=False)
     batches = parquet.iter_batches(batch_size=1, row_groups=[group], columns=[path], use_threads=False)
     column = next((column for batch in batches for column in batch.columns), None)
     if column is None or not pa.types.is_dictionary(column.type) or len(column.dictionary) < 2:
@@ -261,7 +261,7 @@ def _unfolded(opening: Opening, metadata: Any, plain: int, chunks: Collection[_C
 
 def _text_bytes(stream: Any, metadata: Any, group: int, path: str) -> int:
     """Of one column's texts, read as a dictionary and numbers."""
-    parquet = pq.ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False)
+    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False)
     batches = parquet.iter_batches(batch_size=1 << 16, row_groups=[group], columns=[path], use_threads=False)
     return sum(_lengths(column) for batch in batches for column in batch.columns)
 
@@ -269,7 +269,7 @@ def _text_bytes(stream: Any, metadata: Any, group: int, path: str) -> int:
 def _prefixed_bytes(stream: Any, metadata: Any, chunk: _Chunk) -> int:
     """Of one column's texts as they are: Arrow makes no dictionary of these. No text is larger than all that is written."""
     rows = max(1, MAX_BYTES // chunk.told.total_uncompressed_size)
-    parquet = pq.ParquetFile(stream, metadata=metadata, pre_buffer=False)
+    parquet = ParquetFile(stream, metadata=metadata, pre_buffer=False)
     path = chunk.told.path_in_schema
     batches = parquet.iter_batches(batch_size=rows, row_groups=[chunk.group], columns=[path], use_threads=False)
     return sum(int(column.nbytes) for batch in batches for column in batch.columns)

@@ -31,6 +31,7 @@ from offline_cli.files.staging import StagedFile
 from offline_cli.files.timeouts import ReadingPool, ended_by
 from offline_cli.options.shared import Compression
 from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
+from offline_cli.parquet.parquet_file import ParquetFile
 from offline_cli.parquet.row_group_cuts import Held, parquet_options
 from offline_cli.parquet.safety import (
     Opening,
@@ -177,7 +178,7 @@ class ShardWriter:
 # ---- reading ----
 
 
-class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
+class OpenShard(ParquetFile):
     """A Parquet file, and the stream that it is read from. Raises what Arrow raises."""
 
     def __init__(self, stream: BinaryIO, source: Any = None) -> None:
@@ -185,7 +186,8 @@ class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         source = stream if source is None else source
         self.is_threaded = threads_may_read(source)
         super().__init__(source, page_checksum_verification=True, pre_buffer=self.is_threaded)
-        self._source, self._by_numbers = source, None
+        self._source = source
+        self._by_numbers: ParquetFile | None = None
         self.stream = stream
         self.size = stream.seek(0, io.SEEK_END)  # bytes
 
@@ -195,7 +197,7 @@ class OpenShard(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
         names = [name for name in names if name in repeating]
         if names:
             options = {"page_checksum_verification": True, "pre_buffer": self.is_threaded, "read_dictionary": names}
-            reader = self._by_numbers = self._by_numbers or pq.ParquetFile(self._source, metadata=self.metadata, **options)
+            reader = self._by_numbers = self._by_numbers or ParquetFile(self._source, metadata=self.metadata, **options)
         table = reader.read_row_group(group, columns=columns, use_threads=self.is_threaded)
         for place, field in enumerate(table.schema) if names else ():
             if field.name in names and pa.types.is_dictionary(field.type):

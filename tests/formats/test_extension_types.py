@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +19,7 @@ from offline_cli.errors import BadData
 from offline_cli.files.locations import open_location
 from offline_cli.parquet.shards import opened
 
-NAME = "offline_cli.tests.tensor"
+NAME, RAYS = "offline_cli.tests.tensor", "ray.data.arrow_tensor"
 
 
 class Tensor(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
@@ -41,8 +44,37 @@ def registered() -> Iterator[None]:
     pa.unregister_extension_type(NAME)
 
 
-def _table(metadata: bytes) -> pa.Table:
-    tagged = {b"ARROW:extension:name": NAME.encode(), b"ARROW:extension:metadata": metadata}
+class RayTensor(pa.ExtensionType):  # type: ignore[misc]
+    """As that of Ray 2.49 to 2.54, which loads a pickle."""
+
+    loaded: list[bytes] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__(pa.list_(pa.float64()), RAYS)
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> RayTensor:
+        cls.loaded.append(serialized)
+        return cls()
+
+
+@pytest.fixture
+def with_rays_type(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What the type was given."""
+    if "ray.data" in sys.modules:
+        pytest.skip("Ray's own type is registered")
+    monkeypatch.setitem(sys.modules, "ray.data", ModuleType("ray.data"))
+    pa.register_extension_type(RayTensor())
+    RayTensor.loaded.clear()
+    yield RayTensor.loaded
+    pa.unregister_extension_type(RAYS)
+
+
+def _table(metadata: bytes, name: str = NAME) -> pa.Table:
+    tagged = {b"ARROW:extension:name": name.encode(), b"ARROW:extension:metadata": metadata}
     schema = pa.schema([pa.field("obs", pa.list_(pa.float64()), metadata=tagged), ("eps_id", pa.string())])
     return pa.table([[[1.0, 2.0]], ["a"]], schema=schema)
 
@@ -76,3 +108,38 @@ def test_a_shard_whose_metadata_a_registered_type_cannot_take_is_damaged(
     request.getfixturevalue("registered")
     with pytest.raises(BadData, match="the metadata of a column's type"), opened(open_location(file)):
         pass
+
+
+@pytest.mark.parametrize("copies", [1, 30], ids=["one", "many"])
+def test_the_metadata_of_a_file_never_gets_to_a_type_of_rays(copies: int, tmp_path: Path, with_rays_type: list[bytes]) -> None:
+    values = [[float(number) for number in range(6)]] * 2
+    columns = {"eps_id": ["a", "a"], "actions": [0, 1], "rewards": [1.0, 2.0], "terminateds": [False, True]}
+    tagged = {b"ARROW:extension:name": RAYS.encode(), b"ARROW:extension:metadata": pickle.dumps((3, 2))}
+    schema = pa.schema([pa.field("obs", pa.list_(pa.float64()), metadata=tagged)])
+    table = pa.table([values], schema=schema)
+    for name, column in columns.items():
+        table = table.append_column(name, pa.array(column))
+    for number in range(copies):
+        named = table.set_column(1, "eps_id", pa.array([f"episode {number}"] * 2))
+        with pa.OSFile(str(tmp_path / f"{number}.parquet"), "wb") as file:
+            pq.write_table(named, file)
+    with_rays_type.clear()
+    found = inspect(str(tmp_path))
+    assert (found.episodes, found.observation_space.shape) == (copies, (3, 2))
+    with opened(open_location(tmp_path / "0.parquet")) as shard:
+        assert shard.row_group(0, None).num_rows == 2
+    assert with_rays_type == []
+
+
+def test_a_schema_that_is_not_written_as_arrow_writes_it_is_damage_where_types_of_rays_are(
+    tmp_path: Path, with_rays_type: list[bytes]
+) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(_table(b"[2]", RAYS), file)
+    content = file.read_bytes()
+    schema = pq.read_metadata(file).metadata[b"ARROW:schema"]
+    file.write_bytes(content.replace(schema, schema[:8] + b"!" + schema[9:]))
+    with_rays_type.clear()
+    with pytest.raises(BadData, match="a schema that cannot be read"):
+        inspect(str(file))
+    assert with_rays_type == []

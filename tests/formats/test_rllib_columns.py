@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,9 @@ def one(*files: Path) -> EpisodeBatch:
     return batch
 
 
-def tensor_field(name: str, kind: pa.DataType, extension: str, shape: list[int] | int) -> pa.Field:
-    return pa.field(name, kind, metadata={"ARROW:extension:name": extension, "ARROW:extension:metadata": json.dumps(shape)})
+def tensor_field(name: str, kind: pa.DataType, extension: str, shape: list[int] | int | bytes) -> pa.Field:
+    told = shape if isinstance(shape, bytes) else json.dumps(shape)
+    return pa.field(name, kind, metadata={"ARROW:extension:name": extension, "ARROW:extension:metadata": told})
 
 
 LAYOUTS: dict[str, tuple[pa.DataType | pa.Field | None, Any]] = {
@@ -96,13 +98,27 @@ def test_observations_are_read_whatever_their_layout(layout: str, tmp_path: Path
     np.testing.assert_array_equal(batch.obs[:STEPS], OBS[:STEPS])
 
 
-def test_tensors_of_higher_rank_get_their_shape_from_the_metadata(tmp_path: Path) -> None:
-    images = np.arange(STEPS * 12, dtype=np.uint8).reshape(STEPS, 2, 3, 2)
-    field = tensor_field("obs", pa.large_list(pa.uint8()), "ray.data.arrow_tensor_v2", [2, 3, 2])
+@pytest.mark.parametrize(
+    ("metadata", "shape"),
+    [
+        ([2, 3, 2], (2, 3, 2)),
+        (pickle.dumps((2, 3, 2)), (2, 3, 2)),  # Ray 2.49 to 2.54
+        (b"\x80\x04cos\ngetloadavg\n)R.", (12,)),  # a pickle that calls a function
+        (pickle.dumps({"shape": [12]}), (12,)),
+    ],
+)
+def test_tensors_of_higher_rank_get_their_shape_from_the_metadata(
+    metadata: list[int] | bytes, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[bool] = []
+    monkeypatch.setattr(os, "getloadavg", lambda: called.append(True))
+    images = np.arange(STEPS * 12, dtype=np.uint8).reshape(STEPS, *shape)
+    field = tensor_field("obs", pa.large_list(pa.uint8()), "ray.data.arrow_tensor_v2", metadata)
     table = pa.table({name: value for name, value in columns().items() if name not in ("obs", "new_obs")})
     table = table.append_column(field, pa.array(images.reshape(STEPS, -1).tolist(), field.type))
     batch = fragments(write(tmp_path / "a.parquet", table))[0][0]
     np.testing.assert_array_equal(batch.obs[:STEPS], images)
+    assert not called
 
 
 def test_arrows_own_fixed_shape_tensors_are_read(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
 from offline_cli.formats.small_parquet import one_ahead, validated
@@ -28,6 +27,7 @@ from offline_cli.formats.small_parquet import parquet_batches as bounded_batches
 from offline_cli.formats.tables.json_files import holding
 from offline_cli.parquet import safety
 from offline_cli.parquet.arrow_reading import arrow_file, check_footer, without_objects
+from offline_cli.parquet.parquet_file import ParquetFile
 from offline_cli.parquet.row_group_cuts import chunk_statistics
 from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.scopes import Scope
@@ -307,12 +307,12 @@ def _vector(data: bytes, table: int, number: int, dtype: str, width: int) -> Any
 
 def parquet_schema(stream: Any) -> pa.Schema:
     """The columns of a Parquet file."""
-    return pq.ParquetFile(stream, pre_buffer=False).schema_arrow
+    return ParquetFile(stream, pre_buffer=False).schema_arrow
 
 
 def parquet_nullable(stream: Any) -> set[str]:
     """The flat columns that have a null, or do not declare that they have none."""
-    metadata = pq.ParquetFile(stream, pre_buffer=False).metadata
+    metadata = ParquetFile(stream, pre_buffer=False).metadata
     names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     groups = chunk_statistics(stream, metadata)
     return {name for chunks in groups for name, said in zip(names, chunks, strict=True) if said.null_count != 0}
@@ -322,7 +322,7 @@ def parquet_batches(
     stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, size: int, url: str, scope: Scope
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Each batch, and the share of the rows that have been read with it. `size`: of the file, as it is stored."""
-    parquet = pq.ParquetFile(stream, pre_buffer=False)
+    parquet = ParquetFile(stream, pre_buffer=False)
     check_footer(parquet.metadata)
     total = parquet.metadata.num_rows
     wanted = holding(parquet.schema_arrow.names, columns)

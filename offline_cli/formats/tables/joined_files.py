@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, OfflineCliError
@@ -28,6 +27,7 @@ from offline_cli.formats.tables.json_files import holding, json_at_once
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, packing_of
 from offline_cli.parquet.arrow_reading import check_footer, without_objects
+from offline_cli.parquet.parquet_file import ParquetFile
 from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.scopes import Scope, part_of
 
@@ -169,7 +169,7 @@ def _at_once(
 
 def _parquet_at_once(data: bytes, columns: Collection[str] | None, most: int, url: str) -> pa.Table | None:
     """All rows of a small file; None where they take more than `most` bytes. Raises Arrow's errors, UnsafeData."""
-    parquet = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=True)
+    parquet = ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=True)
     metadata = parquet.metadata
     check_footer(metadata)
     names = parquet.schema_arrow.names
