@@ -43,7 +43,7 @@ from offline_cli.spaces import Space, describe, space_from_json, space_to_json
 __all__ = ["METADATA", "rllib_export"]
 
 METADATA: Final = "metadata.json"
-LAYOUT: Final = {  # of RLlib 2.60, which 2.40 reads too
+LAYOUT: Final = {  # of RLlib 2.60, which 2.41 and later read
     "class_and_ctor_args_file": "class_and_ctor_args.pkl",
     "state_file": "module_state",
     "ray_version": "2.60.0",

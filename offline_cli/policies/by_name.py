@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,8 +156,8 @@ class _Play:
         policy.play_in(self.environment.action_space)
         return policy
 
-    def _check_outputs(self, module: RLModule) -> None:
-        """Raise BadConfig, naming what is missing or does not fit, for a module that puts out nothing to act on."""
+    def _check_outputs(self, module: RLModule) -> Collection[str]:
+        """The names of what it puts out. Raises BadConfig, naming what is missing, where that is nothing to act on; BadData."""
         kind, where = type(module).__name__, f"--policy {self.name}"
         seen = map_leaves(
             lambda leaf: torch.as_tensor(leaf, device=self.device), zero_rows(self.environment.observation_space, 1)
@@ -175,6 +175,7 @@ class _Play:
         if not any(name in outputs for name in wanted):
             what = f"{kind} puts out {sorted(map(str, outputs))}, neither {wanted[0]!r} nor {wanted[1]!r}"
             raise BadConfig(what, where=where, fix="return one of the two from its forward methods")
+        return outputs.keys()
 
     def onnx(self, model: OnnxModel) -> Policy | PipedPolicy:
         """A file's policy. Raises SpaceMismatch, BadConfig."""
@@ -188,7 +189,7 @@ class _Play:
         self._check_draws(checkpoint.module)
         seen = checkpoint.module.observation_space if checkpoint.is_plain else None
         _check_fits((seen, checkpoint.module.action_space), self.name, self.environment)
-        if checkpoint.is_plain:
+        if checkpoint.is_plain and Columns.ACTION_DIST_INPUTS in self._check_outputs(checkpoint.module.to(self.device)):
             return self._on_blocks(checkpoint.module, checkpoint.fingerprint)
         module, where = checkpoint.module, f"--policy {self.name} in {self.environment.name}"
         checkpoint.pieces.check(self.environment, module.observation_space, module.action_space, where=where)

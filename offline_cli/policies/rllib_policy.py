@@ -8,7 +8,7 @@ The module is RLlib's own. Of the pipelines our pieces take the place of RLlib's
 the checkpoint has; a filter counts no further observations. A piece that we do not have is BadConfig. An RLModule alone plays
 between RLlib's default pieces.
 
-    FOLDER/module_state.pkl                                                    an RLModule
+    FOLDER/module_state.pkl (.pt in 2.40, .msgpack where told to)              an RLModule
     FOLDER/learner_group/learner/rl_module/default_policy/module_state.pkl     an Algorithm, and
     FOLDER/env_runner/{env_to_module_connector,module_to_env_connector}/
 """
@@ -16,7 +16,6 @@ between RLlib's default pieces.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +34,12 @@ from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.rllib_arrays import is_of_arrays, module_of_arrays
+from offline_cli.policies.rllib_pickles import CLASS, OF_2_40, module_of_2_40, state_of_piece, unpickled
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["CLASS", "RLlibCheckpoint", "RLlibModule", "read_checkpoint"]
 
 STATE: Final = "module_state"
-CLASS: Final = "class_and_ctor_args.pkl"
 MODULES: Final = ("learner_group/learner/rl_module", "learner/rl_module", "rl_module", ".")
 RUNNERS: Final = ("env_runner", ".")
 BESIDE, AFTER = "env_to_module_connector", "module_to_env_connector"
@@ -156,7 +155,8 @@ def _module_folder(folder: Path, where: str) -> Path:
 
 
 def _has_state(folder: Path) -> bool:
-    whole = any((folder / f"{STATE}{ending}").is_file() for ending in (".pkl", ".msgpack")) and (folder / CLASS).is_file()
+    named = (f"{STATE}.pkl", f"{STATE}.msgpack", OF_2_40)
+    whole = any((folder / name).is_file() for name in named) and (folder / CLASS).is_file()
     return whole or is_of_arrays(folder)
 
 
@@ -168,7 +168,9 @@ def _loaded(place: Path, where: str) -> Any:
         fix = "pip install 'offline-cli[ray]'"
         raise MissingPackage(f"the package {err.name} is missing", where=where, fix=fix) from err
     try:
-        return Theirs.from_checkpoint(str(place.resolve()))
+        return module_of_2_40(place) if (place / OF_2_40).is_file() else Theirs.from_checkpoint(str(place.resolve()))
+    except BadData:
+        raise
     except Exception as err:  # the files decide what runs here, and so what is raised
         what = f"RLlib cannot load the module: {type(err).__name__}: {err}"[:500]
         raise BadData(what, where=str(place), fix="save it again with the installed version of RLlib") from err
@@ -189,12 +191,15 @@ class _Side:
     @classmethod
     def read(cls, folder: Path, side: str, where: str) -> _Side:
         """The pipeline in `folder`. Raises BadConfig for pieces that we do not have, BadData."""
-        told = _unpickled(folder / CLASS)
+        told = unpickled(folder / CLASS)
         try:
-            listed = [(kind, dict(options)) for kind, _, options in told["ctor_args_and_kwargs"][1]["connectors"]]
+            listed = [
+                (getattr(kind, "func", kind), dict(options))  # what was a class became a partial: FlattenObservations
+                for kind, _, options in told["ctor_args_and_kwargs"][1]["connectors"]
+            ]
         except (KeyError, TypeError, ValueError, IndexError) as err:
             raise BadData(f"no pipeline of RLlib's: {err!r}", where=str(folder), fix=FIX) from err
-        names = [kind.__name__ for kind, _ in listed]
+        names = [_called(kind) for kind, _ in listed]
         problems = [problem for kind, options in listed for problem in _misfit(kind, options, side)]
         if NEEDED[side] not in names:
             problems.append(f"the pipeline has no {NEEDED[side]}: RLlib's default pieces are turned off")
@@ -205,7 +210,7 @@ class _Side:
             (options for name, (_, options) in zip(names, listed, strict=True) if name == "NormalizeAndClipActions"), {}
         )
         scaling = {name: bool(scaling[name]) for name in ("normalize_actions", "clip_actions") if name in scaling}
-        states = {name: _unpickled(file) for name, _ in own if (file := folder / name / "state.pkl").is_file()}
+        states = {name: state_of_piece(folder / name) for name, _ in own}
         return cls(
             tuple(_entry(name, options) for name, options in own), {name: one for name, one in states.items() if one}, scaling
         )
@@ -213,15 +218,19 @@ class _Side:
 
 def _misfit(kind: Any, options: Mapping[str, Any], side: str) -> Iterator[str]:
     """Why a piece cannot be played here, if so."""
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    name, called = f"{kind.__module__}.{kind.__qualname__}", _called(kind)
     if options.get("multi_agent"):
         yield f"{name} is for several agents"
     elif not kind.__module__.startswith(THEIRS):
         yield f"{name} is a piece of other code"
-    elif kind.__name__ not in DEFAULT[side] and _ours(kind.__name__) is None:
+    elif called not in DEFAULT[side] and _ours(called) is None:
         yield f"{name} is a piece that we do not have"
-    elif kind.__name__ not in DEFAULT[side] and _entry(kind.__name__, options).keys() - {"name"} - _options_of(kind.__name__):
+    elif called not in DEFAULT[side] and _entry(called, options).keys() - {"name"} - _options_of(called):
         yield f"{name} has options that ours has not: {', '.join(sorted(options))}"
+
+
+def _called(kind: Any) -> str:
+    return str(kind.__name__).lstrip("_")  # FrameStacking was private once
 
 
 def _ours(name: str) -> type[ConnectorV2] | None:
@@ -237,16 +246,6 @@ def _entry(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """A piece as a pipeline file has it; filters count nothing."""
     told = {key: value for key, value in options.items() if key not in BY_US}
     return {"name": snake(name), **told, **({"update_stats": False} if "update_stats" in _options_of(name) else {})}
-
-
-def _unpickled(file: Path) -> Any:
-    """What a file of the checkpoint holds, which the user trusts. Raises BadData."""
-    try:
-        with file.open("rb") as opened:
-            return pickle.load(opened)  # noqa: S301  --trust-pickle was given
-    except Exception as err:  # as above
-        what = f"RLlib's pipeline cannot be loaded: {type(err).__name__}: {err}"[:500]
-        raise BadData(what, where=str(file), fix="save it again with the installed version of RLlib") from err
 
 
 def _fingerprint(module: RLModule, *sides: _Side) -> str:

@@ -260,6 +260,15 @@ def test_leaves_of_rllibs_filter_come_by_sorted_key() -> None:
     }
 
 
+def test_sums_of_squares_are_known_by_their_name_before_2_48() -> None:
+    stat = rllib_stat(3, [1, 2], [3, 4])
+    stat["std_array"] = stat.pop("sum_sq_diff_array")
+    piece = MeanStdFilter(SPACE, ACTIONS)
+    piece.set_state(rllib_state(stat))
+    (shared,) = piece.get_state()["shared"].values()
+    assert (shared["count"], shared["mean"].tolist(), shared["m2"].tolist()) == (3, [1, 2], [3, 4])
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [

@@ -177,3 +177,18 @@ def test_a_checkpoint_of_rllibs_is_loaded_where_its_maker_is_trusted(exports: Ex
         read_checkpoint(str(tmp_path / "theirs"), trust_pickle=False)
     assert "--trust-pickle" in caught.value.fix
     assert read_checkpoint(str(tmp_path / "theirs"), trust_pickle=True).is_plain
+
+
+def test_a_module_that_puts_out_actions_plays_them(tmp_path: Path) -> None:
+    from ray.rllib.algorithms.dqn import DQNConfig
+
+    env = gym.make("CartPole-v1")
+    spec = DQNConfig().get_default_rl_module_spec()
+    spec.observation_space, spec.action_space, spec.inference_only = env.observation_space, env.action_space, False
+    spec.model_config = DQNConfig().model_config
+    made = spec.build()
+    made.save_to_path(str(tmp_path / "checkpoint"))
+    record("CartPole-v1", tmp_path / "here", policy=f"rllib:{tmp_path / 'checkpoint'}", episodes=3, trust_pickle=True)
+    here = EpisodeBatch.concat(list(open_dataset(str(tmp_path / "here")).batches()))
+    wanted = made.forward_inference({"obs": torch.from_numpy(here.acted_obs())})["actions"]
+    np.testing.assert_array_equal(here.actions, wanted)

@@ -2,7 +2,7 @@
 
 Accepted are `get_state()` of RLlib's connector; by agent, or alone, its filter objects
 (`ray.rllib.utils.filter.MeanStdFilter`), their `RunningStat`s, and what those return from `to_state()`. Texts in them are read
-without pickle.
+without pickle. The sums of squares are called `std_array` before RLlib 2.48.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ __all__ = ["OPTIONS", "is_from_rllib", "moments_from_rllib", "options_from_rllib
 T = TypeVar("T")
 PLACE: Final = "state of RLlib's MeanStdFilter"
 OPTIONS: Final = ("de_mean_to_zero", "de_std_to_one", "clip_by_value")
+SQUARES: Final = ("sum_sq_diff_array", "std_array")  # since 2.48, and before
 OF_FILTERS: Final = {"demean": "de_mean_to_zero", "destd": "de_std_to_one", "clip": "clip_by_value"}
 
 
@@ -32,7 +33,7 @@ def _is_part(part: Any) -> bool:
     """Whether this is what RLlib has for one agent."""
     if isinstance(part, Mapping):
         return "running_stats" in part or "num_pushes" in part
-    return hasattr(part, "running_stats") or hasattr(part, "sum_sq_diff_array")
+    return any(hasattr(part, name) for name in ("running_stats", *SQUARES))
 
 
 def _by_agent(state: Any) -> dict[Any, Any]:
@@ -76,7 +77,8 @@ def _flat(tree: Any) -> list[Any]:
 
 def _moments(stat: Any) -> dict[str, Any]:
     named = stat if isinstance(stat, Mapping) else stat.to_state()
-    count, mean, m2 = (named[name] for name in ("num_pushes", "mean_array", "sum_sq_diff_array"))
+    squares = next((name for name in SQUARES if name in named), SQUARES[0])
+    count, mean, m2 = (named[name] for name in ("num_pushes", "mean_array", squares))
     read = BoundReader(PLACE).read
     mean, m2 = (read(array) if isinstance(array, str) else array for array in (mean, m2))
     return {"count": count, "mean": mean, "m2": m2}
