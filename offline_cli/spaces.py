@@ -207,7 +207,7 @@ def _space_from_json(node: Any, room: _Room, *, depth: int) -> Space:
             return spaces.Box(low, high, shape, dtype)
         case "Discrete":
             dtype = _plain_dtype(node.get("dtype", "int64"))
-            return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), dtype=dtype)
+            return _discrete(node, dtype)
         case "MultiDiscrete":
             start = np.asarray(node["start"]) if "start" in node else None
             return spaces.MultiDiscrete(np.asarray(node["nvec"]), dtype=_plain_dtype(node.get("dtype", "int64")), start=start)
@@ -239,6 +239,12 @@ def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[
 
 def _plain_n(n: Any) -> Any:
     return n.tolist() if isinstance(n, np.ndarray) else list(map(int, n)) if isinstance(n, (tuple, list)) else int(n)
+
+
+def _discrete(node: Mapping[str, Any], dtype: Any) -> Space:
+    """The dtype is named only where it differs: gymnasium 1.1, which Ray 2.49 asks for, has int64 alone."""
+    named = {} if dtype == np.int64 else {"dtype": dtype}
+    return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), **named)
 
 
 def _plain_dtype(name: Any) -> Any:
@@ -311,7 +317,7 @@ def _space_from_rllib(node: Any, bounds: BoundReader, room: _Room, *, depth: int
             return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype)
         case "discrete":
             dtype = _plain_dtype(node.get("dtype", "int64"))
-            return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), dtype=dtype)
+            return _discrete(node, dtype)
         case "multi-discrete":
             start = np.asarray(node["start"]) if "start" in node else None
             nvec, dtype = bounds.read(node["nvec"]), _plain_dtype(node["dtype"])

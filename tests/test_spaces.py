@@ -144,3 +144,15 @@ def test_no_space_is_guessed_for_text_and_complex_numbers(values: Any) -> None:
 def test_lists_become_tuples_only_where_the_space_has_them() -> None:
     space = gym_spaces.Dict({"a": gym_spaces.Tuple([gym_spaces.Discrete(2), gym_spaces.Box(0, 1, (2,))])})
     assert tree_from_lists({"a": [1, [0.5, 0.5]], "more": [1]}, space) == {"a": (1, [0.5, 0.5]), "more": [1]}
+
+
+def test_choices_are_read_where_gymnasium_has_them_without_a_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Discrete(gym_spaces.Discrete):
+        """As in gymnasium 1.1."""
+
+        def __init__(self, n: int, seed: Any = None, start: int = 0) -> None:
+            super().__init__(n, seed, start)
+
+    told = space_to_json(gym_spaces.Discrete(3, start=1))
+    monkeypatch.setattr(gym_spaces, "Discrete", Discrete)
+    assert space_from_json(told, where="test") == gym_spaces.Discrete(3, start=1)

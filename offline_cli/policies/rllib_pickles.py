@@ -19,6 +19,7 @@ __all__ = ["CLASS", "OF_2_40", "module_of_2_40", "state_of_piece", "unpickled"]
 CLASS: Final = "class_and_ctor_args.pkl"
 OF_2_40: Final = "module_state.pt"
 FIX: Final = "save it again with the installed version of RLlib"
+ARRAYS: Final = "with Ray 2.40, write its state dict as safetensors, and a module.json beside it (docs/export.md)"
 RLLIB: Final = "ray.rllib."
 MOVED: Final = {  # (module, class), and where later versions have it
     ("connectors.common.frame_stacking", "_FrameStacking"): ("connectors.common.frame_stacking", "FrameStacking"),  # to 2.48
@@ -86,6 +87,6 @@ def module_of_2_40(place: Path) -> Any:
     missing = sorted(made.state_dict().keys() - state.keys())
     if missing:  # RLlib would leave them as they were drawn
         what = f"the state has no {', '.join(missing)[:300]}, which the installed version of RLlib looks for"
-        raise BadData(what, where=str(place), fix="record with Ray 2.40 installed")
+        raise BadData(what, where=str(place), fix=ARRAYS)
     made.set_state(state)
     return made
