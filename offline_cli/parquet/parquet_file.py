@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow._parquet import _reconstruct_filemetadata  # what a pickle of FileMetaData names: the schema is not read
 
 __all__ = ["ParquetFile", "read_metadata"]
 
@@ -55,7 +54,7 @@ def _footer(source: Any) -> Any:
         if tail[-len(MAGIC) :] != MAGIC or size > end - TAIL:
             return None
         source.seek(end - TAIL - size)
-        return _reconstruct_filemetadata(pa.py_buffer(source.read(size)))
+        return _of_bytes(source.read(size))
     finally:
         source.seek(at)
 
@@ -73,4 +72,11 @@ def _plain(metadata: Any) -> Any:
         return metadata
     _, (footer,) = metadata.__reduce__()
     changed = footer.to_pybytes().replace(told, base64.b64encode(schema.replace(RAYS, PLAIN)))
-    return _reconstruct_filemetadata(pa.py_buffer(changed))
+    return _of_bytes(changed)
+
+
+def _of_bytes(footer: bytes) -> Any:
+    """A pq.FileMetaData, whose schema Arrow does not read."""
+    from pyarrow._parquet import _reconstruct_filemetadata  # what a pickle of one names; private, so asked for here alone
+
+    return _reconstruct_filemetadata(pa.py_buffer(footer))
