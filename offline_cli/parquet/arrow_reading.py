@@ -61,7 +61,7 @@ def arrow_file(stream: Any) -> AbstractContextManager[Any]:
 
 def threads_may_read(source: Any) -> bool:
     """Whether Arrow's threads may read `source`."""
-    return isinstance(source, pa.OSFile)
+    return isinstance(source, (pa.OSFile, pa.BufferReader))
 
 
 def let_go(file: ReferenceType[Any]) -> None:

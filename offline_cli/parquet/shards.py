@@ -221,7 +221,9 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
         with ExitStack() as stack:
             stream = stack.enter_context(opened_stream(self._location, size=self._size, moved=self._moved))
             is_own = self._trust is not None and self._trust.is_true_at_once(stream, self._location)
-            shard = parsed(stream, self._location, stack.enter_context(arrow_file(stream)), is_own=is_own)
+            content = None if self._trust is None else self._trust.content(stream, self._location)
+            source = arrow_file(stream) if content is None else pa.BufferReader(content)
+            shard = parsed(stream, self._location, stack.enter_context(source), is_own=is_own)
             self._stack = stack.pop_all()
         return shard
 

@@ -3,6 +3,7 @@
 Two shards of the same size that changed places, or a shard that another write put there, look whole in every other way. A file
 is read a second time only where that cannot be avoided:
 
+* A file of this machine of some MiB is read into memory, from where one thread hashes and another decodes it.
 * A thread hashes a larger file of this machine, from the same open file: hashlib and the system release Python's lock, and the
   disk is read once, because the second reader finds the bytes in the system's memory.
 * Of a file in a bucket, the parts that the reader fetches are hashed on their way; what lies between them, and after the last,
@@ -35,7 +36,8 @@ __all__ = ["OTHER_SHARD", "Hashing", "Trust", "dropping", "fingerprint"]
 OTHER_SHARD: Final = "shard-hash"  # the code of the problem
 CHUNK: Final = 4 << 20  # bytes
 SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
-BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
+WHOLE: Final = 8 << 20  # bytes of a file that is held in memory while it is read
+BESIDE: Final = 1 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
 BUFFER: Final = 8 << 20  # bytes that the thread reads at a time; after each it may wait 5 ms for Python's lock, twice
 
 
@@ -57,6 +59,7 @@ class Trust:
         self.memory_limit = memory_limit
         self._is_true = None if found is None else found == sha256
         self._beside: Hashing | None = None
+        self._content: bytes | None = None  # of the shard, where it is in memory
 
     @property
     def is_known(self) -> bool:
@@ -67,8 +70,17 @@ class Trust:
         """A context manager within which the shard, opened as `stream`, is hashed while it is read."""
         if self._is_true is not None:
             return nullcontext()
-        self._beside = Hashing(stream, location)
+        self._beside = Hashing(stream, location, self._content)
         return self._beside
+
+    def content(self, stream: BinaryIO, location: Location) -> bytes | None:
+        """The bytes of a file of this machine, open as `stream`, to read and to hash; None of one that is not held whole."""
+        if self._is_true is None and location.is_local and os.fstat(stream.fileno()).st_size <= WHOLE:
+            with storage_failures(location.url, "reading it"):
+                stream.seek(0)
+                self._content = stream.read()
+                stream.seek(0)
+        return self._content
 
     def is_true_at_once(self, stream: BinaryIO, location: Location) -> bool:
         """Whether a small file of this machine, open as `stream`, is the one that is trusted; False of any other file.
@@ -115,21 +127,28 @@ def _read_through(file: BinaryIO) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 class Hashing:
     """The hash of a file that is open, from entering it on; its end as a context manager is the end of hashing.
 
     Dropping it does nothing: its thread ends with the file's last byte.
     """
 
-    def __init__(self, stream: BinaryIO, location: Location) -> None:
-        """`stream`: the file at `location`, opened, and not closed before the end of this."""
-        self._stream, self._location = stream, location
+    def __init__(self, stream: BinaryIO, location: Location, content: bytes | None = None) -> None:
+        """`stream`: the file at `location`, opened, and not closed before the end of this. `content`: its bytes, if known."""
+        self._stream, self._location, self._content = stream, location, content
         self._stop = threading.Event()
         self._whole: Future[str] | None = None
         self._parts: PartsInOrder | None = None
 
     def __enter__(self) -> Self:
-        if self._location.is_local and hasattr(os, "preadv"):
+        if self._content is not None:
+            if len(self._content) > BESIDE:
+                self._whole = in_daemon_thread("offline-cli-hashing", _sha256, self._content)
+        elif self._location.is_local and hasattr(os, "preadv"):
             handle = self._stream.fileno()
             if (size := os.fstat(handle).st_size) > BESIDE:
                 own = open(os.dup(handle), "rb", buffering=0)  # the reader may close it sooner
@@ -166,6 +185,8 @@ class Hashing:
                 return self._whole.result()
             if self._parts is not None:
                 return rest_of(self._stream, self._parts)
+            if self._content is not None:
+                return _sha256(self._content)
             before = self._stream.tell()
             self._stream.seek(0)
             found = _read_through(self._stream)[1]
