@@ -35,7 +35,7 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
 from offline_cli.parquet.row_group_cuts import alone
-from offline_cli.parquet.shards import ShardWriter
+from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.spaces import Space, tree_from_lists
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves

@@ -54,7 +54,7 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.row_group_cuts import alone
-from offline_cli.parquet.shards import ShardWriter
+from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.tally import Reject
 
 __all__ = [

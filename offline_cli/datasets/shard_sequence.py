@@ -36,7 +36,8 @@ from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, Storage
 from offline_cli.files.locations import Location
 from offline_cli.parquet import safety
 from offline_cli.parquet.row_group_cuts import Cuts, cuts_of
-from offline_cli.parquet.shards import OpenShard, ShardWriter, check_bound, is_plain, opened, read_row_groups
+from offline_cli.parquet.shard_writing import ShardWriter
+from offline_cli.parquet.shards import OpenShard, check_bound, is_plain, opened, read_row_groups
 from offline_cli.parquet.trust import Hashing, Trust, fingerprint
 from offline_cli.spaces import Space, describe, same_space
 

@@ -43,7 +43,7 @@ from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
-from offline_cli.parquet.shards import check_compression
+from offline_cli.parquet.shard_writing import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.tally import Reject, Tally
 

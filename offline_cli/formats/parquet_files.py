@@ -30,9 +30,15 @@ from offline_cli.files.remote_files import expect
 from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.small_parquet import FewRows, one_ahead, parquet_batches, read_small_files, same_columns, small_sizes
 from offline_cli.options import engines
-from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
+from offline_cli.parquet.arrow_reading import (
+    ParquetFile,
+    arrow_file,
+    check_footer,
+    extension_failures,
+    threads_may_read,
+    without_objects,
+)
 from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of, merged
-from offline_cli.parquet.parquet_file import ParquetFile
 from offline_cli.parquet.safety import Unfolded, file_ranges, with_ends
 from offline_cli.parquet.shards import check_bound
 from offline_cli.parquet.trust import Trust

@@ -27,9 +27,8 @@ from offline_cli.errors import OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.remote_files import expect, ready
 from offline_cli.files.timeouts import ReadingPool
-from offline_cli.parquet.arrow_reading import check_footer, threads_may_read
+from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, read_metadata, threads_may_read
 from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of
-from offline_cli.parquet.parquet_file import ParquetFile, read_metadata
 from offline_cli.parquet.safety import file_ranges
 from offline_cli.scopes import Scope
 

@@ -9,7 +9,10 @@ Packages register extension types with Arrow (Ray registers its tensors, and Pyt
 unpickles a column of its pickled objects as soon as a value of it becomes a Python object. So such columns never leave a reader
 of files: `without_objects` gives their bytes, as Arrow does where ray is not imported. Arrow passes the metadata of a file's
 columns to a registered type as soon as it reads the schema, and lets any exception of the type through: a TypeError of Ray's,
-for one. The reader reports a broken file, as for any other damage.
+for one. The reader reports a broken file, as for any other damage. Of Parquet files, `ParquetFile` lets none of Ray's types see
+the metadata: Ray 2.49 to 2.54 wrote pickles there, and load them, whatever is in them; later versions refuse them, and so whole
+recordings. Such columns are what they are where Ray is not imported: their storage, with the type's name in the field's
+metadata, in which RAY stands for ray.
 
 Arrow's Python asks for a column chunk of a Parquet file (`row_group.column(i)`, and all that is built on it) without catching
 C++ exceptions: one changed byte in a footer, a histogram of the wrong length for instance, aborts the process. Arrow's reader
@@ -19,8 +22,11 @@ it goes through all chunks, and finds no page in any of them.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import io
 import os
+import sys
 import tempfile
 import time
 import weakref
@@ -33,7 +39,17 @@ from weakref import ReferenceType
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["OBJECTS", "arrow_file", "check_footer", "extension_failures", "let_go", "threads_may_read", "without_objects"]
+__all__ = [
+    "OBJECTS",
+    "ParquetFile",
+    "arrow_file",
+    "check_footer",
+    "extension_failures",
+    "let_go",
+    "read_metadata",
+    "threads_may_read",
+    "without_objects",
+]
 
 LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing left to do
 PAUSE: Final = 0.0005  # seconds between two looks
@@ -44,6 +60,11 @@ TOO_SHORT: Final = "File too short"  # what Arrow says of a file that ends soone
 OBJECTS: Final = "ray.data.arrow_pickled_object"
 EXTENSION_NAME: Final = b"ARROW:extension:name"
 MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
+REGISTERING: Final = ("ray.data", "ray.air.util")  # packages of Ray's, now and until 2.54, that register types
+SCHEMA: Final = b"ARROW:schema"
+RAYS, PLAIN = b"ray.data.arrow_", b"RAY.data.arrow_"  # of one length: the schema says how long its parts are
+MAGIC: Final = b"PAR1"
+TAIL: Final = 8  # bytes: how long the footer is, and `MAGIC`
 
 
 def arrow_file(stream: Any) -> AbstractContextManager[Any]:
@@ -227,3 +248,63 @@ def _is_of_a_type(error: Exception) -> bool:
             return True
         frame = frame.tb_next
     return False
+
+
+# ---- what Ray registers ----
+
+
+class ParquetFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
+    """The same, whatever is registered."""
+
+    def __init__(self, source: Any, *, metadata: Any = None, **options: Any) -> None:
+        """See pq.ParquetFile. Raises what Arrow raises."""
+        if any(name in sys.modules for name in REGISTERING):
+            metadata = _footer(source) if metadata is None else metadata
+            metadata = None if metadata is None else _without_rays_types(metadata)
+        super().__init__(source, metadata=metadata, **options)
+
+
+def read_metadata(source: Any) -> Any:
+    """The pq.FileMetaData of a file. Raises what Arrow raises."""
+    return ParquetFile(source).metadata
+
+
+def _footer(source: Any) -> Any:
+    """Its pq.FileMetaData; None where there is no footer, of which Arrow says more."""
+    at = source.tell()
+    try:
+        end = source.seek(0, 2)
+        if end < TAIL + len(MAGIC):
+            return None
+        source.seek(end - TAIL)
+        tail = source.read(TAIL)
+        size = int.from_bytes(tail[: -len(MAGIC)], "little")
+        if tail[-len(MAGIC) :] != MAGIC or size > end - TAIL:
+            return None
+        source.seek(end - TAIL - size)
+        return _of_bytes(source.read(size))
+    finally:
+        source.seek(at)
+
+
+def _without_rays_types(metadata: Any) -> Any:
+    """The same without names of Ray's types in the schema. Raises pa.ArrowInvalid for one that is not written as Arrow does."""
+    told = (metadata.metadata or {}).get(SCHEMA, b"")
+    try:
+        schema = base64.b64decode(told)
+    except binascii.Error as error:
+        raise pa.ArrowInvalid(f"a schema that cannot be read: {error}") from error
+    if base64.b64encode(schema) != told:
+        raise pa.ArrowInvalid("a schema that cannot be read: it is not in base64")
+    if RAYS not in schema:
+        return metadata
+    _, (footer,) = metadata.__reduce__()
+    changed = footer.to_pybytes().replace(told, base64.b64encode(schema.replace(RAYS, PLAIN)))
+    return _of_bytes(changed)
+
+
+def _of_bytes(footer: bytes) -> Any:
+    """A pq.FileMetaData, whose schema Arrow does not read."""
+    from pyarrow._parquet import _reconstruct_filemetadata  # what a pickle of one names; private, so asked for here alone
+
+    return _reconstruct_filemetadata(pa.py_buffer(footer))

@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.parquet.arrow_reading import extension_failures, without_objects
-from offline_cli.parquet.parquet_file import ParquetFile, read_metadata
+from offline_cli.parquet.arrow_reading import ParquetFile, extension_failures, read_metadata, without_objects
 from offline_cli.parquet.safety import MAX_BYTES, WIDTHS
 from offline_cli.parquet.thrift_footers import Lanes, OddStruct, Path, Walk, list_head, padded_numbers, walked
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import PROBLEM, UnsafeData
 from offline_cli.options import shared
-from offline_cli.parquet.parquet_file import ParquetFile
+from offline_cli.parquet.arrow_reading import ParquetFile
 
 __all__ = [
     "MAX_BYTES",

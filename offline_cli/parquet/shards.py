@@ -1,44 +1,40 @@
-"""One Parquet file: written so that it exists only when whole, read row group by row group.
+"""One Parquet file, read row group by row group (`shard_writing.py` writes them).
 
 Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
 another value. Whatever the Parquet reader raises on a broken or hostile file becomes BadData that names the shard.
-
-A thread compresses row groups one at a time (`BackgroundWriter`) while the caller prepares the next; an exception in it is
-raised by the next row group, or at the end. A writer that gives up does not wait for storage.
 """
 
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import zip_longest
 from types import TracebackType
-from typing import Any, BinaryIO, Final, TypeAlias, get_args
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound, UnsafeData, UsageError
+from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound, UnsafeData
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import expect, ready
-from offline_cli.files.staging import StagedFile
-from offline_cli.files.timeouts import ReadingPool, ended_by
-from offline_cli.options.shared import Compression
-from offline_cli.parquet.arrow_reading import arrow_file, check_footer, extension_failures, threads_may_read, without_objects
-from offline_cli.parquet.parquet_file import ParquetFile
-from offline_cli.parquet.row_group_cuts import Held, parquet_options
+from offline_cli.files.timeouts import ReadingPool
+from offline_cli.parquet.arrow_reading import (
+    ParquetFile,
+    arrow_file,
+    check_footer,
+    extension_failures,
+    threads_may_read,
+    without_objects,
+)
 from offline_cli.parquet.safety import (
     Opening,
     Unfolded,
     chunk_ranges,
     file_ranges,
-    in_memory_bytes,
     refuse_bomb,
     unfolded_bytes,
     with_ends,
@@ -46,12 +42,8 @@ from offline_cli.parquet.safety import (
 from offline_cli.parquet.trust import Trust, dropping
 
 __all__ = [
-    "COMPRESSIONS",
-    "BackgroundWriter",
     "OpenShard",
-    "ShardWriter",
     "check_bound",
-    "check_compression",
     "expect_row_groups",
     "is_plain",
     "opened",
@@ -60,122 +52,11 @@ __all__ = [
     "read_row_groups",
 ]
 
-COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
 MISSING: Final = "the shard is missing"
 Moved: TypeAlias = Callable[[Location], Location | None]
 """Where a shard is that is no longer in its place; None: nowhere."""
-BUFFER: Final = 4 << 20  # bytes of a shard that are written at once: each page by itself would wait for Python's lock
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
-
-
-class BackgroundWriter:
-    """Calls made in a thread, one after the other; ended by exactly one of `finish` and `give_up`."""
-
-    def __init__(self) -> None:
-        self._stop = threading.Event()
-        self._pool: ThreadPoolExecutor | None = None  # from the first call on
-        self._coming: Future[None] | None = None
-
-    def begin(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Queue the call in the thread, after the one before it. Raises what that raised."""
-        self.wait()
-        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
-        self._coming = self._pool.submit(self._make, call, *arguments)
-
-    def _make(self, call: Callable[..., None], *arguments: Any) -> None:
-        with ended_by(self._stop):
-            call(*arguments)
-
-    def wait(self) -> None:
-        """Wait for the last call. Raises what it raised."""
-        coming, self._coming = self._coming, None
-        if coming is not None:
-            coming.result()
-
-    def finish(self) -> None:
-        """Wait for the last call, and make no more. Raises what it raised."""
-        self.wait()
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Wait until no call is running: waits for a storage end at once, and what the call raises is ignored."""
-        self._stop.set()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-
-def check_compression(name: str) -> str:
-    """`name`, if Parquet files can be compressed that way; else raises UsageError."""
-    if name not in COMPRESSIONS:
-        raise UsageError(f"no compression is called {name!r}", where="--compression", fix=f"one of {', '.join(COMPRESSIONS)}")
-    return name
-
-
-class ShardWriter:
-    """A shard being written; ended by exactly one of `commit` and `discard`. Raises StorageError.
-
-    A table is compressed and written by a thread, while the caller makes the next one: what fails is raised one call later.
-    """
-
-    def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str, is_plain: bool = False) -> None:
-        """`schema`: a pa.Schema. `folder`: the dataset folder. `is_plain`: whatever `compression` says, as `Cuts` has it."""
-        self.target = target
-        self.is_plain = is_plain
-        self._in_memory = 0  # bytes of the tables, as readers count them
-        self.rows = 0
-        self._file = StagedFile(target, folder=folder)
-        self._behind = BackgroundWriter()
-        try:
-            options = parquet_options(schema, compression, is_plain=is_plain)
-            self._sink = pa.BufferedOutputStream(pa.PythonFile(self._file, mode="w"), BUFFER)
-            self._parquet = pq.ParquetWriter(self._sink, schema, **options)
-        except BaseException:
-            self._file.discard()
-            raise
-
-    def write(self, table: Any, *, rows: Sequence[int]) -> None:
-        """Append a pa.Table in row groups of so many rows."""
-        self._in_memory += in_memory_bytes(table)
-        self.rows += table.num_rows
-        self._behind.begin(self._write, [table], rows)
-
-    def _write(self, tables: list[Any], rows: Sequence[int]) -> None:
-        whole, first = tables.pop().combine_chunks(), 0  # one chunk: pages depend on chunks; what it is a copy of is let go
-        for count in rows:
-            self._parquet.write_table(whole.slice(first, count), row_group_size=max(1, count))
-            first += count
-        self._sink.flush()
-
-    def held(self) -> Held:
-        """What is in it, for `cuts_of`."""
-        return Held(self._in_memory, self._file.bytes, self._settled_bytes)
-
-    def _settled_bytes(self) -> int:
-        self.settle()
-        return self._file.bytes
-
-    def settle(self) -> None:
-        """Wait for the last table, so that `commit` takes only a moment. Raises what writing it raised."""
-        self._behind.wait()
-
-    def commit(self) -> tuple[int, str]:
-        """Publish the shard under its name, footer included; its bytes and sha256."""
-        self._behind.finish()
-        self._parquet.close()
-        self._sink.flush()
-        self._file.commit()
-        return self._file.bytes, self._file.sha256
-
-    def discard(self) -> None:
-        """Discard the shard."""
-        self._behind.give_up()
-        self._file.discard()
-        with suppress(pa.ArrowException, OSError):  # after a failed write it may raise once more
-            self._parquet.close()
-
-
-# ---- reading ----
 
 
 class OpenShard(ParquetFile):

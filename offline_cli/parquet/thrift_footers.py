@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lanes", "OddStruct", "Path", "Walk", "list_head", "padded_numbers", "walked"]
+__all__ = ["Lanes", "OddStruct", "Path", "Walk", "integer", "list_head", "padded_numbers", "walked"]
 
 Path: TypeAlias = tuple[int, ...]
 """Of a value: ids of fields and numbers of list elements, from the outermost struct to it."""
@@ -211,8 +211,17 @@ def padded_numbers(values: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 def list_head(count: int) -> bytes:
     """What comes before `count` structs that are a list."""
-    if count < 15:
-        return bytes((count << 4 | STRUCT,))
-    digits = [count >> 7 * place & 127 for place in range(DIGITS)]
-    last = max(place for place, digit in enumerate(digits) if digit)
-    return bytes((15 << 4 | STRUCT, *(digit | (128 if place < last else 0) for place, digit in enumerate(digits[: last + 1]))))
+    return bytes((count << 4 | STRUCT,)) if count < 15 else bytes((15 << 4 | STRUCT,)) + _varint(count)
+
+
+def integer(value: int) -> bytes:
+    """A Thrift integer, in as few bytes as there are."""
+    return _varint(value << 1 ^ value >> 63)
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value > 127:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*digits, value))

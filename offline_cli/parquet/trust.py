@@ -37,7 +37,7 @@ OTHER_SHARD: Final = "shard-hash"  # the code of the problem
 CHUNK: Final = 4 << 20  # bytes
 SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
 WHOLE: Final = 8 << 20  # bytes of a file that is held in memory while it is read
-BESIDE: Final = 1 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
+BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
 BUFFER: Final = 8 << 20  # bytes that the thread reads at a time; after each it may wait 5 ms for Python's lock, twice
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.files_entered import CASES, PIPELINE, counted, entered, made_dataset
 from offline_cli import convert
-from offline_cli.parquet.shards import BackgroundWriter
+from offline_cli.parquet.shard_writing import BackgroundWriter
 
 RECORDING = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
 
@@ -55,9 +55,9 @@ def test_a_shard_write_passes_six_files_between_the_command_and_pyarrow(
         files = (frame.filename.rpartition("offline_cli/") for frame in traceback.extract_stack())
         passed.update(name for before, _, name in files if before)
 
-    def begin(writer: Any, *call: Any) -> None:
-        note()  # of this thread; the other one makes the call
-        really_begin(writer, *call)
+    def begin(writer: Any, *call: Any, **options: Any) -> None:
+        note()  # of this thread; another one makes the call
+        really_begin(writer, *call, **options)
 
     def write_table(writer: Any, *given: Any, **options: Any) -> None:
         note()
@@ -67,5 +67,5 @@ def test_a_shard_write_passes_six_files_between_the_command_and_pyarrow(
     monkeypatch.setattr(BackgroundWriter, "begin", begin)
     monkeypatch.setattr(pq.ParquetWriter, "write_table", write_table)
     convert(str(RECORDING), tmp_path / "D")
-    assert "parquet/shards.py" in passed
+    assert "parquet/shard_writing.py" in passed
     assert len(passed) <= 6, sorted(passed)

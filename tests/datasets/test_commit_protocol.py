@@ -18,7 +18,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
 from offline_cli.files.locations import Location, open_location
-from offline_cli.parquet import shards
+from offline_cli.parquet import shard_writing
 from offline_cli.tally import Reject
 
 Make = Callable[..., EpisodeBatch]
@@ -131,7 +131,7 @@ class TestEarlyEnds:
             Dataset.open(place)
 
     @pytest.mark.parametrize(
-        ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, shards.BUFFER) for nth in (0, 1))]
+        ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, shard_writing.BUFFER) for nth in (0, 1))]
     )
     def test_a_failure_in_any_write_to_a_shard_discards_that_shard(
         self,
@@ -146,7 +146,7 @@ class TestEarlyEnds:
     ) -> None:
         from offline_cli.files import staging
 
-        monkeypatch.setattr(shards, "BUFFER", buffer)  # of 1 byte: each page by itself
+        monkeypatch.setattr(shard_writing, "BUFFER", buffer)  # of 1 byte: each page by itself
 
         real, seen = staging.StagedFile.write, [0]
 

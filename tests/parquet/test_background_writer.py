@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from offline_cli.files.timeouts import Patience
-from offline_cli.parquet.shards import BackgroundWriter
+from offline_cli.parquet.shard_writing import BackgroundWriter
 
 
 def test_calls_are_made_in_their_order_and_all_are_done_at_the_end() -> None:

@@ -12,7 +12,7 @@ import pytest
 from offline_cli.errors import StorageError
 from offline_cli.files import staging
 from offline_cli.files.locations import Location, open_location
-from offline_cli.parquet.shards import ShardWriter
+from offline_cli.parquet.shard_writing import ShardWriter
 
 TABLE = pa.table({"x": list(range(1000))})
 

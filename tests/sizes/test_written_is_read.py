@@ -26,7 +26,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
 from offline_cli.formats import parquet_files
 from offline_cli.parquet import safety
-from offline_cli.parquet.shards import COMPRESSIONS
+from offline_cli.parquet.shard_writing import COMPRESSIONS
 from offline_cli.recording.record import record
 from offline_cli.training.train import train_bc
 

@@ -35,7 +35,8 @@ from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
 from offline_cli.options import shared
 from offline_cli.options.shared import COMPRESSION
-from offline_cli.parquet.shards import COMPRESSIONS, OpenShard, opened, read_row_groups
+from offline_cli.parquet.shard_writing import COMPRESSIONS
+from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
 from offline_cli.parquet.trust import fingerprint
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope

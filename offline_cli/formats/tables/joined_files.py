@@ -26,8 +26,7 @@ from offline_cli.formats.tables.files import MAX_ROWS, RawChunk, TableFile, flat
 from offline_cli.formats.tables.json_files import holding, json_at_once
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, packing_of
-from offline_cli.parquet.arrow_reading import check_footer, without_objects
-from offline_cli.parquet.parquet_file import ParquetFile
+from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, without_objects
 from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.scopes import Scope, part_of
 
