@@ -33,6 +33,7 @@ from offline_cli.files.local_files import open_plain
 from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.messages import FRAMES, LOADED, SECONDS, TEXT, filled, receive, send
 from offline_cli.formats.hdf5.nodes import Alike, Form, Node
+from offline_cli.formats.hdf5.plain_alike import FEWEST
 from offline_cli.formats.hdf5.plain_file import PlainFile
 from offline_cli.formats.hdf5.plain_messages import Unlike
 from offline_cli.scopes import Scope
@@ -157,17 +158,16 @@ class Hdf5File:
             if self._plain is not None and self._tries:
                 with suppress(Unlike):
                     found = self._plain.alike(paths[first : first + COMPARED], passed_over)
-            if found is None:
+            fits = np.zeros(min(AT_ONCE, len(paths) - first), np.bool_) if found is None else _long_runs(found[1])
+            if 2 * np.count_nonzero(fits) > len(fits):
+                self._tries = min(TRIES, self._tries + (len(fits) > AT_ONCE))
+            else:
                 self._tries = max(0, self._tries - 1)
-                yield paths[first : first + AT_ONCE]
-                first += AT_ONCE
-                continue
-            groups, fits = found
-            done = 0
-            for start, stop in pairwise([0, *(np.flatnonzero(np.diff(fits)) + 1).tolist(), len(fits)]):
-                if fits[start]:
-                    yield groups.part(done, done + stop - start)
-                    done += stop - start
+            cuts = [0, *(np.flatnonzero(np.diff(fits)) + 1).tolist(), len(fits)]
+            for start, stop in pairwise(cuts):
+                if found is not None and fits[start]:
+                    done = int(np.count_nonzero(found[1][:start]))
+                    yield found[0].part(done, done + stop - start)
                 else:
                     yield paths[first + start : first + stop]
             first += len(fits)
@@ -310,6 +310,15 @@ class Hdf5File:
         if any(side < 0 for side in sides):
             raise ValueError(shape)
         return str(kind), sides
+
+
+def _long_runs(fits: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Without runs of so few that it does not pay to make a batch of each."""
+    cuts = [0, *(np.flatnonzero(np.diff(fits)) + 1).tolist(), len(fits)]
+    kept = fits.copy()
+    for start, stop in pairwise(cuts):
+        kept[start:stop] &= stop - start >= min(FEWEST, len(fits))
+    return kept
 
 
 def _typed(data: NDArray[np.uint8], kind: str, shape: tuple[int, ...]) -> NDArray[Any]:

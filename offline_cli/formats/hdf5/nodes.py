@@ -45,6 +45,7 @@ class Alike:
         values = {}
         for name, rows in self.rows.items():
             before = int(rows[:first].sum())
-            values[name] = self.values[name][before : before + int(rows[first:stop].sum())]
+            part = self.values[name][before : before + int(rows[first:stop].sum())]
+            values[name] = part if 2 * len(part) > len(self.values[name]) else part.copy()  # which does not hold the whole
         counts = {name: rows[first:stop] for name, rows in self.rows.items()}
         return Alike(self.names[first:stop], self.attributes[first:stop], counts, values)

@@ -27,15 +27,20 @@ from offline_cli.formats.hdf5.plain_messages import (
     Likeness,
     Pattern,
     Unlike,
+    text_of,
     unpacked,
 )
-from offline_cli.formats.hdf5.plain_objects import PlainObjects
+from offline_cli.formats.hdf5.plain_objects import TEXTS, PlainObjects
 
-__all__ = ["Comparison", "beside_each_other", "likeness_of"]
+__all__ = ["FEWEST", "Comparison", "beside_each_other", "likeness_of"]
 
 WINDOW: Final = 16 << 20  # bytes of a file that are looked at together
 SLOP: Final = 256 << 10  # bytes before the first group and after the last, where parts of theirs may lie
 START, NODE, ENTRY, HEAP = 16, 40, 40, 32  # bytes: of a header before messages, of a B-tree's start, of a member, of names
+FEWEST: Final = 16  # groups for which it pays
+DEAR: Final = 4  # times what a text's bytes count: it may take four in memory for each
+OBJECTS: Final = 64 << 20  # bytes of the values of attributes in one window, as Python's objects
+TEXT: Final = np.dtype([("length", "<u4"), ("place", "<u8"), ("index", "<u4")])
 LONGEST_SIDE: Final = (1 << 31) - 1
 Bytes = NDArray[np.uint8]
 Addresses = NDArray[np.int64]
@@ -86,15 +91,32 @@ class Comparison:
     def alike(self, names: Sequence[str], like: GroupLikeness, addresses: Addresses, text_at: Texts) -> Alike:
         """Those of the groups that are."""
         blocks = self._group(like, addresses, "")
-        found = [kind.all_values(blocks[place.block][self.fits, place.at :], text_at) for kind, place in like.attributes]
-        keys = [kind.text for kind, _ in like.attributes]
-        attributes = [dict(zip(keys, row, strict=True)) for row in zip(*found, strict=True)]
+        attributes = self._attributes(like, blocks, text_at)
         return Alike(
             names=[name for name, fits in zip(names, self.fits.tolist(), strict=True) if fits],
-            attributes=attributes or [{} for _ in range(int(self.fits.sum()))],
+            attributes=attributes,
             rows={name: stored.rows[self.fits] for name, stored in self._stored.items()},
             values={name: self._values(stored) for name, stored in self._stored.items()},
         )
+
+    def _attributes(self, like: GroupLikeness, blocks: Sequence[Bytes], text_at: Texts) -> list[dict[str, Any]]:
+        """Of each group that fits, by name."""
+        told = [(kind, blocks[place.block], place.at) for kind, place in like.attributes]
+        texts = [(kind.text, columns(block, at, TEXT, 1)[:, 0]) for kind, block, at in told if kind.dtype is None]
+        lengths = sum((text["length"].astype(np.int64) for _, text in texts), np.zeros(len(self.fits), np.int64))
+        self._keep(lengths <= TEXTS)
+        self._spend(DEAR * int(lengths[self.fits].sum()))
+        if int(self.fits.sum()) * sum(kind.cost for kind, _, _ in told) > OBJECTS:
+            raise Unlike
+        found = {kind.text: kind.numbers(block[self.fits], at) for kind, block, at in told if kind.dtype is not None}
+        found |= {name: [] for name, _ in texts}
+        for row in zip(*(text[self.fits].tolist() for _, text in texts), strict=True):  # a group's are beside each other
+            for (name, _), one in zip(texts, row, strict=True):
+                found[name].append(text_of(text_at, *one))
+        if not told:
+            return [{} for _ in range(int(self.fits.sum()))]
+        keys = [kind.text for kind, _, _ in told]
+        return [dict(zip(keys, row, strict=True)) for row in zip(*(found[key] for key in keys), strict=True)]
 
     def _group(self, like: GroupLikeness, addresses: Addresses, prefix: str) -> list[Bytes]:
         """The blocks of its headers."""
@@ -176,11 +198,18 @@ class Comparison:
 
 
 def beside_each_other(addresses: Addresses, size: int) -> tuple[int, int, int]:
-    """Of a file of that size: how many of the groups are looked at together, and the bytes [first, stop) of these."""
-    first = max(0, int(addresses[0]) - SLOP)
-    near = (addresses >= first) & (addresses < first + WINDOW - SLOP)
+    """Of a file of that size: how many of the groups are looked at together, and the bytes [first, stop) of these.
+
+    Raises Unlike where so few of them are near each other that it does not pay.
+    """
+    lowest, highest = np.minimum.accumulate(addresses), np.maximum.accumulate(addresses)
+    near = (addresses >= 0) & (highest - lowest < WINDOW - 2 * SLOP)
     count = len(near) if near.all() else int(np.argmin(near))
-    return count, first, min(size, first + WINDOW)
+    if count < min(FEWEST, len(addresses)):
+        raise Unlike
+    first, last = int(lowest[count - 1]), int(highest[count - 1])
+    each = SLOP + 2 * (last - first) // count  # of the last one, too
+    return count, max(0, first - SLOP), min(size, max(first + SLOP, last + each))
 
 
 def likeness_of(objects: PlainObjects, address: int, passed_over: Collection[str]) -> GroupLikeness:
@@ -225,9 +254,11 @@ def _members(
     size, _, place = unpacked("<8xQQQ", told)
     heaps = Pattern.of(told, [(16, HEAP)])
     names, start, nodes = objects.bytes_at(place, size), objects.bytes_at(tree, NODE), list(objects.leaves(tree, 0, 8, set()))
+    if start[5]:  # what is below the first node is not compared
+        raise Unlike
     if not nodes:
         return heaps, Pattern.of(names, [(0, size)]), Pattern.of(start, [(8, NODE)]), None, ()
-    if len(nodes) > 1 or start[5]:
+    if len(nodes) > 1:
         raise Unlike
     (count,) = unpacked("<6xH", objects.bytes_at(nodes[0][1], 8))
     entries = objects.bytes_at(nodes[0][1], 8 + ENTRY * count)
@@ -254,7 +285,7 @@ def _member(objects: PlainObjects, address: int) -> GroupLikeness | Likeness:
     return like
 
 
-def columns(rows: Bytes, at: int, kind: str, count: int) -> NDArray[Any]:
+def columns(rows: Bytes, at: int, kind: Any, count: int) -> NDArray[Any]:
     """(N, count) numbers, which begin at that byte of each row."""
     return np.ascontiguousarray(rows[:, at : at + count * np.dtype(kind).itemsize]).view(kind)
 

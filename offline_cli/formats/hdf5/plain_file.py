@@ -102,8 +102,8 @@ class PlainFile:
         with self._objects.question(WORK + 4 * self._objects.size if above not in self._groups else WORK):
             members = self._group(above)
             addresses = np.array([members[one.encode()] for one in names], np.int64)
-        count, first, stop = beside_each_other(addresses, self._objects.size)
-        for number in (count // 2, count // 3):  # the first one of a file is often laid out in another way
+            count, first, stop = beside_each_other(addresses, self._objects.size)
+        for number in dict.fromkeys((count // 2, count // 3)):  # the first one of a file is often laid out in another way
             with suppress(Unlike), self._objects.question(WORK + stop - first):
                 self._node(self._named(members, names[number]), passed_over)
                 like = likeness_of(self._objects, int(addresses[number]), passed_over)
@@ -144,11 +144,10 @@ class PlainFile:
                 if len(self._attribute_kinds) < KNOWN and len(start) < LONG:
                     self._attribute_kinds[start] = kind
             if kind.text not in passed_over:
-                nbytes += 64 * math.prod(kind.shape)
+                nbytes += kind.cost if kind.dtype else unpacked("<I", data[kind.at :])[0]
                 if kind.name in found or nbytes > TEXTS:
                     raise Unlike
                 found[kind.name] = kind.text, kind.values(data, self._objects.text_at)
-                nbytes += len(found[kind.name][1]) if kind.dtype is None else 0
         return dict(found[name] for name in sorted(found))
 
     # ---- groups ----

@@ -35,6 +35,7 @@ __all__ = [
     "dtype_of",
     "is_boolean",
     "shape_of",
+    "text_of",
     "unpacked",
 ]
 
@@ -48,6 +49,7 @@ FLOATS: Final = {  # properties of IEEE 754 numbers in version 1 of the datatype
 BOOLEAN: Final = struct.pack("<B3BIB3BIHH", 0x18, 2, 0, 0, 1, 0x10, 8, 0, 0, 1, 0, 8) + b"FALSE\0\0\0TRUE\0\0\0\0" + b"\0\x01"
 
 MOST: Final = 32  # sides
+SIDES: Final = 4  # of an attribute: each value is in so many lists
 LONGEST: Final = 1024  # bytes of a type, or of sides, that are looked at
 ONE_LEAF: Final = b"TREE\x01\x00\x01\x00" + 2 * UNDEFINED  # a B-tree of one chunk
 
@@ -112,14 +114,14 @@ class AttributeKind(NamedTuple):
         ends = list(itertools.accumulate((-(-size // 8) * 8 for size in sizes), initial=8))
         name, kind, space = (data[first : first + size] for first, size in zip(ends, sizes, strict=False))
         name, shape, is_text = name[:-1], shape_of(space[:LONGEST]), kind[:8] in TEXTS
-        if not name or b"\0" in name or data[8 + sizes[0] - 1] or (is_text and shape):
+        if not name or b"\0" in name or data[8 + sizes[0] - 1] or (is_text and shape) or len(shape) > SIDES:
             raise Unlike
         return cls(name, plain_text(name), None if is_text else dtype_of(kind[:LONGEST]), shape, is_boolean(kind), ends[3])
 
     def values(self, data: bytes, text_at: Callable[[int, int], bytes]) -> Any:
         """As JSON has them; `text_at`: that of a collection's address and an index. Raises Unlike where there are none."""
         if self.dtype is None:
-            return _text(data[self.at :], text_at)
+            return text_of(text_at, *unpacked("<IQI", data[self.at :]))
         if not self.shape and len(data) >= self.at + self.dtype.itemsize:
             one = np.frombuffer(data, self.dtype, 1, self.at).item()
             return one != 0 if self.is_boolean else one
@@ -129,20 +131,25 @@ class AttributeKind(NamedTuple):
         values = np.frombuffer(data, self.dtype, count, self.at).reshape(self.shape)
         return ((values != 0) if self.is_boolean else values).tolist()
 
-    def all_values(self, rows: NDArray[np.uint8], text_at: Callable[[int, int], bytes]) -> list[Any]:
-        """Those of many, of which (N, bytes) are given, from where values begin; as `values`."""
-        if self.dtype is None:
-            return [_text(row.tobytes(), text_at) for row in rows]
+    @property
+    def cost(self) -> int:
+        """Bytes that its values take at most as Python's objects; without those of a text."""
+        return 64 * math.prod(self.shape) * max(1, len(self.shape))
+
+    def numbers(self, rows: NDArray[np.uint8], at: int) -> list[Any]:
+        """Those of many: (N, bytes), in which values begin at `at`; as `values`."""
+        assert self.dtype is not None, "of numbers"
         count = math.prod(self.shape)
-        if not count or rows.shape[1] < count * self.dtype.itemsize:
+        end = at + count * self.dtype.itemsize
+        if not count or rows.shape[1] < end:
             raise Unlike
-        values = np.ascontiguousarray(rows[:, : count * self.dtype.itemsize]).view(self.dtype).reshape(-1, *self.shape)
+        values = np.ascontiguousarray(rows[:, at:end]).view(self.dtype).reshape(-1, *self.shape)
         found: list[Any] = ((values != 0) if self.is_boolean else values).tolist()
         return found
 
 
-def _text(data: bytes, text_at: Callable[[int, int], bytes]) -> str:
-    length, place, index = unpacked("<IQI", data)
+def text_of(text_at: Callable[[int, int], bytes], length: int, place: int, index: int) -> str:
+    """A text of so many bytes; `text_at`: the object of a collection's address and an index. Raises Unlike."""
     text = text_at(place, index) if length else b""
     if len(text) != length:
         raise Unlike

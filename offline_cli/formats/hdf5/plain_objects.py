@@ -49,6 +49,9 @@ class PlainObjects:
         self._left = 0  # of the work that a question may take
         self._blocks: dict[int, bytes] = {}  # by where they begin
         self._first, self._block = 0, b""  # the last one
+        self._texts_left = (
+            2 * self.size + TEXTS
+        )  # bytes: no two texts are the same bytes of a file, which is read twice at most
         self._texts: dict[int, dict[int, bytes]] = {}  # the collections of texts that were asked for last, by address
 
     @contextmanager
@@ -126,7 +129,11 @@ class PlainObjects:
             while len(self._texts) >= HEAPS:
                 del self._texts[next(iter(self._texts))]
         self._texts[place] = found
-        return found.get(index, b"")
+        text = found.get(index, b"")
+        self._texts_left -= len(text)
+        if self._texts_left < 0:
+            raise Unlike
+        return text
 
     # ---- bytes ----
 
