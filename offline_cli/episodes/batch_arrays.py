@@ -139,7 +139,9 @@ class BatchArrays:
 
     def step_rows(self) -> NDArray[np.int64]:
         """(N,) row of the observation that each step acted on; `step_rows() + 1` is the one it led to."""
-        return np.arange(self.num_steps, dtype=np.int64) + np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
+        acts = np.ones(self.num_steps + len(self), np.bool_)
+        acts[self.obs_starts[1:] - 1] = False  # final observations
+        return np.flatnonzero(acts)  # a third of the time of adding up what comes before each
 
     def acted_obs(self, *, view: bool = False) -> Tree:
         """Leaves (N, *obs_shape): the observation each step acted on.
