@@ -282,9 +282,12 @@ def _footer(source: Any) -> Any:
         if tail[-len(MAGIC) :] != MAGIC or size > end - TAIL:
             return None
         source.seek(end - TAIL - size)
-        return _of_bytes(source.read(size))
+        footer = bytes(source.read(size))
     finally:
         source.seek(at)
+    blind = footer.replace(SCHEMA, b"ARROW:-chema") + size.to_bytes(4, "little")  # a key that no type is asked for
+    pq.ParquetFile(pa.BufferReader(MAGIC + blind + MAGIC))  # which catches what is wrong with it, as the next line does not
+    return _of_bytes(footer)
 
 
 def _without_rays_types(metadata: Any) -> Any:

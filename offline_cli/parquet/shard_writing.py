@@ -51,7 +51,8 @@ class BackgroundWriter:
         Raises what a call before raised.
         """
         while len(self._coming) >= self._threads:
-            self._coming.popleft().result()
+            self._coming[0].result()  # which stays the first one if it failed, or if we are interrupted
+            self._coming.popleft()
         self._pool = self._pool or ThreadPoolExecutor(self._threads, thread_name_prefix="offline-cli-writing")
         self._last = self._pool.submit(self._make, self._last, call, arguments, first)
         self._coming.append(self._last)
@@ -63,17 +64,21 @@ class BackgroundWriter:
         arguments: tuple[Any, ...],
         first: Callable[[], Any] | None,
     ) -> None:
-        with ended_by(self._stop):
-            if first is not None:
-                arguments = (*arguments, first())
-            if before is not None:
-                before.result()
-            call(*arguments)
+        try:
+            with ended_by(self._stop):
+                if first is not None:
+                    arguments = (*arguments, first())
+                if before is not None:
+                    before.result()
+                call(*arguments)
+        finally:
+            before, first, arguments = None, None, ()  # an error refers to this frame: it does not hold the table
 
     def wait(self) -> None:
         """Wait for all calls. Raises what the first of them raised that did."""
         while self._coming:
-            self._coming.popleft().result()
+            self._coming[0].result()
+            self._coming.popleft()
 
     def finish(self) -> None:
         """Wait for all calls, and make no more. Raises what one raised."""
@@ -114,6 +119,7 @@ class ShardWriter:
         self._in_memory += in_memory_bytes(table)
         self.rows += table.num_rows
         if table.nbytes > LARGE:
+            self._behind.wait()  # one such table at a time
             self._behind.begin(self._stream, [table], rows)
         else:
             self._behind.begin(self._append, first=partial(self._encoded, [table], rows))
@@ -173,8 +179,10 @@ class ShardWriter:
 
     def discard(self) -> None:
         """Discard the shard."""
-        self._behind.give_up()
-        self._file.discard()
+        try:
+            self._behind.give_up()
+        finally:  # a second Ctrl-C too
+            self._file.discard()
 
 
 def _write(parquet: Any, tables: list[Any], rows: Sequence[int]) -> None:

@@ -20,9 +20,10 @@ import threading
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
+import pyarrow as pa
 
 from offline_cli.errors import PROBLEM, BadData
 from offline_cli.files.failures import storage_failures
@@ -59,7 +60,7 @@ class Trust:
         self.memory_limit = memory_limit
         self._is_true = None if found is None else found == sha256
         self._beside: Hashing | None = None
-        self._content: bytes | None = None  # of the shard, where it is in memory
+        self._content: Any = None  # pa.Buffer of the shard, where it is in memory
 
     @property
     def is_known(self) -> bool:
@@ -73,13 +74,20 @@ class Trust:
         self._beside = Hashing(stream, location, self._content)
         return self._beside
 
-    def content(self, stream: BinaryIO, location: Location) -> bytes | None:
-        """The bytes of a file of this machine, open as `stream`, to read and to hash; None of one that is not held whole."""
-        if self._is_true is None and location.is_local and os.fstat(stream.fileno()).st_size <= WHOLE:
-            with storage_failures(location.url, "reading it"):
-                stream.seek(0)
-                self._content = stream.read()
-                stream.seek(0)
+    def content(self, stream: BinaryIO, location: Location) -> Any:
+        """The bytes of a file of this machine, open as `stream`, a pa.Buffer to read and to hash; None: it is not held whole.
+
+        They are in memory of Arrow's own, which its threads may let go of at any time.
+        """
+        if self._content is None and self._is_true is None and location.is_local:
+            size = os.fstat(stream.fileno()).st_size
+            if 0 < size <= WHOLE:
+                with storage_failures(location.url, "reading it"):
+                    stream.seek(0)
+                    buffer = pa.allocate_buffer(size)
+                    count = stream.readinto(memoryview(buffer))  # type: ignore[attr-defined]  # files of this machine have it
+                    stream.seek(0)
+                self._content = buffer.slice(0, count)
         return self._content
 
     def is_true_at_once(self, stream: BinaryIO, location: Location) -> bool:
@@ -87,12 +95,9 @@ class Trust:
 
         It is hashed before anything is made of its bytes: those of the writer's own file need no other check.
         """
-        if self._is_true is None and location.is_local and os.fstat(stream.fileno()).st_size <= SMALL:
-            with storage_failures(location.url, "reading it"):
-                stream.seek(0)
-                if _read_through(stream)[1] == self.sha256:
-                    self._is_true = True
-                stream.seek(0)
+        content = self.content(stream, location)
+        if self._is_true is None and content is not None and content.size <= SMALL and _sha256(content) == self.sha256:
+            self._is_true = True
         return self._is_true is True
 
     def is_true_of(self, location: Location) -> bool:
@@ -127,7 +132,7 @@ def _read_through(file: BinaryIO) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _sha256(content: bytes) -> str:
+def _sha256(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
@@ -137,8 +142,8 @@ class Hashing:
     Dropping it does nothing: its thread ends with the file's last byte.
     """
 
-    def __init__(self, stream: BinaryIO, location: Location, content: bytes | None = None) -> None:
-        """`stream`: the file at `location`, opened, and not closed before the end of this. `content`: its bytes, if known."""
+    def __init__(self, stream: BinaryIO, location: Location, content: Any = None) -> None:
+        """`stream`: the file at `location`, opened, and not closed before the end of this. `content`: its bytes, a pa.Buffer."""
         self._stream, self._location, self._content = stream, location, content
         self._stop = threading.Event()
         self._whole: Future[str] | None = None
@@ -146,7 +151,7 @@ class Hashing:
 
     def __enter__(self) -> Self:
         if self._content is not None:
-            if len(self._content) > BESIDE:
+            if self._content.size > BESIDE:
                 self._whole = in_daemon_thread("offline-cli-hashing", _sha256, self._content)
         elif self._location.is_local and hasattr(os, "preadv"):
             handle = self._stream.fileno()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,3 +144,29 @@ def test_a_schema_that_is_not_written_as_arrow_writes_it_is_damage_where_types_o
     with pytest.raises(BadData, match="a schema that cannot be read"):
         inspect(str(file))
     assert with_rays_type == []
+
+
+def test_a_damaged_footer_is_refused_where_ray_is_imported(tmp_path: Path) -> None:
+    """And does not end the process: what reads footers for us there catches nothing."""
+    pq.write_table(pa.table({"a": range(10)}), tmp_path / "a.parquet")
+    code = """if True:
+        import random, sys, types
+        sys.modules["ray.data"] = types.ModuleType("ray.data")
+        import pyarrow as pa
+        from offline_cli.parquet.arrow_reading import ParquetFile
+        whole, chance, answers = open(sys.argv[1], "rb").read(), random.Random(0), {"read": 0, "refused": 0}
+        first = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+        for number in range(200):
+            data = bytearray(whole)
+            data[chance.randrange(first, len(data) - 8)] ^= 1 << chance.randrange(8)
+            try:
+                ParquetFile(pa.BufferReader(bytes(data)))
+                answers["read"] += 1
+            except (OSError, pa.ArrowException, UnicodeDecodeError):
+                answers["refused"] += 1
+        print(min(answers.values()) > 20)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.parquet")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-500:]

@@ -275,3 +275,21 @@ def test_a_shard_that_differs_is_found_however_it_is_hashed(
     shard.write_bytes(data.replace(b"parquet-cpp-arrow", b"parquet-cpp-Arrow"))
     with pytest.raises(BadData, match="sha256"):
         list(Dataset.open(tmp_path / "D").batches())
+
+
+def test_a_small_shard_that_is_overwritten_after_it_was_hashed_is_not_decoded(
+    tmp_path: Path, write_dataset: Callable[..., Any], make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is decoded are the bytes that were hashed."""
+    write_dataset(open_location(str(tmp_path / "D")), make_batch())
+    (shard,) = (tmp_path / "D" / "data").iterdir()
+    real = trust.Trust.is_true_at_once
+
+    def hashed(self: Any, *given: Any) -> bool:
+        found = real(self, *given)
+        with shard.open("r+b") as file:
+            file.write(bytes(shard.stat().st_size))
+        return found
+
+    monkeypatch.setattr(trust.Trust, "is_true_at_once", hashed)
+    assert sum(len(batch) for batch in Dataset.open(tmp_path / "D").batches()) == 3

@@ -83,3 +83,26 @@ def test_a_shard_whose_file_cannot_be_removed_says_so_once(place: Location, unra
     del writer
     gc.collect()
     assert unraisable == []
+
+
+def test_a_shard_of_which_a_table_failed_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often its end is asked for."""
+    place = open_location(tmp_path)
+    table = pa.table({"a": range(1000)})
+    writer = ShardWriter(place.join("a.parquet"), table.schema, folder=place, compression="zstd")
+    real, calls = ShardWriter._append, list[int]()
+
+    def append(self: Any, part: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(28, "no space left")
+        real(self, part)
+
+    monkeypatch.setattr(ShardWriter, "_append", append)
+    writer.write(table, rows=[1000])
+    writer.write(table, rows=[1000])
+    for end in (writer.settle, writer.commit, writer.settle, writer.commit):
+        with pytest.raises(OSError, match="no space left"):
+            end()
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []
