@@ -30,6 +30,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
+from offline_cli.files.timeouts import processors
 from offline_cli.import_path import path_for_workers, safe_flags
 from offline_cli.scopes import Reading, Scope
 
@@ -44,13 +45,6 @@ START: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {}
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def helpers(workers: int, nbytes: int | None) -> int:

@@ -14,6 +14,7 @@ is gone takes several requests, and must not take several times as long.
 from __future__ import annotations
 
 import math
+import os
 import queue
 import threading
 import time
@@ -33,6 +34,7 @@ __all__ = [
     "Stopped",
     "ended_by",
     "in_daemon_thread",
+    "processors",
     "waits_told_to",
 ]
 
@@ -182,6 +184,13 @@ def in_daemon_thread(name: str, call: Callable[..., T], *arguments: Any) -> Futu
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class ReadingPool:

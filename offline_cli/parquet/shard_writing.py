@@ -11,16 +11,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offline_cli.columns import Columns
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
-from offline_cli.files.timeouts import ended_by
+from offline_cli.files.timeouts import ended_by, processors
 from offline_cli.options.shared import Compression
 from offline_cli.parquet.joined_row_groups import MAGIC, TAIL, RowGroupParts
 from offline_cli.parquet.row_group_cuts import BLOCK_BYTES, Held, parquet_options
@@ -31,7 +33,6 @@ __all__ = ["COMPRESSIONS", "BackgroundWriter", "ShardWriter", "check_compression
 COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
 BUFFER: Final = 4 << 20  # bytes of a shard that are written at once: each page by itself would wait for Python's lock
 LARGE: Final = 2 * BLOCK_BYTES  # bytes of a table that is not held in memory in two forms
-THREADS: Final = 2
 
 
 class BackgroundWriter:
@@ -111,14 +112,18 @@ class ShardWriter:
         self._schema, self._options = schema, parquet_options(schema, compression, is_plain=is_plain)
         self._file = StagedFile(target, folder=folder)
         self._parts = RowGroupParts()
-        self._behind = BackgroundWriter(THREADS)
+        threads = _threads_for(schema)
+        self._behind = BackgroundWriter(threads)
+        self._whole = _Whole(self._file, schema, self._options) if threads == 1 else None  # which has no parts
 
     def write(self, table: Any, *, rows: Sequence[int]) -> None:
         """Append a pa.Table of the schema in row groups of so many rows."""
         assert table.schema.equals(self._schema), "the file has one schema"
         self._in_memory += in_memory_bytes(table)
         self.rows += table.num_rows
-        if table.nbytes > LARGE:
+        if self._whole is not None:
+            self._behind.begin(self._whole.write, [table], rows)
+        elif table.nbytes > LARGE:
             self._behind.wait()  # one such table at a time
             self._behind.begin(self._stream, [table], rows)
         else:
@@ -173,7 +178,10 @@ class ShardWriter:
     def commit(self) -> tuple[int, str]:
         """Publish the shard under its name, footer included; its bytes and sha256."""
         self._behind.finish()
-        self._file.write(self._parts.footer())
+        if self._whole is not None:
+            self._whole.close()
+        else:
+            self._file.write(self._parts.footer())
         self._file.commit()
         return self._file.bytes, self._file.sha256
 
@@ -183,6 +191,35 @@ class ShardWriter:
             self._behind.give_up()
         finally:  # a second Ctrl-C too
             self._file.discard()
+            if self._whole is not None:
+                with suppress(pa.ArrowException, OSError):  # after a failed write it may raise once more
+                    self._whole.close()
+
+
+class _Whole:
+    """The file as one writer's."""
+
+    def __init__(self, file: StagedFile, schema: Any, options: dict[str, Any]) -> None:
+        try:
+            self._sink = pa.BufferedOutputStream(pa.PythonFile(file, mode="w"), BUFFER)
+            self._parquet = pq.ParquetWriter(self._sink, schema, **options)
+        except BaseException:
+            file.discard()
+            raise
+
+    def write(self, tables: list[Any], rows: Sequence[int]) -> None:
+        _write(self._parquet, tables, rows)
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._parquet.close()
+        self._sink.flush()
+
+
+def _threads_for(schema: Any) -> int:
+    """Two, but one on two processors for packed episodes: to make their bytes takes the other all its time."""
+    return 1 if Columns.ITEM in schema.names and processors() <= 2 else 2
 
 
 def _write(parquet: Any, tables: list[Any], rows: Sequence[int]) -> None:

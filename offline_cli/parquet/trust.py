@@ -143,7 +143,7 @@ class Hashing:
     """
 
     def __init__(self, stream: BinaryIO, location: Location, content: Any = None) -> None:
-        """`stream`: the file at `location`, opened, and not closed before the end of this. `content`: its bytes, a pa.Buffer."""
+        """`stream`: the file at `location`, opened, not closed before the end of this. `content`: its bytes, a pa.Buffer."""
         self._stream, self._location, self._content = stream, location, content
         self._stop = threading.Event()
         self._whole: Future[str] | None = None
