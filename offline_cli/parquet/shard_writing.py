@@ -7,6 +7,7 @@ by one of the next tables, or at the end. A writer that gives up does not wait f
 
 from __future__ import annotations
 
+import io
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,9 +25,10 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
 from offline_cli.files.timeouts import ended_by, processors
 from offline_cli.options.shared import Compression
-from offline_cli.parquet.joined_row_groups import MAGIC, TAIL, RowGroupParts
+from offline_cli.parquet.joined_row_groups import RowGroupParts
 from offline_cli.parquet.row_group_cuts import BLOCK_BYTES, Held, parquet_options
 from offline_cli.parquet.safety import in_memory_bytes
+from offline_cli.parquet.thrift_footers import MAGIC, TAIL
 
 __all__ = ["COMPRESSIONS", "BackgroundWriter", "ShardWriter", "check_compression"]
 
@@ -230,14 +232,16 @@ def _write(parquet: Any, tables: list[Any], rows: Sequence[int]) -> None:
         first += count
 
 
-class _Through:
+class _Through(io.RawIOBase):
     """A file for Arrow that keeps the footer and hands on what is between it and the magic number."""
 
-    closed = False
-
     def __init__(self, file: StagedFile) -> None:
+        super().__init__()
         self._file, self._skip = file, len(MAGIC)
         self.footer: bytearray | None = None  # from its beginning on
+
+    def writable(self) -> bool:
+        return True
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -249,18 +253,3 @@ class _Through:
             if len(view) > skipped:
                 self._file.write(view[skipped:])
         return len(view)
-
-    def flush(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False

@@ -14,11 +14,13 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lanes", "OddStruct", "Path", "Walk", "integer", "list_head", "padded_numbers", "walked"]
+__all__ = ["MAGIC", "TAIL", "Lanes", "OddStruct", "Path", "Walk", "integer", "list_head", "padded_numbers", "walked"]
 
 Path: TypeAlias = tuple[int, ...]
 """Of a value: ids of fields and numbers of list elements, from the outermost struct to it."""
 
+MAGIC: Final = b"PAR1"  # at both ends of a Parquet file
+TAIL: Final = 8  # bytes after a footer: its length, and `MAGIC`
 DEEPEST: Final = 12  # parts of a path
 LONG: Final = 48  # bytes from which on Python compares them file by file
 DIGITS: Final = 5  # bytes of a number at most: 35 bits

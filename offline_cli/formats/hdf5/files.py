@@ -163,8 +163,7 @@ class Hdf5File:
                 self._tries = min(TRIES, self._tries + (len(fits) > AT_ONCE))
             else:
                 self._tries = max(0, self._tries - 1)
-            cuts = [0, *(np.flatnonzero(np.diff(fits)) + 1).tolist(), len(fits)]
-            for start, stop in pairwise(cuts):
+            for start, stop in _runs(fits):
                 if found is not None and fits[start]:
                     done = int(np.count_nonzero(found[1][:start]))
                     yield found[0].part(done, done + stop - start)
@@ -312,11 +311,15 @@ class Hdf5File:
         return str(kind), sides
 
 
+def _runs(fits: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """[start, stop) of those that follow each other and all fit, or none does."""
+    return pairwise([0, *(np.flatnonzero(np.diff(fits)) + 1).tolist(), len(fits)])
+
+
 def _long_runs(fits: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Without runs of so few that it does not pay to make a batch of each."""
-    cuts = [0, *(np.flatnonzero(np.diff(fits)) + 1).tolist(), len(fits)]
     kept = fits.copy()
-    for start, stop in pairwise(cuts):
+    for start, stop in _runs(fits):
         kept[start:stop] &= stop - start >= min(FEWEST, len(fits))
     return kept
 

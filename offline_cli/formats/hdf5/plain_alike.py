@@ -1,9 +1,9 @@
-"""Groups of one form, read many at a time: compared with the first of them, and what differs taken from all at once.
+"""Groups of one form, read many at a time: compared with one of them, and what differs taken from all at once.
 
 A file with a group for each episode has the same objects in each: headers, tables of names, B-trees, which differ in addresses,
 numbers of rows and values of attributes. `GroupLikeness` is what they share; `Comparison` holds the bytes of many groups that
 lie beside each other, and says which of them are alike. What a byte may say is checked as for one group
-(`plain_file.py`), which has read the first one; groups that are not alike are read there, too.
+(`plain_file.py`), which has read that one; groups that are not alike are read there, too.
 """
 
 from __future__ import annotations

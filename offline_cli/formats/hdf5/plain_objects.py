@@ -49,9 +49,7 @@ class PlainObjects:
         self._left = 0  # of the work that a question may take
         self._blocks: dict[int, bytes] = {}  # by where they begin
         self._first, self._block = 0, b""  # the last one
-        self._texts_left = (
-            2 * self.size + TEXTS
-        )  # bytes: no two texts are the same bytes of a file, which is read twice at most
+        self._texts_left = 2 * self.size + TEXTS  # bytes: no two texts are the same ones, and each is read twice at most
         self._texts: dict[int, dict[int, bytes]] = {}  # the collections of texts that were asked for last, by address
 
     @contextmanager
