@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offline_cli.engines.ranks import ALONE, Ranks
+from offline_cli.engines.watchdog import ENDING
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, Diverged, TrainingDiverged
 from offline_cli.modules.devices import quickest, threads_to_try
@@ -178,6 +179,11 @@ class Session:
     def is_to_stop(self, stop: StopSignals) -> bool:
         """Whether a signal ends the run before the next update; for all ranks alike."""
         return stop.requested is not None if self.ranks.count == 1 else self._stopping
+
+    def signal_that_stops(self, stop: StopSignals) -> int:
+        """The signal of `is_to_stop`, in every rank the same one: it may have reached another rank alone, or first."""
+        came = self.ranks.summed([float(stop.requested == number) for number in ENDING])
+        return next(number for number, ranks in zip(ENDING, came, strict=True) if ranks)
 
     def cut_short(self) -> None:
         """A check has ended early, in every rank, because one of them has to stop."""

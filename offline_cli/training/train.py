@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shlex
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
@@ -65,9 +64,10 @@ def fit(session: Session, stop: StopSignals, *, until: int | None = None) -> Non
     state, bound = session.state, session.checks.bound
     while True:
         if session.is_to_stop(stop):
+            number = session.signal_that_stops(stop)
             session.save()
             session.folder.keep_policy(session.policy_state())
-            raise interrupted(session, stop.requested or signal.SIGTERM)
+            raise interrupted(session, number)
         if state.update in (bound, until):
             session.save()
         else:

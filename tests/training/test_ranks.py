@@ -204,6 +204,19 @@ def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, 
 
 @pytest.mark.engines
 @pytest.mark.kill
+def test_a_signal_that_reaches_one_process_alone_is_the_one_that_all_name(dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = torchrun(2, *options(dataset, run, updates=100000))
+    waited_for(run, process)
+    os.kill(ranks_of(process)[1], signal.SIGINT)
+    _, out, errors = ended(process)
+    assert out == ""
+    assert errors.count("stopped by SIGINT after") == 1
+    assert "exitcode  : 130" in errors
+
+
+@pytest.mark.engines
+@pytest.mark.kill
 def test_a_stop_saves_the_same_update_in_all_processes(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = torchrun(2, *options(dataset, run, updates=100000))
