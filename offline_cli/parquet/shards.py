@@ -190,6 +190,7 @@ def read_row_groups(
     """
     expect_row_groups(file, location, columns, groups)
     opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
+    by_threads = file.is_threaded and (columns is None or len(columns) > 1)  # one for each column
 
     def read(group: int, *, in_turn: bool = True) -> Any:
         """None of a row group that is not read before its turn."""
@@ -199,7 +200,8 @@ def read_row_groups(
                 return None
             if location.is_in_bucket:
                 ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
-            table = file.row_group(group, columns, repeating if found.bounded else ())
+            with nullcontext() if trust is None or not by_threads else trust.decoding():
+                table = file.row_group(group, columns, repeating if found.bounded else ())
         return without_objects(table)
 
     chosen, coming = list(range(file.num_row_groups) if groups is None else groups), None

@@ -5,7 +5,8 @@ is read a second time only where that cannot be avoided:
 
 * A file of this machine of some MiB is read into memory, from where one thread hashes and another decodes it.
 * A thread hashes a larger file of this machine, from the same open file: hashlib and the system release Python's lock, and the
-  disk is read once, because the second reader finds the bytes in the system's memory.
+  disk is read once, because the second reader finds the bytes in the system's memory. Where there are few processors, it gives
+  way to decoding that takes all of them.
 * Of a file in a bucket, the parts that the reader fetches are hashed on their way; what lies between them, and after the last,
   is fetched at the end.
 * Any other file, and a small one, is read again, through the same open file.
@@ -17,8 +18,9 @@ import hashlib
 import os
 import shlex
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
@@ -29,7 +31,7 @@ from offline_cli.errors import PROBLEM, BadData
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import Location
 from offline_cli.files.remote_files import PartsInOrder, follow, rest_of
-from offline_cli.files.timeouts import in_daemon_thread
+from offline_cli.files.timeouts import in_daemon_thread, processors
 from offline_cli.parquet.safety import MEMORY_LIMIT
 
 __all__ = ["OTHER_SHARD", "Hashing", "Trust", "dropping", "fingerprint"]
@@ -40,6 +42,9 @@ SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
 WHOLE: Final = 8 << 20  # bytes of a file that is held in memory while it is read
 BESIDE: Final = 3 << 19  # bytes of a file from which on a thread hashes it: hashing fewer takes less time than starting one
 BUFFER: Final = 8 << 20  # bytes that the thread reads at a time; after each it may wait 5 ms for Python's lock, twice
+PART: Final = 2 << 20  # the same where it gives way: about a millisecond
+FEW: Final = 4  # processors up to which it gives way
+PATIENCE: Final = 0.02  # seconds that a part waits at most
 
 
 def dropping(shard: Location) -> str:
@@ -61,6 +66,7 @@ class Trust:
         self._is_true = None if found is None else found == sha256
         self._beside: Hashing | None = None
         self._content: Any = None  # pa.Buffer of the shard, where it is in memory
+        self._hashed: Future[str] | None = None  # of that content
 
     @property
     def is_known(self) -> bool:
@@ -69,15 +75,19 @@ class Trust:
 
     def beside(self, stream: BinaryIO, location: Location) -> AbstractContextManager[object]:
         """A context manager within which the shard, opened as `stream`, is hashed while it is read."""
-        if self._is_true is not None:
+        if self._is_true is not None or self._content is not None:
             return nullcontext()
-        self._beside = Hashing(stream, location, self._content)
+        self._beside = Hashing(stream, location)
         return self._beside
 
-    def content(self, stream: BinaryIO, location: Location) -> Any:
-        """The bytes of a file of this machine, open as `stream`, a pa.Buffer to read and to hash; None: it is not held whole.
+    def decoding(self) -> AbstractContextManager[object]:
+        """A context manager within which several threads decode the shard: hashing waits, where they take all processors."""
+        return nullcontext() if self._beside is None or processors() > FEW else self._beside.giving_way()
 
-        They are in memory of Arrow's own, which its threads may let go of at any time.
+    def content(self, stream: BinaryIO, location: Location) -> Any:
+        """The bytes of a file of this machine, open as `stream`, a pa.Buffer to read; None: it is not held whole.
+
+        They are hashed from now on, and in memory of Arrow's own, which its threads may let go of at any time.
         """
         if self._content is None and self._is_true is None and location.is_local:
             size = os.fstat(stream.fileno()).st_size
@@ -88,6 +98,8 @@ class Trust:
                     count = stream.readinto(memoryview(buffer))  # type: ignore[attr-defined]  # files of this machine have it
                     stream.seek(0)
                 self._content = buffer.slice(0, count)
+                if count > BESIDE:
+                    self._hashed = in_daemon_thread("offline-cli-hashing", _sha256, self._content)
         return self._content
 
     def is_true_at_once(self, stream: BinaryIO, location: Location) -> bool:
@@ -104,7 +116,12 @@ class Trust:
         """Whether the shard there is the one that is trusted; its bytes are read the first time alone. Raises StorageError."""
         if self._is_true is None:
             hashing = self._beside
-            digest = hashing.digest() if hashing is not None and hashing.is_begun else fingerprint(location)[1]
+            if self._content is not None:
+                digest = _sha256(self._content) if self._hashed is None else self._hashed.result()
+            elif hashing is not None and hashing.is_begun:
+                digest = hashing.digest()
+            else:
+                digest = fingerprint(location)[1]
             self._is_true = digest == self.sha256
         return self._is_true
 
@@ -142,18 +159,17 @@ class Hashing:
     Dropping it does nothing: its thread ends with the file's last byte.
     """
 
-    def __init__(self, stream: BinaryIO, location: Location, content: Any = None) -> None:
-        """`stream`: the file at `location`, opened, not closed before the end of this. `content`: its bytes, a pa.Buffer."""
-        self._stream, self._location, self._content = stream, location, content
-        self._stop = threading.Event()
+    def __init__(self, stream: BinaryIO, location: Location) -> None:
+        """`stream`: the file at `location`, opened, not closed before the end of this."""
+        self._stream, self._location = stream, location
+        self._stop, self._is_free = threading.Event(), threading.Event()
+        self._is_free.set()
+        self._part = BUFFER
         self._whole: Future[str] | None = None
         self._parts: PartsInOrder | None = None
 
     def __enter__(self) -> Self:
-        if self._content is not None:
-            if self._content.size > BESIDE:
-                self._whole = in_daemon_thread("offline-cli-hashing", _sha256, self._content)
-        elif self._location.is_local and hasattr(os, "preadv"):
+        if self._location.is_local and hasattr(os, "preadv"):
             handle = self._stream.fileno()
             if (size := os.fstat(handle).st_size) > BESIDE:
                 own = open(os.dup(handle), "rb", buffering=0)  # the reader may close it sooner
@@ -168,12 +184,24 @@ class Hashing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
+        self._is_free.set()
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Within it no further part is hashed, for PATIENCE seconds."""
+        self._part = PART
+        self._is_free.clear()
+        try:
+            yield
+        finally:
+            self._is_free.set()
 
     def _hash(self, file: BinaryIO, size: int) -> str:
         digest, buffer, at = hashlib.sha256(), np.empty(min(BUFFER, size), np.uint8).data, 0
         with file:
-            while at < size and not self._stop.is_set() and (count := os.preadv(file.fileno(), [buffer], at)):
+            while at < size and not self._stop.is_set() and (count := os.preadv(file.fileno(), [buffer[: self._part]], at)):
                 digest.update(buffer[:count])
+                self._is_free.wait(PATIENCE)
                 at += count
         return digest.hexdigest()
 
@@ -190,8 +218,6 @@ class Hashing:
                 return self._whole.result()
             if self._parts is not None:
                 return rest_of(self._stream, self._parts)
-            if self._content is not None:
-                return _sha256(self._content)
             before = self._stream.tell()
             self._stream.seek(0)
             found = _read_through(self._stream)[1]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,6 +147,11 @@ class TestCommands:
         assert not (tmp_path / "R" / "policy.safetensors").exists()
 
 
+def is_done(hashing: Hashing) -> bool:
+    assert hashing._whole is not None
+    return hashing._whole.done()
+
+
 class TestHashing:
     """The hash of a file that somebody else reads."""
 
@@ -165,6 +172,35 @@ class TestHashing:
         with open_location(tmp_path / "f").open() as stream, Hashing(stream, open_location(tmp_path / "f")) as found:
             (tmp_path / "f").unlink()
             assert found.digest() == expected
+
+    def test_it_waits_while_several_threads_decode_and_goes_on_afterwards(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(trust, "PATIENCE", 60.0)
+        (tmp_path / "f").write_bytes(b"a" * (8 * trust.BUFFER))
+        file = open_location(tmp_path / "f")
+        with file.open() as stream, Hashing(stream, file) as found:
+            with found.giving_way():
+                time.sleep(0.3)
+                assert not is_done(found)
+            assert found.digest() == fingerprint(file)[1]
+
+    def test_it_does_not_wait_long(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "f").write_bytes(b"a" * (2 * trust.BUFFER))
+        file = open_location(tmp_path / "f")
+        with file.open() as stream, Hashing(stream, file) as found, found.giving_way():
+            assert found.digest() == fingerprint(file)[1]
+
+    def test_its_end_within_decoding_is_the_end_of_its_thread(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(trust, "PATIENCE", 60.0)
+        (tmp_path / "f").write_bytes(b"a" * (8 * trust.BUFFER))
+        file = open_location(tmp_path / "f")
+        with ExitStack() as way, file.open() as stream, Hashing(stream, file) as found:
+            way.enter_context(found.giving_way())
+        until = time.monotonic() + 10
+        while not is_done(found):
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
     def test_a_file_that_cannot_be_read_is_a_storage_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from offline_cli.errors import StorageError
@@ -262,11 +298,18 @@ def test_a_broken_remote_shard_is_looked_at_once_before_its_turn(monkeypatch: py
 
 @pytest.mark.parametrize("beside", [0, 1 << 30])
 @pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("format", ["episodes", "columns"])
 def test_a_shard_that_differs_is_found_however_it_is_hashed(
-    beside: int, held: bool, tmp_path: Path, write_dataset: Callable[..., Any], make_batch: Any, monkeypatch: pytest.MonkeyPatch
+    format: str,
+    beside: int,
+    held: bool,
+    tmp_path: Path,
+    write_dataset: Callable[..., Any],
+    make_batch: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From memory or from the file, by a thread or at the end: two bytes of text that no checksum of Parquet covers."""
-    write_dataset(open_location(str(tmp_path / "D")), make_batch())
+    write_dataset(open_location(str(tmp_path / "D")), make_batch(), format=format)
     (shard,) = (tmp_path / "D" / "data").iterdir()
     for name, value in (("SMALL", 0), ("BESIDE", beside), ("WHOLE", 8 << 20 if held else 0)):
         monkeypatch.setattr(trust, name, value)
