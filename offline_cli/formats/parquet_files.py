@@ -52,6 +52,7 @@ AHEAD = 4  # files that each of the workers may be ahead
 BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
+MANY_ROWS = 2 * ROWS  # of a file, from which on its first rows are worked on while the others are read
 GROWTH = 4  # times as many rows as the one before has each joined table, where the first is wanted soon
 
 Small = tuple[pa.Table | None, int, Unfolded]
@@ -310,7 +311,7 @@ def _read_whole(stream: BinaryIO, source: Any, file: Location, columns: Sequence
     names = _schema(parquet, file.url).names
     wanted = None if columns is None else [name for name in names if name in columns]
     unfolded = check_bound(file, lambda: nullcontext(stream), metadata, columns=wanted, trust=trust, size=stored)
-    if unfolded.apart or unfolded.nbytes > BIG:
+    if unfolded.apart or unfolded.nbytes > BIG or metadata.num_rows > MANY_ROWS:
         return None, stored, unfolded
     expect(stream, lambda: _ranges(metadata, wanted, stored, trust))
     table = parquet.read(columns=wanted, use_threads=False)
@@ -338,12 +339,12 @@ def _read_big(
         source = held.enter(arrow_file(stream))
         held.enter(_beside(stream, file, trust))
         parquet = ParquetFile(stream, pre_buffer=False)
-        check_footer(parquet.metadata)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
         rows = max(1, min(ROWS, total * BYTES // max(1, unfolded.nbytes)))
         first = 0
-        for batch in one_ahead(parquet_batches(source, columns=wanted, rows=rows, apart=unfolded.apart), held):
+        form: dict[str, Any] = {"columns": wanted, "rows": rows, "apart": unfolded.apart, "metadata": parquet.metadata}
+        for batch in one_ahead(parquet_batches(source, **form), held):
             table = without_objects(pa.Table.from_batches([batch]))
             yield _Part.of(table, file.url, stored * batch.num_rows // total, first)
             first += batch.num_rows

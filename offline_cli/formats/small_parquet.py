@@ -29,7 +29,7 @@ from offline_cli.files.remote_files import expect, ready
 from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, read_metadata, threads_may_read
 from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of
-from offline_cli.parquet.safety import file_ranges
+from offline_cli.parquet.safety import chosen_columns, file_ranges
 from offline_cli.scopes import Scope
 
 __all__ = [
@@ -73,14 +73,17 @@ def parquet_batches(
     at_once: int = AT_ONCE,
     apart: bool = False,
     use_threads: bool = True,
+    metadata: Any = None,
 ) -> Iterator[pa.RecordBatch]:
     """All rows of an open file, in order, in batches of at most `rows` of them. `columns`: top-level names; None: all.
+
+    `metadata`: its footer, if that has been read.
 
     `apart`: no batch has rows of two row groups, for a file whose row groups pack so well that many of them are small together.
     `stream`: see `arrow_file`, which gives one that Arrow's threads may read.
     """
     threaded = threads_may_read(stream)
-    metadata = read_metadata(stream)
+    metadata = read_metadata(stream) if metadata is None else metadata
     check_footer(metadata)
     bunches = list(_bunches(metadata, columns, 0 if apart else at_once))
     together = [group for groups, small in bunches if small for group in groups]
@@ -120,9 +123,10 @@ def validated(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _bunches(metadata: Any, columns: Sequence[str] | None, at_once: int) -> Iterator[tuple[list[int], bool]]:
     """(row groups, whether they are to be read at once): consecutive ones that are small together, or one that is not."""
     bunch: list[int] = []
-    room = at_once
+    room, chosen = at_once, chosen_columns(metadata, columns)
     for number in range(metadata.num_row_groups):
-        size = _packed_bytes(metadata.row_group(number), columns)
+        group = metadata.row_group(number)
+        size = sum(group.column(column).total_compressed_size for column in chosen)
         if bunch and size > room:
             yield bunch, True
             bunch, room = [], at_once
@@ -133,14 +137,6 @@ def _bunches(metadata: Any, columns: Sequence[str] | None, at_once: int) -> Iter
             room -= size
     if bunch:
         yield bunch, True
-
-
-def _packed_bytes(group: Any, columns: Sequence[str] | None) -> int:
-    chunks = [group.column(i) for i in range(group.num_columns)]
-    if columns is not None:  # a name may hold dots itself
-        wanted = tuple(f"{name}." for name in columns)
-        chunks = [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(wanted)]
-    return sum(chunk.total_compressed_size for chunk in chunks)
 
 
 @dataclass(slots=True)

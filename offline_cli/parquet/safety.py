@@ -45,7 +45,8 @@ MAX_RATIO: Final = 1000
 SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take before its dictionary is checked
 PREFIXES: Final = "DELTA_BYTE_ARRAY"
 PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
-WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 5}
+TEXT: Final = "BYTE_ARRAY"
+WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, TEXT: 5}
 """Bytes that a value takes in memory at least; 5: the place of a text, and whether it is null."""
 
 
@@ -118,15 +119,14 @@ def refuse_bomb(
     `opening` gives the file, and `size` its bytes as stored, if they have to be read. `metadata`: its footer. `group`:
     check that row group alone, for readers that hold one at a time. Arrow's errors go to the caller.
     """
-    chunks = _chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
-    plain = sum(chunk.memory for chunk in chunks)
-    most = _at_most(opening, metadata, plain, chunks)
+    plain, texts = _counted_chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
+    most = _at_most(opening, metadata, plain, texts)
     if most <= MAX_BYTES:
         return Unfolded(plain, apart=False, bounded=True)
     limit = max(MAX_BYTES, MAX_RATIO * size())
     if most <= limit:
         return Unfolded(plain, apart=False)
-    total = _unfolded(opening, metadata, plain, chunks, limit)
+    total = _unfolded(opening, metadata, plain, texts, limit)
     if total <= limit:
         return Unfolded(plain, apart=False)
     what = f"{size()} bytes of Parquet that unfold to at least {total >> 20} MiB"
@@ -136,8 +136,7 @@ def refuse_bomb(
 
 def unfolded_bytes(opening: Opening, metadata: Any, *, limit: int, columns: Collection[str] | None = None, group: int) -> int:
     """Bytes in memory of the columns of one row group, texts that repeat counted; no longer exact once beyond `limit`."""
-    chunks = _chunks(metadata, columns, [group])
-    return _unfolded(opening, metadata, sum(chunk.memory for chunk in chunks), chunks, limit)
+    return _unfolded(opening, metadata, *_counted_chunks(metadata, columns, [group]), limit)
 
 
 def in_memory_bytes(table: Any) -> int:
@@ -158,7 +157,7 @@ def _counted(column: Any) -> int:
         return len(column) * _stored_width(kind)
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         times = 1 if pa.types.is_binary(kind) else 2  # texts: in a dictionary and beside it
-        return times * int(column.nbytes) + 2 * WIDTHS["BYTE_ARRAY"] * len(column)
+        return times * int(column.nbytes) + 2 * WIDTHS[TEXT] * len(column)
     return 8 * (int(column.nbytes) + len(column))  # a bit of a list counts as a byte
 
 
@@ -167,16 +166,15 @@ def _stored_width(kind: Any) -> int:
     return 1 if pa.types.is_boolean(kind) else max(4, kind.bit_width // 8)
 
 
-class _Chunk(NamedTuple):
-    """One column of one row group."""
+class _Texts(NamedTuple):
+    """A column of texts of one row group."""
 
     group: int
     told: Any  # by the footer
-    memory: int  # bytes
 
     @property
     def worst(self) -> int:
-        """Bytes that its texts cannot exceed, were all of its bytes one text that repeats."""
+        """Bytes that they cannot exceed, were all of its bytes one text that repeats."""
         return int(self.told.num_values * self.told.total_uncompressed_size)
 
     @property
@@ -186,32 +184,37 @@ class _Chunk(NamedTuple):
 
     @property
     def may_repeat(self) -> bool:
-        """Whether it holds texts that take less room in the file than in memory."""
-        return self.told.physical_type == "BYTE_ARRAY" and (self.told.has_dictionary_page or self.has_prefixes)
+        """Whether they may take less room in the file than in memory."""
+        return self.told.has_dictionary_page or self.has_prefixes
 
 
-def _chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> list[_Chunk]:
-    """Each fact is looked up once: there may be thousands of small files."""
+def _counted_chunks(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> tuple[int, list[_Texts]]:
+    """Bytes in memory of the column chunks, texts that repeat counted once; and those texts.
+
+    There may be thousands of row groups, or of small files: each fact is looked up once, and only texts are kept.
+    """
     chosen = chosen_columns(metadata, columns)
-    found = []
+    total, texts = 0, []
     for group in groups:
         row_group = metadata.row_group(group)
         rows = row_group.num_rows
         for column in chosen:
             told = row_group.column(column)
-            width = WIDTHS.get(told.physical_type) or max(1, metadata.schema.column(column).length)
-            values = max(told.num_values, rows)  # as many as rows are read, whatever a chunk declares
-            found.append(_Chunk(group, told, max(told.total_uncompressed_size, values * width)))
-    return found
+            kind = told.physical_type
+            width = WIDTHS.get(kind) or max(1, metadata.schema.column(column).length)
+            total += max(told.total_uncompressed_size, max(told.num_values, rows) * width)  # as many are read as rows
+            if kind == TEXT and (one := _Texts(group, told)).may_repeat:
+                texts.append(one)
+    return total, texts
 
 
-def _at_most(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Chunk]) -> int:
+def _at_most(opening: Opening, metadata: Any, plain: int, texts: Iterable[_Texts]) -> int:
     """Bytes in memory that the column chunks cannot exceed, by footer and dictionaries alone.
 
     Texts that mostly differ stand in a dictionary until it is full, and as they are after that. To add them up takes longer
     than to read them, this next to nothing. Mostly the dictionary of the largest chunk alone shows that all are within bounds.
     """
-    texts = sorted((chunk for chunk in chunks if chunk.may_repeat), key=lambda chunk: chunk.worst, reverse=True)
+    texts = sorted(texts, key=lambda chunk: chunk.worst, reverse=True)
     total = plain + sum(chunk.worst for chunk in texts)
     for chunk in texts:
         if total <= MAX_BYTES or chunk.worst <= SMALL:
@@ -240,21 +243,21 @@ def _longest_entry(stream: Any, metadata: Any, group: int, path: str) -> int | N
     return int(pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
 
 
-def _unfolded(opening: Opening, metadata: Any, plain: int, chunks: Collection[_Chunk], limit: int) -> int:
+def _unfolded(opening: Opening, metadata: Any, plain: int, texts: Iterable[_Texts], limit: int) -> int:
     """Bytes in memory of the column chunks, counted until they are more than `limit`; `plain`: without texts that repeat."""
-    total, texts = plain, 0
-    for chunk in chunks if plain <= limit else ():
-        group, told, _ = chunk
-        if not chunk.may_repeat or chunk.worst <= SMALL:
+    total, repeated = plain, 0
+    for chunk in texts if plain <= limit else ():
+        group, told = chunk
+        if chunk.worst <= SMALL:
             continue
         with opening() as stream:
-            texts += (
+            repeated += (
                 _prefixed_bytes(stream, metadata, chunk)
                 if chunk.has_prefixes
                 else _text_bytes(stream, metadata, group, told.path_in_schema)
             )
-        total = plain + texts
-        if texts > limit:
+        total = plain + repeated
+        if repeated > limit:
             break
     return total
 
@@ -266,7 +269,7 @@ def _text_bytes(stream: Any, metadata: Any, group: int, path: str) -> int:
     return sum(_lengths(column) for batch in batches for column in batch.columns)
 
 
-def _prefixed_bytes(stream: Any, metadata: Any, chunk: _Chunk) -> int:
+def _prefixed_bytes(stream: Any, metadata: Any, chunk: _Texts) -> int:
     """Of one column's texts as they are: Arrow makes no dictionary of these. No text is larger than all that is written."""
     rows = max(1, MAX_BYTES // chunk.told.total_uncompressed_size)
     parquet = ParquetFile(stream, metadata=metadata, pre_buffer=False)

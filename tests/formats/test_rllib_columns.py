@@ -283,14 +283,18 @@ def test_a_table_without_the_columns_of_a_step_is_refused_by_name(tmp_path: Path
         fragments(write(tmp_path / "a.parquet", pa.table(columns()).drop_columns(["rewards"])))
 
 
-def test_a_large_file_is_read_in_parts_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("large", ["BIG", "MANY_ROWS"])
+def test_a_file_of_many_bytes_or_rows_is_read_in_parts_and_gives_the_same(
+    large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [f"e{i}" for i in range(30)]
     parts = [columns(name=name) for name in names]
     joined = {key: np.concatenate([part[key] for part in parts]).tolist() for key in parts[0]}
     path = write(tmp_path / "a.parquet", joined)
     whole = one(path)
-    monkeypatch.setattr("offline_cli.formats.parquet_files.BIG", 0)
+    monkeypatch.setattr(f"offline_cli.formats.parquet_files.{large}", 0)
     monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 7)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.read", None)  # nothing is read whole
     stream = read_episodes(str(path))
     parts_of_it = EpisodeBatch.concat(list(stream))
     assert sorted(parts_of_it.ids) == sorted(whole.ids)

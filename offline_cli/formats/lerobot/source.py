@@ -120,8 +120,9 @@ def open_lerobot(files: Sequence[Location], context: OpenContext) -> Source:
     if not there:
         fix = "download data/ as well: the whole dataset, and not only meta/"
         raise BadData("no file of frames is here", where=folder.place(paths[0]), fix=fix)
-    plan = Plan.of(info.features, schema_of(there[0]), where=folder.place(INFO))
-    lacking = [name for name in FRAME[1:3] if name not in schema_of(there[0]).names]
+    schema = schema_of(there[0])
+    plan = Plan.of(info.features, schema, where=folder.place(INFO))
+    lacking = [name for name in FRAME[1:3] if name not in schema.names]
     if lacking:
         raise BadData(f"no column {' or '.join(lacking)}", where=there[0].url, fix="write the dataset again with LeRobot")
     several = any(len(tasks) > 1 for tasks in episodes.tasks)
