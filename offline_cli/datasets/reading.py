@@ -119,7 +119,8 @@ class ShardReader:
         like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
-        tables = read_row_groups(file, location, columns=wanted, trust=trust, repeating=REPEATING)
+        repeating = REPEATING if self.format == "columns" else ()
+        tables = read_row_groups(file, location, columns=wanted, trust=trust, repeating=repeating, numbered=True)
         if self.format == "columns":
             return (
                 step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
@@ -197,7 +198,8 @@ class ShardReader:
 
     def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None, pool: ReadingPool | None) -> Iterator[Any]:
         repeating = REPEATING if self.format == "columns" else ()
-        return read_row_groups(file, location, columns=self.columns_of(file), trust=trust, repeating=repeating, pool=pool)
+        how: dict[str, Any] = {"repeating": repeating, "numbered": self.kept is None, "pool": pool}
+        return read_row_groups(file, location, columns=self.columns_of(file), trust=trust, **how)
 
     def _decoded(
         self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None = None, *, first: int = 0

@@ -267,11 +267,11 @@ def whole_episodes(
                 continue
             ids = table.column(Columns.EPS_ID).combine_chunks()
             ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
-            begins = last_id is None or not last_id.equals(ids[0])
+            begins = last_id is None or not last_id.equals(_text_at(ids, 0))
             if look_ahead and rows >= target_steps and (begins or starts[-1]):
                 yield cut(rows if begins else int(starts[-1]))
             found = _run_starts(ids)
-            starts, last_id = np.append(starts, rows + found[0 if begins else 1 :]), ids[-1]
+            starts, last_id = np.append(starts, rows + found[0 if begins else 1 :]), _text_at(ids, len(ids) - 1)
             pending.append(table)
             rows += table.num_rows
             if rows >= target_steps and starts[-1] and not look_ahead:
@@ -297,7 +297,7 @@ def plain_table(table: Any, starts: NDArray[np.int64], schema: Any, where: str) 
         returns = EpisodeBatch(("",) * len(first), starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
     names = (Columns.EPS_ID, *OF_AGENTS)
     nobody = pa.nulls(len(first), pa.string())
-    texts = [rows.raw(name).take(pa.array(first)) if name in table.column_names else nobody for name in names]
+    texts = [_as_text(rows.raw(name).take(pa.array(first))) if name in table.column_names else nobody for name in names]
     made = dict(
         zip(
             (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED),
@@ -372,11 +372,26 @@ class _Rows:
 
 
 def _run_starts(ids: Any) -> NDArray[np.int64]:
-    """Rows at which another id begins."""
+    """Rows at which another id begins; `ids`: texts, or numbers and a dictionary."""
     if not len(ids):
         return np.zeros(0, np.int64)
+    if pa.types.is_dictionary(ids.type) and not ids.null_count:  # a dictionary may hold a text twice
+        numbers = ids.indices.to_numpy()
+        candidates = np.append(0, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1)
+        return candidates[_run_starts(_as_text(ids.take(pa.array(candidates))))]
+    ids = _as_text(ids)
     changes = pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
     return np.append(0, np.flatnonzero(changes) + 1).astype(np.int64)
+
+
+def _as_text(column: Any) -> Any:
+    """An array of texts, of one or of numbers and a dictionary."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _text_at(column: Any, row: int) -> Any:
+    """The pa.Scalar of one text."""
+    return _as_text(column.slice(row, 1))[0]
 
 
 def _check_timesteps(t: NDArray[np.int64], starts: NDArray[np.int64], where: str) -> None:

@@ -5,6 +5,7 @@
 * `sync_bytes`, `sync_names`: sync to disk, by path: the bytes of a file, the names in a folder. A disk that cannot sync a
   folder (some network filesystems) answers EINVAL or ENOTSUP, and is written to all the same. Any other failure raises OSError,
   because the caller may go on to remove what the names replace.
+* `begin_sync`: the disk works beside the writer, and the sync at the end waits for the last bytes alone.
 * `TempFile`: bytes in a temporary file. The file is deleted as soon as it is open (Windows: when it is closed), so that not
   even a killed process leaves bytes behind.
 * `files_below`, `matching_names`: listings, and the common kind of pattern, of 100,000 files; fsspec asks more of each of them.
@@ -14,9 +15,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +33,7 @@ __all__ = [
     "REPLACED",
     "SIGNS",
     "TempFile",
+    "begin_sync",
     "checked_folder",
     "dangling_link",
     "files_below",
@@ -52,6 +56,7 @@ KINDS: Final = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 OPTION: Final = "--temp-dir"
+BEGIN_WRITING: Final = 2  # Linux's SYNC_FILE_RANGE_WRITE
 
 
 def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
@@ -87,6 +92,26 @@ def sync_bytes(file: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@functools.cache
+def _sync_range() -> Any:
+    """Linux's sync_file_range(file, first byte, bytes, flags); None: this system has none."""
+    import ctypes
+
+    found = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return found
+
+
+def begin_sync(handle: int, first: int, count: int) -> None:
+    """Have the system begin to write `count` bytes of an open file to disk, from byte `first` on: a hint, no promise.
+
+    What fails is reported by the fsync that has to follow.
+    """
+    if (sync_range := _sync_range()) is not None:
+        sync_range(handle, first, count, BEGIN_WRITING)
 
 
 def sync_names(folder: str) -> None:

@@ -25,15 +25,17 @@ import io
 import os
 import secrets
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from offline_cli.errors import StorageNotFound
 from offline_cli.files.failures import storage_failures
-from offline_cli.files.local_files import PART_PREFIX, sync_names
+from offline_cli.files.local_files import PART_PREFIX, begin_sync, sync_names
 from offline_cli.files.locations import Location
 from offline_cli.files.uploads import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
 
 __all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole", "writing_failures"]
+
+AT_ONCE: Final = 4 << 20  # bytes of a file that go to the disk while the next ones are made
 
 
 class _Stage(Protocol):
@@ -157,9 +159,14 @@ class _LocalStage:
         self._final = target.path
         self._part = folder.join(part_name(target.name)).path
         self._file = open(self._part, "wb")  # noqa: SIM115  # closed by commit or discard
+        self._bytes = self._begun = 0  # written; and of these, those that are on their way to the disk
 
     def write(self, data: Any) -> object:
-        return self._file.write(data)
+        self._bytes += self._file.write(data)
+        if (more := self._bytes - self._begun) >= AT_ONCE:
+            begin_sync(self._file.fileno(), self._begun, more)
+            self._begun = self._bytes
+        return len(data)
 
     def commit(self) -> None:
         self._file.flush()

@@ -72,15 +72,20 @@ class OpenShard(ParquetFile):
         self.stream = stream
         self.size = stream.seek(0, io.SEEK_END)  # bytes
 
-    def row_group(self, group: int, columns: Sequence[str] | None, repeating: Collection[str] = ()) -> Any:
-        """The pa.Table of a row group; each value in a run of the `repeating` columns is decoded once, if they are text."""
+    def row_group(
+        self, group: int, columns: Sequence[str] | None, repeating: Collection[str] = (), *, numbered: bool = False
+    ) -> Any:
+        """The pa.Table of a row group; each value in a run of the `repeating` columns is decoded once, if they are text.
+
+        `numbered`: these columns stay numbers and a dictionary, where the file has them so.
+        """
         reader, names = self, [field.name for field in self.schema_arrow if pa.types.is_string(field.type)] if repeating else []
         names = [name for name in names if name in repeating]
         if names:
             options = {"page_checksum_verification": True, "pre_buffer": self.is_threaded, "read_dictionary": names}
             reader = self._by_numbers = self._by_numbers or ParquetFile(self._source, metadata=self.metadata, **options)
         table = reader.read_row_group(group, columns=columns, use_threads=self.is_threaded)
-        for place, field in enumerate(table.schema) if names else ():
+        for place, field in enumerate(table.schema) if names and not numbered else ():
             if field.name in names and pa.types.is_dictionary(field.type):
                 table = table.set_column(place, field.with_type(pa.string()), table.column(place).cast(pa.string()))
         return table
@@ -180,13 +185,14 @@ def read_row_groups(
     trust: Trust | None = None,
     groups: Sequence[int] | None = None,
     repeating: Collection[str] = (),
+    numbered: bool = False,
     pool: ReadingPool | None = None,
 ) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard, in order; None: of all. Raises BadData, StorageError, and as
     `check_bound` does.
 
-    `repeating`: columns of text that has long runs, of which each value is decoded once. `pool`: one of its threads reads the
-    next row group while the caller has the one before, where both are small.
+    `repeating`, `numbered`: as of `OpenShard.row_group`, for columns of text that has long runs. `pool`: one of its threads
+    reads the next row group while the caller has the one before, where both are small.
     """
     expect_row_groups(file, location, columns, groups)
     opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
@@ -201,7 +207,7 @@ def read_row_groups(
             if location.is_in_bucket:
                 ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             with nullcontext() if trust is None or not by_threads else trust.decoding():
-                table = file.row_group(group, columns, repeating if found.bounded else ())
+                table = file.row_group(group, columns, repeating if found.bounded else (), numbered=numbered)
         return without_objects(table)
 
     chosen, coming = list(range(file.num_row_groups) if groups is None else groups), None

@@ -183,7 +183,7 @@ class Session:
     def signal_that_stops(self, stop: StopSignals) -> int:
         """The signal of `is_to_stop`, in every rank the same one: it may have reached another rank alone, or first."""
         came = self.ranks.summed([float(stop.requested == number) for number in ENDING])
-        return next(number for number, ranks in zip(ENDING, came, strict=True) if ranks)
+        return int(next(number for number, ranks in zip(ENDING, came, strict=True) if ranks))
 
     def cut_short(self) -> None:
         """A check has ended early, in every rank, because one of them has to stop."""

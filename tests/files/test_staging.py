@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import fsspec
 import pytest
 
 from offline_cli.errors import StorageError
-from offline_cli.files import staging
+from offline_cli.files import local_files, staging
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import StagedFile, create_only, write_whole
 
@@ -77,6 +78,36 @@ def test_a_local_file_waits_in_the_dataset_folder_not_in_data(tmp_path: Path) ->
     assert all(re.fullmatch(r"_part-[0-9a-f]{8}-a", name) for name in names)
     other.discard()
     file.discard()
+
+
+def test_all_of_a_large_local_file_but_its_last_bytes_is_on_its_way_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[int, int]] = []
+    monkeypatch.setattr(staging, "begin_sync", lambda _, first, count: begun.append((first, count)))
+    monkeypatch.setattr(staging, "AT_ONCE", 1000)
+    place = open_location(tmp_path)
+    file = StagedFile(place.join("a"), folder=place)
+    for size in (999, 1, 3000, 10, 2000, 5):
+        file.write(bytes(size))
+    assert begun == [(0, 1000), (1000, 3000), (4000, 2010)]
+    file.commit()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has sync_file_range")
+def test_a_file_that_is_begun_to_be_written_to_disk_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_files._sync_range() is not None
+    monkeypatch.setattr(staging, "AT_ONCE", 1 << 16)
+    content = os.urandom(1 << 20)
+    write_whole(open_location(tmp_path / "a"), content, folder=open_location(tmp_path))
+    assert (tmp_path / "a").read_bytes() == content
+
+
+def test_a_system_that_cannot_begin_it_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_files, "_sync_range", lambda: None)
+    monkeypatch.setattr(staging, "AT_ONCE", 1)
+    write_whole(open_location(tmp_path / "a"), b"abc", folder=open_location(tmp_path))
+    assert (tmp_path / "a").read_bytes() == b"abc"
 
 
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

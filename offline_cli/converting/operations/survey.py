@@ -23,7 +23,7 @@ from offline_cli.converting.reading import EpisodeStream
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
-from offline_cli.formats.memory_limits import give_back, one_heap_near
+from offline_cli.formats.memory_limits import give_back_near, one_heap_near
 from offline_cli.formats.opening import OwnSource
 from offline_cli.formats.source import Source
 from offline_cli.key_index import key_hashes
@@ -71,7 +71,7 @@ def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
     packed = any(manifest.format == "episodes" for manifest in operation.manifests)
     if operation.all_own and not fields and not (packed and OF_AGENTS.intersection(columns)):
         found = _by_plain_columns(operation, columns)
-        give_back()
+        give_back_near(operation.tables.memory_limit)
         if found is not None:
             return found
     with operation.stream(only_looking=True) as stream:
