@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from offline_cli.parquet.thrift_footers import MAGIC, Path, integer, list_head, walked
+from offline_cli.parquet.thrift_footers import CHUNK_DATA, CHUNKS, GROUPS, MAGIC, ROWS, Path, integer, list_head, signed, walked
 
 __all__ = ["RowGroupParts"]
 
-ROWS, GROUPS = (3,), (4,)  # fields of FileMetaData
-COLUMNS, GROUP_PLACE, ORDINAL = 1, 5, 7  # of RowGroup
-CHUNK_PLACES: Final = frozenset(((2,), (4,), (6,), (3, 9), (3, 10), (3, 11), (3, 14)))  # of ColumnChunk: where it has what
+GROUP_PLACE, ORDINAL = 5, 7  # of RowGroup
+OF_DATA: Final = ((CHUNK_DATA, field) for field in (9, 10, 11, 14))
+CHUNK_PLACES: Final = frozenset(((2,), (4,), (6,), *OF_DATA))  # of ColumnChunk: where it has what
 
 
 class RowGroupParts:
@@ -33,7 +33,7 @@ class RowGroupParts:
         rows, groups = walk.spans[ROWS], walk.spans[GROUPS]
         if self._first is None:
             self._first = footer[: rows[0]], footer[rows[1] : groups[0]], footer[groups[1] : walk.spans[()][1]]
-        self._rows += _number(walk.numbers[ROWS])
+        self._rows += signed(walk.numbers[ROWS])
         shift, places = at - len(MAGIC), iter(walk.free)
         place = next(places, None)
         for number in range(_count(walk.spans)):
@@ -41,7 +41,7 @@ class RowGroupParts:
             parts = list[bytes]()
             while place is not None and place.path[:2] == (*GROUPS, number):
                 first, last = walk.spans[place.path]
-                told = _number(walk.numbers[place.path])
+                told = signed(walk.numbers[place.path])
                 is_ordinal = place.path[2:] == (ORDINAL,)
                 new = len(self._groups) if is_ordinal else told + shift if told else 0  # 0: it has none
                 parts += footer[begin:first], integer(new)
@@ -58,7 +58,7 @@ class RowGroupParts:
 
 def _is_place(path: Path) -> bool:
     return path[:1] == GROUPS and (
-        path[2:] in ((GROUP_PLACE,), (ORDINAL,)) or (path[2:3] == (COLUMNS,) and path[4:] in CHUNK_PLACES)
+        path[2:] in ((GROUP_PLACE,), (ORDINAL,)) or (path[2:3] == (CHUNKS,) and path[4:] in CHUNK_PLACES)
     )
 
 
@@ -67,7 +67,3 @@ def _count(spans: Any) -> int:
     while (*GROUPS, count) in spans:
         count += 1
     return count
-
-
-def _number(stored: int) -> int:
-    return stored >> 1 ^ -(stored & 1)  # zigzag

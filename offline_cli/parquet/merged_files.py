@@ -24,7 +24,21 @@ from numpy.typing import NDArray
 
 from offline_cli.parquet.arrow_reading import ParquetFile, extension_failures, read_metadata, without_objects
 from offline_cli.parquet.safety import MAX_BYTES, WIDTHS
-from offline_cli.parquet.thrift_footers import MAGIC, TAIL, Lanes, OddStruct, Path, Walk, list_head, padded_numbers, walked
+from offline_cli.parquet.thrift_footers import (
+    CHUNK_DATA,
+    CHUNKS,
+    GROUPS,
+    MAGIC,
+    ROWS,
+    TAIL,
+    Lanes,
+    OddStruct,
+    Path,
+    Walk,
+    list_head,
+    padded_numbers,
+    walked,
+)
 
 __all__ = ["FEWEST", "Merged", "in_one_chunk", "memory_of", "merged"]
 
@@ -33,10 +47,9 @@ LAYOUTS: Final = 3  # footers that differ, of files that are merged at a time
 LONGEST: Final = 64 << 10  # bytes of a footer
 WRITER: Final = b"parquet-cpp-arrow"
 # Fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData and PageHeader in parquet.thrift
-ROWS, GROUPS, CREATED_BY = (3,), (4,), (6,)
+CREATED_BY: Final = (6,)
 GROUP: Final = (*GROUPS, 0)
-CHUNKS, GROUP_ROWS = (*GROUP, 1), (*GROUP, 3)
-META: Final = 3  # of a ColumnChunk
+COLUMNS, GROUP_ROWS = (*GROUP, CHUNKS), (*GROUP, 3)
 KIND, CODEC, VALUES, PLAIN, PACKED, DATA, DICTIONARY = 1, 4, 5, 6, 7, 9, 11
 NEEDED: Final = (KIND, CODEC, VALUES, PLAIN, PACKED, DATA)
 FREE: Final = frozenset((VALUES, PLAIN, PACKED, DATA, DICTIONARY, 10, 12, 14, 15, 16))  # 12, 16: statistics
@@ -205,9 +218,9 @@ def _is_free(path: Path) -> bool:
     """Whether the footers of files that are read together may differ there."""
     if path == ROWS:
         return True
-    if path[:2] != GROUP or (len(path) > 3 and path[:3] != CHUNKS):
+    if path[:2] != GROUP or (len(path) > 3 and path[:3] != COLUMNS):
         return False
-    return len(path) < 6 or (path[4] == META and path[5] in FREE)
+    return len(path) < 6 or (path[4] == CHUNK_DATA and path[5] in FREE)
 
 
 def _is_free_in_page(path: Path) -> bool:
@@ -219,8 +232,8 @@ def _check(walk: Walk, data: bytes) -> None:
     begin, end = walk.spans.get(CREATED_BY, (0, 0))
     odd = walk.spans[()][1] != len(data) - TAIL or WRITER not in data[begin:end] or (*GROUPS, 1) in walk.spans
     for path in walk.spans:
-        where = path[:3] == CHUNKS if len(path) > 3 else path[:2] == GROUP or len(path) == 1
-        if where and len(path) in KNOWN and (len(path) < 6 or path[4] == META) and path[-1] not in KNOWN[len(path)]:
+        where = path[:3] == COLUMNS if len(path) > 3 else path[:2] == GROUP or len(path) == 1
+        if where and len(path) in KNOWN and (len(path) < 6 or path[4] == CHUNK_DATA) and path[-1] not in KNOWN[len(path)]:
             odd = True
     if odd or not {ROWS, GROUPS, GROUP_ROWS} <= walk.spans.keys():
         raise OddStruct
@@ -229,8 +242,8 @@ def _check(walk: Walk, data: bytes) -> None:
 def _leaves(walk: Walk, numbers: Mapping[Path, NDArray[np.int64]], data: bytes) -> Iterator[_Leaf]:
     """The stored columns. Raises OddStruct where something is missing of one."""
     column = 0
-    while (*CHUNKS, column) in walk.spans:
-        meta = (*CHUNKS, column, META)
+    while (*COLUMNS, column) in walk.spans:
+        meta = (*COLUMNS, column, CHUNK_DATA)
         if not all((*meta, number) in walk.numbers for number in NEEDED) or data[walk.spans[meta][0]] != 0x15:  # field 1
             raise OddStruct
         told = {number: numbers[*meta, number] for number in (*NEEDED[2:], DICTIONARY) if (*meta, number) in numbers}

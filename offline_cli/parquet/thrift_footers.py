@@ -9,18 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAGIC", "TAIL", "Lanes", "OddStruct", "Path", "Walk", "integer", "list_head", "padded_numbers", "walked"]
+__all__ = [
+    "CHUNKS",
+    "CHUNK_DATA",
+    "GROUPS",
+    "MAGIC",
+    "ROWS",
+    "STRUCT",
+    "TAIL",
+    "Lanes",
+    "OddStruct",
+    "Path",
+    "Walk",
+    "integer",
+    "list_head",
+    "padded_numbers",
+    "signed",
+    "walked",
+]
 
+Stored = TypeVar("Stored", int, NDArray[np.int64])
 Path: TypeAlias = tuple[int, ...]
 """Of a value: ids of fields and numbers of list elements, from the outermost struct to it."""
 
 MAGIC: Final = b"PAR1"  # at both ends of a Parquet file
 TAIL: Final = 8  # bytes after a footer: its length, and `MAGIC`
+ROWS, GROUPS = (3,), (4,)  # fields of FileMetaData, in parquet.thrift: how many rows, and the list of row groups
+CHUNKS: Final = 1  # of RowGroup: the list of its column chunks
+CHUNK_DATA: Final = 3  # of ColumnChunk: its ColumnMetaData
 DEEPEST: Final = 12  # parts of a path
 LONG: Final = 48  # bytes from which on Python compares them file by file
 DIGITS: Final = 5  # bytes of a number at most: 35 bits
@@ -168,7 +189,7 @@ class Lanes:
             if free.is_text:
                 self.at += value
             else:
-                found[free.path] = (value >> 1) ^ -(value & 1)  # zigzag
+                found[free.path] = signed(value)
             ok &= self.at <= self.ends
             np.minimum(self.at, self.ends, out=self.at)
         self._pass(walk.rest, ok)
@@ -214,6 +235,11 @@ def padded_numbers(values: NDArray[np.int64]) -> NDArray[np.uint8]:
 def list_head(count: int) -> bytes:
     """What comes before `count` structs that are a list."""
     return bytes((count << 4 | STRUCT,)) if count < 15 else bytes((15 << 4 | STRUCT,)) + _varint(count)
+
+
+def signed(stored: Stored) -> Stored:
+    """The integer that is stored so: zigzag, in which small negative ones are small."""
+    return stored >> 1 ^ -(stored & 1)
 
 
 def integer(value: int) -> bytes:

@@ -83,7 +83,10 @@ def test_ids_as_numbers_and_a_dictionary_are_cut_as_texts_are(
 def test_an_id_that_its_dictionary_has_twice_is_one_episode() -> None:
     ids = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1, 0, 2]), pa.array(["a", "a", "b"]))
     pieces = whole_episodes([pa.table({"eps_id": ids})], 1)
-    assert [(table["eps_id"].to_pylist(), starts.tolist()) for table, starts in pieces] == [(["a"] * 4, [0, 4]), (["b"], [0, 1])]
+    assert [(table["eps_id"].to_pylist(), starts.tolist()) for table, starts in pieces] == [
+        (["a"] * 4, [0, 4]),
+        (["b"], [0, 1]),
+    ]
 
 
 def test_the_columns_are_rllibs_in_their_order(make_batch: Make) -> None:

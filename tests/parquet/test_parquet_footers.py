@@ -17,7 +17,7 @@ import pytest
 
 from offline_cli.files.locations import open_location
 from offline_cli.parquet.arrow_reading import check_footer
-from offline_cli.parquet.row_group_cuts import ChunkStatistics, chunk_statistics
+from offline_cli.parquet.chunk_statistics import ChunkStatistics, chunk_statistics
 from offline_cli.parquet.shards import opened
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ EVERY_BYTE = """
     import io, sys
     import pyarrow as pa, pyarrow.parquet as pq
     from offline_cli.parquet.arrow_reading import _check_slowly, check_footer
-    from offline_cli.parquet.row_group_cuts import chunk_statistics
+    from offline_cli.parquet.chunk_statistics import chunk_statistics
 
     def fault_of(check, metadata):
         try:

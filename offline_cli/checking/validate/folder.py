@@ -40,7 +40,7 @@ from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
-from offline_cli.parquet.row_group_cuts import ChunkStatistics, chunk_statistics
+from offline_cli.parquet.chunk_statistics import ChunkStatistics, chunk_statistics
 from offline_cli.parquet.shards import opened, read_row_groups
 from offline_cli.parquet.trust import OTHER_SHARD, Trust
 from offline_cli.progress import OnProgress, Progress

@@ -27,7 +27,7 @@ from offline_cli.formats.small_parquet import parquet_batches as bounded_batches
 from offline_cli.formats.tables.json_files import holding
 from offline_cli.parquet import safety
 from offline_cli.parquet.arrow_reading import ParquetFile, arrow_file, check_footer, without_objects
-from offline_cli.parquet.row_group_cuts import chunk_statistics
+from offline_cli.parquet.chunk_statistics import chunk_statistics
 from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.scopes import Scope
 
