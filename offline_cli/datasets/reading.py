@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import EPISODE_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
+from offline_cli.datasets.episode_runs import whole_episodes
 from offline_cli.datasets.episode_tables import check_columns, check_further_columns
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
@@ -124,7 +125,7 @@ class ShardReader:
         if self.format == "columns":
             return (
                 step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
-                for table, starts in step_tables.whole_episodes(tables, 1, look_ahead=True)
+                for table, starts in whole_episodes(tables, 1, look_ahead=True)
             )
         return (episode_tables.with_agents(table) for table in tables)
 
@@ -136,7 +137,7 @@ class ShardReader:
 
     def _steps(self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None) -> Iterator[EpisodeBatch]:
         episode = 0
-        for table, starts in step_tables.whole_episodes(tables, self.target_steps, look_ahead=self.ahead):
+        for table, starts in whole_episodes(tables, self.target_steps, look_ahead=self.ahead):
             if chosen is not None:
                 wanted = chosen[episode : episode + len(starts) - 1]
                 episode += len(starts) - 1

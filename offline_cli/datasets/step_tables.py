@@ -13,18 +13,18 @@ them: a null would lose them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.datasets.episode_runs import as_text, run_starts
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.steps import plain_mapping
-from offline_cli.errors import BadData, BadEpisode, OfflineCliError
+from offline_cli.errors import BadData, BadEpisode
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
 from offline_cli.parquet.safety import WIDTHS
@@ -45,7 +45,6 @@ __all__ = [
     "plain_table",
     "step_schema",
     "to_table",
-    "whole_episodes",
     "with_empty_infos",
 ]
 
@@ -215,7 +214,7 @@ def from_table(
     ids = columns.raw(Columns.EPS_ID)
     if ids.null_count:
         raise BadData(f"{ids.null_count} values of column {Columns.EPS_ID!r} are null", where=where, fix=FIX)
-    starts = np.append(_run_starts(ids), len(ids)) if starts is None else starts
+    starts = np.append(run_starts(ids), len(ids)) if starts is None else starts
     t = columns.tree(Columns.T)
     _check_timesteps(t, starts, where)
     first, last = starts[:-1], starts[1:] - 1
@@ -243,47 +242,6 @@ def from_table(
     )
 
 
-def whole_episodes(
-    tables: Iterable[Any], target_steps: int, *, look_ahead: bool = False
-) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """The rows of pa.Tables again, cut where an episode ends, each table of `target_steps` rows or more but for the last.
-
-    With each (E+1,): its rows of episode e are starts[e]:starts[e+1]. `look_ahead`: a table that ends with an episode is not
-    cut, so that nothing has to be copied; the next one tells.
-    """
-    pending: list[Any] = []
-    starts, rows, last_id = np.zeros(0, np.int64), 0, None  # of what is pending
-
-    def cut(end: int) -> tuple[Any, NDArray[np.int64]]:
-        nonlocal pending, starts, rows
-        joined = pa.concat_tables(pending)
-        before = np.append(starts[starts < end], end)
-        pending, starts, rows = [joined.slice(end)] if end < rows else [], starts[starts >= end] - end, rows - end
-        return joined.slice(0, end), before
-
-    try:
-        for table in tables:
-            if not table.num_rows:
-                continue
-            ids = table.column(Columns.EPS_ID).combine_chunks()
-            ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
-            begins = last_id is None or not last_id.equals(_text_at(ids, 0))
-            if look_ahead and rows >= target_steps and (begins or starts[-1]):
-                yield cut(rows if begins else int(starts[-1]))
-            found = _run_starts(ids)
-            starts, last_id = np.append(starts, rows + found[0 if begins else 1 :]), _text_at(ids, len(ids) - 1)
-            pending.append(table)
-            rows += table.num_rows
-            if rows >= target_steps and starts[-1] and not look_ahead:
-                yield cut(int(starts[-1]))
-    except OfflineCliError:  # comes after what is whole before it
-        if look_ahead and rows >= target_steps and starts[-1]:
-            yield cut(int(starts[-1]))
-        raise
-    if pending:
-        yield cut(rows)
-
-
 def plain_table(table: Any, starts: NDArray[np.int64], schema: Any, where: str) -> Any:
     """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA, in the given pa.Schema; `starts`: of `whole_episodes`.
 
@@ -297,7 +255,7 @@ def plain_table(table: Any, starts: NDArray[np.int64], schema: Any, where: str) 
         returns = EpisodeBatch(("",) * len(first), starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
     names = (Columns.EPS_ID, *OF_AGENTS)
     nobody = pa.nulls(len(first), pa.string())
-    texts = [_as_text(rows.raw(name).take(pa.array(first))) if name in table.column_names else nobody for name in names]
+    texts = [as_text(rows.raw(name).take(pa.array(first))) if name in table.column_names else nobody for name in names]
     made = dict(
         zip(
             (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED),
@@ -369,29 +327,6 @@ class _Rows:
             for row, text in zip(rows.tolist(), self.texts(column.take(pa.array(rows))), strict=True):
                 infos[row + int(offsets[row]) + shift] = info_from_text(text, where=f"{self._where}, step row {row}")
         return infos
-
-
-def _run_starts(ids: Any) -> NDArray[np.int64]:
-    """Rows at which another id begins; `ids`: texts, or numbers and a dictionary."""
-    if not len(ids):
-        return np.zeros(0, np.int64)
-    if pa.types.is_dictionary(ids.type) and not ids.null_count:  # a dictionary may hold a text twice
-        numbers = ids.indices.to_numpy()
-        candidates = np.append(0, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1)
-        return candidates[_run_starts(_as_text(ids.take(pa.array(candidates))))]
-    ids = _as_text(ids)
-    changes = pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
-    return np.append(0, np.flatnonzero(changes) + 1).astype(np.int64)
-
-
-def _as_text(column: Any) -> Any:
-    """An array of texts, of one or of numbers and a dictionary."""
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _text_at(column: Any, row: int) -> Any:
-    """The pa.Scalar of one text."""
-    return _as_text(column.slice(row, 1))[0]
 
 
 def _check_timesteps(t: NDArray[np.int64], starts: NDArray[np.int64], where: str) -> None:

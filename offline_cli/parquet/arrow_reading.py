@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Final
@@ -50,6 +50,7 @@ __all__ = [
     "let_go",
     "read_metadata",
     "threads_may_read",
+    "without_dictionaries",
     "without_objects",
 ]
 
@@ -181,7 +182,16 @@ class _NoBytes(io.RawIOBase):
         return b""
 
 
-# ---- extension types ----
+# ---- types ----
+
+
+def without_dictionaries(table: Any, names: Collection[str]) -> Any:
+    """A pa.Table with values, in columns `names`, where it has numbers and a dictionary of them."""
+    for place, field in enumerate(table.schema):
+        if field.name in names and pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+            table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
+    return table
 
 
 def without_objects(data: Any) -> Any:

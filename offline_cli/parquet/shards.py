@@ -28,6 +28,7 @@ from offline_cli.parquet.arrow_reading import (
     check_footer,
     extension_failures,
     threads_may_read,
+    without_dictionaries,
     without_objects,
 )
 from offline_cli.parquet.safety import (
@@ -85,10 +86,7 @@ class OpenShard(ParquetFile):
             options = {"page_checksum_verification": True, "pre_buffer": self.is_threaded, "read_dictionary": names}
             reader = self._by_numbers = self._by_numbers or ParquetFile(self._source, metadata=self.metadata, **options)
         table = reader.read_row_group(group, columns=columns, use_threads=self.is_threaded)
-        for place, field in enumerate(table.schema) if names and not numbered else ():
-            if field.name in names and pa.types.is_dictionary(field.type):
-                table = table.set_column(place, field.with_type(pa.string()), table.column(place).cast(pa.string()))
-        return table
+        return table if numbered else without_dictionaries(table, names)
 
 
 class opened:  # noqa: N801  reads as what it gives, as in contextlib

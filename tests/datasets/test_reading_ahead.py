@@ -67,10 +67,10 @@ def test_the_first_broken_row_group_is_reported_after_what_is_before_it(
 ) -> None:
     real = shards.OpenShard.row_group
 
-    def failing(self: Any, group: int, *options: Any) -> Any:
+    def failing(self: Any, group: int, *options: Any, **more: Any) -> Any:
         if group >= first:
             raise OSError(f"row group {group} is broken")
-        return real(self, group, *options)
+        return real(self, group, *options, **more)
 
     monkeypatch.setattr(shards.OpenShard, "row_group", failing)
     episodes = []
@@ -100,9 +100,9 @@ def reading() -> list[str]:
 def test_a_row_group_that_may_be_large_waits_for_its_turn(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, threads = shards.OpenShard.row_group, list[str]()
 
-    def noting(self: Any, *options: Any) -> Any:
+    def noting(self: Any, *options: Any, **more: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return real(self, *options)
+        return real(self, *options, **more)
 
     monkeypatch.setattr(shards.OpenShard, "row_group", noting)
     list(ahead(written).batches())

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from offline_cli.datasets.step_tables import extra_fields, from_table, step_schema, to_table, whole_episodes
+from offline_cli.datasets.episode_runs import whole_episodes
+from offline_cli.datasets.step_tables import extra_fields, from_table, step_schema, to_table
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import check_shapes, conform
 from offline_cli.errors import BadData, BadEpisode
@@ -65,16 +66,22 @@ def numbered(texts: list[str | None], dictionary: list[str]) -> pa.DictionaryArr
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.lists(st.sampled_from(["", "a", "b", None]), max_size=7), max_size=4), st.booleans(), st.integers(1, 9))
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from(["", "a", "b", None]), max_size=7)), max_size=4),
+    st.booleans(),
+    st.integers(1, 9),
+)
 def test_ids_as_numbers_and_a_dictionary_are_cut_as_texts_are(
-    parts: list[list[str | None]], look_ahead: bool, target_steps: int
+    tables: list[tuple[bool, list[str | None]]], look_ahead: bool, target_steps: int
 ) -> None:
-    """Each table has a dictionary of its own, in another order, with words that no row has."""
+    """Each table has a dictionary of its own, in another order, with words that no row has; or none."""
+    parts = [part for _, part in tables]
     texts = [pa.table({"eps_id": pa.array(part, pa.string())}) for part in parts]
     numbers = [
         pa.table({"eps_id": numbered(part, ["b", "x", "a", ""] if number % 2 else ["", "a", "y", "b"])})
         for number, part in enumerate(parts)
     ]
+    numbers = [one if is_number else text for (is_number, _), one, text in zip(tables, numbers, texts, strict=True)]
     cut = [[*whole_episodes(tables, target_steps, look_ahead=look_ahead)] for tables in (texts, numbers)]
     found = [[(table["eps_id"].to_pylist(), starts.tolist()) for table, starts in pieces] for pieces in cut]
     assert found[0] == found[1]
