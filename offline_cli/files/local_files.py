@@ -99,7 +99,10 @@ def _sync_range() -> Any:
     """Linux's sync_file_range(file, first byte, bytes, flags); None: this system has none."""
     import ctypes
 
-    found = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
+    try:
+        found = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
+    except OSError:  # an interpreter that loads no libraries
+        return None
     if found is not None:
         found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     return found

@@ -52,7 +52,6 @@ AHEAD = 4  # files that each of the workers may be ahead
 BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
-MANY_ROWS = 2 * ROWS  # of a file, from which on its first rows are worked on while the others are read
 GROWTH = 4  # times as many rows as the one before has each joined table, where the first is wanted soon
 
 Small = tuple[pa.Table | None, int, Unfolded]
@@ -144,18 +143,27 @@ def chunks(
     workers: int = WORKERS,
     first_rows: int | None = None,
     trusted: Mapping[str, Trust] | None = None,
+    on_cut: Callable[[str], None] | None = None,
     scope: Scope | None = None,
 ) -> Iterator[Chunk]:
     """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
 
     `first_rows`: after so many a first chunk ends, others after ever more: a reader that stops early does not wait for
-    thousands of small files. `trusted`: by path, the manifest's entries of files, whose sha256 is checked. `scope` owns files
-    and threads while they are read.
+    thousands of small files. `trusted`: by path, the manifest's entries of files, whose sha256 is checked. `on_cut`: called
+    with a file of which the rest is damaged, after the chunk of its last rows that are not. `scope` owns files and threads
+    while they are read.
     """
     waiting: list[_Part] = []
     rows = size = 0
     most = ROWS if first_rows is None else min(ROWS, first_rows)
     for whole in _parts(files, rejects, columns, workers, first_rows, trusted or {}, part_of(scope)):
+        if isinstance(whole, str):
+            if waiting:
+                yield _chunk(waiting)
+                waiting, rows, size = [], 0, 0
+            if on_cut is not None:
+                on_cut(whole)
+            continue
         rest: _Part | None = whole
         while rest is not None:
             full = rows >= most or size >= BYTES
@@ -214,18 +222,22 @@ def _parts(
     first_rows: int | None,
     trusted: Mapping[str, Trust],
     scope: Scope,
-) -> Iterator[_Part]:
+) -> Iterator[_Part | str]:
+    """Parts; and the place of a file whose rest is damaged."""
     lost = ""
     with scope:
         for parts in _readings(files, columns, workers, first_rows, trusted, scope):
+            is_begun = False
             try:
                 for part in parts:
                     yield replace(part, lost_before=lost) if lost else part
-                    lost = ""
+                    lost, is_begun = "", True
             except BadData as error:
                 rejects.add(error)
                 rejects.lose_episodes(Lost.UNREADABLE)
                 lost = error.where
+                if is_begun:
+                    yield lost
 
 
 def _readings(
@@ -263,6 +275,7 @@ def _read_ahead(
     files: Sequence[Location], columns: Sequence[str] | None, workers: int, trusted: Mapping[str, Trust], scope: Scope
 ) -> Iterator[tuple[Location, Future[Small]]]:
     """Each file with its reader; the next files are opened ahead."""
+    read = partial(_read_small, use_threads=len(files) == 1)  # else each thread of the pool has a file
     shared = Ahead()
     with scope.part() as held:
         pool = held.enter(ReadingPool(min(workers, max(1, len(files)))))
@@ -270,7 +283,7 @@ def _read_ahead(
         pending = iter(files)
         while True:
             for file in islice(pending, AHEAD * workers - len(ahead)):
-                ahead.append((file, pool.submit(_read_small, file, columns, shared, trusted.get(file.path))))
+                ahead.append((file, pool.submit(read, file, columns, shared, trusted.get(file.path))))
             if not ahead:
                 return
             yield ahead.popleft()
@@ -287,10 +300,12 @@ def _parts_of(
         yield _Part.of(table, file.url, size)
 
 
-def _read_small(file: Location, columns: Sequence[str] | None, ahead: Ahead, trust: Trust | None) -> Small:
+def _read_small(
+    file: Location, columns: Sequence[str] | None, ahead: Ahead, trust: Trust | None, *, use_threads: bool = False
+) -> Small:
     """The whole file, or None for one that is to be read in parts; the bytes that are stored of it, and what they unfold to."""
     with file.open(ahead) as stream, arrow_file(stream) as source, _beside(stream, file, trust):
-        return _read_whole(stream, source, file, columns, trust)
+        return _read_whole(stream, source, file, columns, trust, use_threads=use_threads and threads_may_read(source))
 
 
 def _table_of_bytes(columns: Sequence[str] | None, file: Location, data: bytes) -> pa.Table | None:
@@ -302,8 +317,16 @@ def _tables_of_bytes(columns: Sequence[str] | None, data: Sequence[bytes], room:
     return merged(data, columns, room=room)
 
 
-def _read_whole(stream: BinaryIO, source: Any, file: Location, columns: Sequence[str] | None, trust: Trust | None) -> Small:
-    """`source`: what Arrow reads in place of `stream`."""
+def _read_whole(
+    stream: BinaryIO,
+    source: Any,
+    file: Location,
+    columns: Sequence[str] | None,
+    trust: Trust | None,
+    *,
+    use_threads: bool = False,
+) -> Small:
+    """`source`: what Arrow reads in place of `stream`. `use_threads`: its own, which may read that."""
     parquet = ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
     metadata = parquet.metadata
     check_footer(metadata)
@@ -311,10 +334,10 @@ def _read_whole(stream: BinaryIO, source: Any, file: Location, columns: Sequence
     names = _schema(parquet, file.url).names
     wanted = None if columns is None else [name for name in names if name in columns]
     unfolded = check_bound(file, lambda: nullcontext(stream), metadata, columns=wanted, trust=trust, size=stored)
-    if unfolded.apart or unfolded.nbytes > BIG or metadata.num_rows > MANY_ROWS:
+    if unfolded.apart or unfolded.nbytes > BIG:
         return None, stored, unfolded
     expect(stream, lambda: _ranges(metadata, wanted, stored, trust))
-    table = parquet.read(columns=wanted, use_threads=False)
+    table = parquet.read(columns=wanted, use_threads=use_threads)
     table.validate(full=True)  # text that is not UTF-8 is the file's fault
     if trust is not None:
         trust.check(file)

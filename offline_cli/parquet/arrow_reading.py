@@ -185,10 +185,10 @@ class _NoBytes(io.RawIOBase):
 # ---- types ----
 
 
-def without_dictionaries(table: Any, names: Collection[str]) -> Any:
-    """A pa.Table with values, in columns `names`, where it has numbers and a dictionary of them."""
+def without_dictionaries(table: Any, names: Collection[str] | None = None) -> Any:
+    """A pa.Table with values, in columns `names` or all, where it has numbers and a dictionary: chunks may have others."""
     for place, field in enumerate(table.schema):
-        if field.name in names and pa.types.is_dictionary(field.type):
+        if (names is None or field.name in names) and pa.types.is_dictionary(field.type):
             kind = field.type.value_type
             table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
     return table

@@ -87,7 +87,7 @@ class Trust:
     def content(self, stream: BinaryIO, location: Location) -> Any:
         """The bytes of a file of this machine, open as `stream`, a pa.Buffer to read; None: it is not held whole.
 
-        They are hashed from now on, and in memory of Arrow's own, which its threads may let go of at any time.
+        They are in memory of Arrow's own, which its threads may let go of at any time, and many of them are hashed from now on.
         """
         if self._content is None and self._is_true is None and location.is_local:
             size = os.fstat(stream.fileno()).st_size

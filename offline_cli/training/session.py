@@ -7,6 +7,7 @@ continues bit for bit (on the CPU, with the number of threads that the checkpoin
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.engines.watchdog import ENDING
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, Diverged, TrainingDiverged
+from offline_cli.errors import BadConfig, BadData, ClusterLost, Diverged, TrainingDiverged
 from offline_cli.modules.devices import quickest, threads_to_try
 from offline_cli.playing.slots import draw
 from offline_cli.policies.run_files import (
@@ -181,9 +182,17 @@ class Session:
         return stop.requested is not None if self.ranks.count == 1 else self._stopping
 
     def signal_that_stops(self, stop: StopSignals) -> int:
-        """The signal of `is_to_stop`, in every rank the same one: it may have reached another rank alone, or first."""
-        came = self.ranks.summed([float(stop.requested == number) for number in ENDING])
-        return int(next(number for number, ranks in zip(ENDING, came, strict=True) if ranks))
+        """The signal of `is_to_stop`, in every rank the same one: it may have reached another rank alone, or first.
+
+        Asked for once all is saved: a rank that has failed meanwhile does not answer.
+        """
+        try:
+            came = self.ranks.summed([float(stop.requested == number) for number in ENDING])
+        except ClusterLost:
+            came = []
+        return next(
+            (int(number) for number, count in zip(ENDING, came, strict=False) if count), stop.requested or signal.SIGTERM
+        )
 
     def cut_short(self) -> None:
         """A check has ended early, in every rank, because one of them has to stop."""

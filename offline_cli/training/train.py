@@ -64,10 +64,9 @@ def fit(session: Session, stop: StopSignals, *, until: int | None = None) -> Non
     state, bound = session.state, session.checks.bound
     while True:
         if session.is_to_stop(stop):
-            number = session.signal_that_stops(stop)
             session.save()
             session.folder.keep_policy(session.policy_state())
-            raise interrupted(session, number)
+            raise interrupted(session, session.signal_that_stops(stop))
         if state.update in (bound, until):
             session.save()
         else:

@@ -55,6 +55,27 @@ def test_the_episodes_are_the_same_whether_they_are_read_ahead_or_not(
     assert_same_batch(EpisodeBatch.concat(here), EpisodeBatch.concat(there))
 
 
+@pytest.mark.parametrize("target_steps", [1, 7, 100])
+@pytest.mark.parametrize("bounded", [(True, False), (False, True)])
+def test_row_groups_that_may_be_large_and_others_are_joined(
+    bounded: tuple[bool, bool], target_steps: int, written: Path, monkeypatch: pytest.MonkeyPatch, assert_same_batch: Any
+) -> None:
+    """Of those that may be large, columns of text are not read as numbers and a dictionary."""
+    expected = list(Dataset.open(written).batches())
+    real, looked = safety.refuse_bomb, list[int]()
+
+    def in_turn(*given: Any, **more: Any) -> Any:
+        looked.append(more["group"])
+        return real(*given, **more)._replace(bounded=bounded[more["group"] % 2])
+
+    monkeypatch.setattr(shards, "refuse_bomb", in_turn)
+    found = list(Dataset.open(written).batches(target_steps=target_steps))
+    assert len(looked) > 3
+    assert_same_batch(EpisodeBatch.concat(found), EpisodeBatch.concat(expected))
+    plain = [table.column("eps_id").to_pylist() for table in Dataset.open(written).plain()]
+    assert [name for names in plain for name in names] == [name for batch in expected for name in batch.ids]
+
+
 def test_only_some_episodes_are_read_ahead(written: Path, assert_same_batch: Any) -> None:
     chosen = np.arange(len(LENGTHS)) % 3 == 0
     found = list(replace(ahead(written), chosen=(chosen,)).batches(target_steps=1))

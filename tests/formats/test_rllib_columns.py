@@ -283,16 +283,13 @@ def test_a_table_without_the_columns_of_a_step_is_refused_by_name(tmp_path: Path
         fragments(write(tmp_path / "a.parquet", pa.table(columns()).drop_columns(["rewards"])))
 
 
-@pytest.mark.parametrize("large", ["BIG", "MANY_ROWS"])
-def test_a_file_of_many_bytes_or_rows_is_read_in_parts_and_gives_the_same(
-    large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_read_in_parts_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"e{i}" for i in range(30)]
     parts = [columns(name=name) for name in names]
     joined = {key: np.concatenate([part[key] for part in parts]).tolist() for key in parts[0]}
     path = write(tmp_path / "a.parquet", joined)
     whole = one(path)
-    monkeypatch.setattr(f"offline_cli.formats.parquet_files.{large}", 0)
+    monkeypatch.setattr("offline_cli.formats.parquet_files.BIG", 0)
     monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 7)
     monkeypatch.setattr("pyarrow.parquet.ParquetFile.read", None)  # nothing is read whole
     stream = read_episodes(str(path))
@@ -300,6 +297,62 @@ def test_a_file_of_many_bytes_or_rows_is_read_in_parts_and_gives_the_same(
     assert sorted(parts_of_it.ids) == sorted(whole.ids)
     assert parts_of_it.num_steps == whole.num_steps
     assert not stream.tally.assumptions
+
+
+def joined(*names: str) -> dict[str, Any]:
+    parts = [columns(name=name) for name in names]
+    return {key: [row for part in parts for row in list(part[key])] for key in parts[0]}
+
+
+@pytest.mark.parametrize("with_t", [True, False])
+@pytest.mark.parametrize("other", [None, "before", "after"])
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_an_episode_that_damage_of_a_large_file_cuts_is_not_kept_as_a_shorter_one(
+    in_turn: bool, other: str | None, with_t: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows of two episodes take turns: 10 episodes of 4 rows, the row groups before row 18 whole."""
+    every = joined(*(f"e{number}" for number in range(10))) | ({"t": list(range(STEPS)) * 10} if with_t else {})
+    order = np.arange(40)
+    if in_turn:
+        order = order.reshape(5, 2, STEPS).transpose(0, 2, 1).ravel()
+    table = pa.table({key: [values[row] for row in order] for key, values in every.items()})
+    path = tmp_path / "damaged.parquet"
+    pq.write_table(table, path, row_group_size=6, write_page_checksum=True, compression="none", use_dictionary=False)
+    chunk = pq.read_metadata(path).row_group(3).column(table.column_names.index("rewards"))
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 255
+    path.write_bytes(content)
+    files = [path]
+    if other is not None:
+        whole = write(tmp_path / ("a.parquet" if other == "before" else "z.parquet"), joined("w1", "w2"))
+        files = [whole, path] if other == "before" else [path, whole]
+    monkeypatch.setattr("offline_cli.formats.parquet_files.BIG", 0)
+    monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 6)
+    monkeypatch.setattr("offline_cli.formats.small_parquet.AT_ONCE", 1)
+    with read_episodes([str(file) for file in files], on_error="skip") as stream:
+        found = EpisodeBatch.concat([*stream])
+    assert set(found.lengths.tolist()) == {STEPS}
+    assert found.terminated.all()
+    assert len(found) == {None: 4, "before": 6, "after": 5}[other]  # the first one after a loss may have begun before it
+    assert sum(stream.rejects.lost.values()) > 0
+
+
+def test_rows_in_turn_of_a_large_file_without_t_are_put_together(tmp_path: Path) -> None:
+    steps, episodes = 300, 480  # 8 at a time
+    order = np.arange(steps * episodes).reshape(-1, 8, steps).transpose(0, 2, 1).ravel()
+    step, episode = order % steps, order // steps
+    obs = np.stack([step, episode], axis=1).astype(np.float32)
+    table = {
+        "eps_id": pa.array([f"e{number}" for number in range(episodes)]).take(pa.array(episode)),
+        "obs": list(obs),
+        "new_obs": list(obs + np.float32([1, 0])),
+        "actions": step % 2,
+        "rewards": np.ones(len(step)),
+        "terminateds": step == steps - 1,
+        "truncateds": np.zeros(len(step), np.bool_),
+    }
+    found = EpisodeBatch.concat([*read_episodes(str(write(tmp_path / "a.parquet", table)))])
+    assert (len(found), set(found.lengths.tolist()), bool(found.terminated.all())) == (episodes, {steps}, True)
 
 
 # ---- packed cells that unfold to more than the memory limit allows ----

@@ -215,6 +215,37 @@ def test_a_signal_that_reaches_one_process_alone_is_the_one_that_all_name(datase
     assert "exitcode  : 130" in errors
 
 
+BREAKS = """import os, pathlib, signal, time, gymnasium
+
+class Breaks(gymnasium.Wrapper):
+    def step(self, action):
+        here, rank = pathlib.Path(__file__).parent, os.environ["RANK"]
+        if rank == "1" and (here / "stopped").exists():
+            raise OSError("the simulator has gone")
+        if rank == "0" and not (here / "stopped").exists():
+            (here / "stopped").touch()
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        return super().step(action)
+
+def make():
+    return Breaks(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.kill
+def test_a_stop_saves_all_updates_though_another_process_fails_in_the_same_check(dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    run = tmp_path / "run"
+    words = ["-m", "offline_cli", "train-bc", str(dataset), "--out", str(run), "--updates", "1000", "--batch-size", "300"]
+    words += ["--env", f"python:{tmp_path / 'breaks.py'}:make", "--eval-every", "50", "--checkpoint-every", "100000"]
+    _, _, errors = ended(torchrun(2, *words, "--eval-episodes", "4", "--device", "cpu"))
+    assert "the simulator has gone" in errors
+    assert "stopped by SIGINT after 50 updates" in errors
+    assert [json.loads(state.read_text())["update"] for state in run.glob("checkpoints/*/state.json")] == [50]
+
+
 @pytest.mark.engines
 @pytest.mark.kill
 def test_a_stop_saves_the_same_update_in_all_processes(dataset: Path, tmp_path: Path) -> None:

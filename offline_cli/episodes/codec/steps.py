@@ -37,7 +37,7 @@ __all__ = ["Signature", "Steps", "arrays_from_jsonable", "is_jsonable", "plain_m
 MAX_INFO_DEPTH = 64  # deeper is a cycle, or not an info
 LOWEST_INT, HIGHEST_INT = -(2**63), 2**64 - 1  # msgpack's
 
-SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
+_SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _KEYS = (bool, int, float, type(None), np.number, np.bool_)
 
 FIX = "write the file again from its source"
@@ -57,7 +57,7 @@ def plain_mapping(values: Mapping[Any, Any], *, tally: Tally, where: str) -> dic
 def _plain(value: Any, tally: Tally, where: str, path: str, depth: int) -> Any:
     if depth > MAX_INFO_DEPTH:
         raise _refused(f"values nested deeper than {MAX_INFO_DEPTH}", where, path)
-    if type(value) in SCALARS:  # most are, and to ask whether they are collections takes longer than all else
+    if type(value) in _SCALARS:  # most are, and to ask whether they are collections takes longer than all else
         return _scalar(value, tally, where, path)
     if isinstance(value, Mapping):
         return _mapping(value, tally, where, path, depth)

@@ -28,10 +28,10 @@ from offline_cli.formats.rllib_columns.tables import (
     parts_of,
     taken,
     wanted_columns,
-    without_dictionaries,
 )
 from offline_cli.formats.source import FileSource, Fragments, Origins
 from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows
+from offline_cli.parquet.arrow_reading import without_dictionaries
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["ColumnsReading", "RllibColumnsSource"]
@@ -54,6 +54,7 @@ class RllibColumnsSource(FileSource):
             workers=self.read_options.workers,
             first_rows=self.read_options.limit,
             trusted=self.trusted,
+            on_cut=reading.cut,
             scope=self.scope,
         ):
             tally.rows_in += chunk.table.num_rows
@@ -93,6 +94,12 @@ class ColumnsReading:
     _counted: set[str] = field(default_factory=set)  # kinds of assumptions that are counted once
     _unfinished: tuple[str, ...] | None = None  # key of the row right before, where it did not end its episode
     _lost: str = ""  # where rows of unknown episodes were lost, none of which has been read since
+    _open: list[str] = field(default_factory=list)  # episodes that the last chunk leaves open
+
+    def cut(self, place: str) -> None:
+        """The file of the last chunk is damaged from there on, at `place`: what is open is not whole."""
+        for name in self._open:
+            self.rejects.lose(name, place)
 
     def of_chunk(self, chunk: Chunk) -> Iterator[Fragments]:
         if chunk.lost_before:
@@ -104,6 +111,7 @@ class ColumnsReading:
             self.rejects.lose_episodes(Lost.UNREADABLE)
             self._unfinished, self._lost = None, error.where
             return
+        self._open = []
         following = 0  # the number of the row right after the last one read
         for part in self._parts(ready, chunk):
             numbers = ready.numbers[part.rows]
@@ -112,7 +120,12 @@ class ColumnsReading:
             file = chunk.file_of(numbers)
             if not ready.sorted:  # lost rows end a file here
                 file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
-            batch, first = fragments_of_rows(self._rows(part, taken(ready.keys, part.rows), file), self.tally)
+            rows = self._rows(part, taken(ready.keys, part.rows), file)
+            if ready.sorted:
+                self._open += _open_runs(rows)
+            else:
+                self._open = [] if self._unfinished is None else [self._unfinished[0]]
+            batch, first = fragments_of_rows(rows, self.tally)
             at = numbers[first]
             yield Fragments(batch, Origins(chunk.files, chunk.file_of(at), chunk.row_in_file(at)))
             following = int(numbers[-1]) + 1
@@ -196,6 +209,14 @@ class ColumnsReading:
         if holds and kind not in self._counted:
             self._counted.add(kind)
             self.tally.assume(kind)
+
+
+def _open_runs(rows: StepRows) -> list[str]:
+    """The episodes of runs of rows whose last one is no end."""
+    codes = rows.keys.code
+    last = np.append(np.flatnonzero(np.diff(codes)), len(codes) - 1)
+    is_open = ~(rows.terminateds | rows.truncateds)[last]
+    return [rows.keys.eps_ids[code] for code in codes[last[is_open]].tolist()]
 
 
 def _key(keys: Keys, row: int) -> tuple[str, ...]:

@@ -45,7 +45,6 @@ __all__ = [
     "quoted",
     "taken",
     "wanted_columns",
-    "without_dictionaries",
 ]
 
 NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
@@ -110,15 +109,6 @@ def first_of_each_agent(keys: Keys, begin: int) -> NDArray[np.int64]:
     if len(pairs) == 1:
         return np.arange(begin, min(begin + 1, len(keys.code)))
     return begin + np.unique(np.array(number)[keys.code[begin:]], return_index=True)[1]
-
-
-def without_dictionaries(table: pa.Table) -> pa.Table:
-    """The same with plain columns in place of dictionary-encoded ones (the categories of data frames)."""
-    for index, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            plain = table.column(index).cast(column.type.value_type)
-            table = table.set_column(index, column.with_type(column.type.value_type), plain)
-    return table
 
 
 def check_columns(table: pa.Table, where: str) -> None:

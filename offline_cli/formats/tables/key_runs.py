@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from offline_cli.formats.memory_limits import give_back
 from offline_cli.key_index import KeyIndex, key_hashes
+from offline_cli.parquet.arrow_reading import without_dictionaries
 
-__all__ = ["LARGE", "KeyRuns", "NumberedRows", "joined", "order_codes", "put_together", "tables_of", "without_dictionaries"]
+__all__ = ["LARGE", "KeyRuns", "NumberedRows", "joined", "order_codes", "put_together", "tables_of"]
 
 LARGE: Final = 64 << 20  # bytes of a table, above which freed memory is worth returning at once
 
@@ -81,14 +82,6 @@ class KeyRuns:
         if (keys[1:] < keys[:-1]).any():
             return False
         return order is None or not (same & (codes[1:] < codes[:-1])).any()
-
-
-def without_dictionaries(table: pa.Table) -> pa.Table:
-    """`table` with dictionary columns as plain ones: chunks may number their values differently."""
-    for i, column in enumerate(table.columns):
-        if pa.types.is_dictionary(column.type):
-            table = table.set_column(i, table.field(i).name, column.cast(column.type.value_type))
-    return table
 
 
 def joined(column: Any) -> Any:
