@@ -7,10 +7,10 @@ the rival does not.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -80,12 +80,13 @@ def copied(row_format: str, length: int, name: str) -> Row:
         parts = sorted(folder.glob("D*"))
         files = [str(part / "data" / "*.parquet") for part in parts]
 
+        numbers = count()  # each run has a place of its own: to remove the files of the one before takes time as well
+
         def ours() -> None:
-            shutil.rmtree(folder / "F", ignore_errors=True)
-            work(parts, folder / "F")
+            work(parts, folder / f"F{next(numbers)}")
 
         def bare() -> None:
-            pl.scan_parquet(files).sink_parquet(folder / "F.parquet", compression="zstd")
+            pl.scan_parquet(files).sink_parquet(folder / f"F{next(numbers)}.parquet", compression="zstd")
 
         return paired(
             f"{words} of {row_format}, episodes of {length} steps",

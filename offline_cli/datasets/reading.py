@@ -33,6 +33,7 @@ from offline_cli.files.locations import Location
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import fetch_end
 from offline_cli.files.timeouts import ReadingPool, in_daemon_thread
+from offline_cli.parquet.arrow_reading import without_dictionaries
 from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
 from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Scope, part_of
@@ -120,8 +121,7 @@ class ShardReader:
         like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
-        repeating = REPEATING if self.format == "columns" else ()
-        tables = read_row_groups(file, location, columns=wanted, trust=trust, repeating=repeating, numbered=True)
+        tables = read_row_groups(file, location, columns=wanted, trust=trust, numbered=self._numbered)
         if self.format == "columns":
             return (
                 step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
@@ -149,7 +149,7 @@ class ShardReader:
                     starts = np.concatenate([[0], np.cumsum(lengths[wanted])])
             batch = self._stepped(table, location, starts)
             if self.kept is not None:
-                self.kept.keep(batch, table, batch.starts)
+                self.kept.keep(batch, without_dictionaries(table, REPEATING), batch.starts)
             yield batch
 
     def _stepped(self, table: Any, location: Location, starts: NDArray[np.int64] | None = None) -> EpisodeBatch:
@@ -198,9 +198,12 @@ class ShardReader:
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 
     def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None, pool: ReadingPool | None) -> Iterator[Any]:
-        repeating = REPEATING if self.format == "columns" else ()
-        how: dict[str, Any] = {"repeating": repeating, "numbered": self.kept is None, "pool": pool}
-        return read_row_groups(file, location, columns=self.columns_of(file), trust=trust, **how)
+        columns = self.columns_of(file)
+        return read_row_groups(file, location, columns=columns, trust=trust, numbered=self._numbered, pool=pool)
+
+    @property
+    def _numbered(self) -> tuple[str, ...]:
+        return REPEATING if self.format == "columns" else ()
 
     def _decoded(
         self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None = None, *, first: int = 0

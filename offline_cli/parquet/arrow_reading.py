@@ -189,8 +189,10 @@ def without_dictionaries(table: Any, names: Collection[str] | None = None) -> An
     """A pa.Table with values, in columns `names` or all, where it has numbers and a dictionary: chunks may have others."""
     for place, field in enumerate(table.schema):
         if (names is None or field.name in names) and pa.types.is_dictionary(field.type):
-            kind = field.type.value_type
-            table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
+            kind, column = field.type.value_type, table.column(place)
+            is_empty = column.null_count == len(column)
+            plain = pa.nulls(len(column), kind) if is_empty else column.cast(kind)
+            table = table.set_column(place, field.with_type(kind), plain)
     return table
 
 

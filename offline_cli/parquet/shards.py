@@ -28,7 +28,6 @@ from offline_cli.parquet.arrow_reading import (
     check_footer,
     extension_failures,
     threads_may_read,
-    without_dictionaries,
     without_objects,
 )
 from offline_cli.parquet.safety import (
@@ -73,20 +72,14 @@ class OpenShard(ParquetFile):
         self.stream = stream
         self.size = stream.seek(0, io.SEEK_END)  # bytes
 
-    def row_group(
-        self, group: int, columns: Sequence[str] | None, repeating: Collection[str] = (), *, numbered: bool = False
-    ) -> Any:
-        """The pa.Table of a row group; each value in a run of the `repeating` columns is decoded once, if they are text.
-
-        `numbered`: these columns stay numbers and a dictionary, where the file has them so.
-        """
-        reader, names = self, [field.name for field in self.schema_arrow if pa.types.is_string(field.type)] if repeating else []
-        names = [name for name in names if name in repeating]
+    def row_group(self, group: int, columns: Sequence[str] | None, numbered: Collection[str] = ()) -> Any:
+        """The pa.Table of a row group; text that is `numbered` stays numbers and a dictionary, if it is that in the file."""
+        reader, names = self, [field.name for field in self.schema_arrow if pa.types.is_string(field.type)] if numbered else []
+        names = [name for name in names if name in numbered]
         if names:
             options = {"page_checksum_verification": True, "pre_buffer": self.is_threaded, "read_dictionary": names}
             reader = self._by_numbers = self._by_numbers or ParquetFile(self._source, metadata=self.metadata, **options)
-        table = reader.read_row_group(group, columns=columns, use_threads=self.is_threaded)
-        return table if numbered else without_dictionaries(table, names)
+        return reader.read_row_group(group, columns=columns, use_threads=self.is_threaded)
 
 
 class opened:  # noqa: N801  reads as what it gives, as in contextlib
@@ -182,15 +175,14 @@ def read_row_groups(
     columns: Sequence[str] | None = None,
     trust: Trust | None = None,
     groups: Sequence[int] | None = None,
-    repeating: Collection[str] = (),
-    numbered: bool = False,
+    numbered: Collection[str] = (),
     pool: ReadingPool | None = None,
 ) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard, in order; None: of all. Raises BadData, StorageError, and as
     `check_bound` does.
 
-    `repeating`, `numbered`: as of `OpenShard.row_group`, for columns of text that has long runs. `pool`: one of its threads
-    reads the next row group while the caller has the one before, where both are small.
+    `numbered`: columns of text in long runs, of which a row group within bounds gives numbers and a dictionary. `pool`: one of
+    its threads reads the next row group while the caller has the one before, where both are small.
     """
     expect_row_groups(file, location, columns, groups)
     opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
@@ -205,7 +197,7 @@ def read_row_groups(
             if location.is_in_bucket:
                 ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             with nullcontext() if trust is None or not by_threads else trust.decoding():
-                table = file.row_group(group, columns, repeating if found.bounded else (), numbered=numbered)
+                table = file.row_group(group, columns, numbered if found.bounded else ())
         return without_objects(table)
 
     chosen, coming = list(range(file.num_row_groups) if groups is None else groups), None
