@@ -150,13 +150,13 @@ def test_as_many_files_are_read_at_a_time_as_there_are_workers(
     inside, most, lock = [0], [0], threading.Lock()
     read_small = parquet_files._read_small
 
-    def watched(*args: Any) -> Any:
+    def watched(*args: Any, **more: Any) -> Any:
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
         time.sleep(0.01)
         try:
-            return read_small(*args)
+            return read_small(*args, **more)
         finally:
             with lock:
                 inside[0] -= 1
