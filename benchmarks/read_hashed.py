@@ -65,5 +65,5 @@ def row(folder: Path, format: Literal["episodes", "columns"], number: int) -> Ro
         rival=lambda: not_compared(dataset),
         rival_name="the same, not compared",
         target=TARGET,
-        pairs=11 if number == SIZES[0] else 41,
+        pairs=21 if number == SIZES[0] else 81,
     )

@@ -18,7 +18,7 @@ import hashlib
 import os
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
@@ -66,7 +66,6 @@ class Trust:
         self._is_true = None if found is None else found == sha256
         self._beside: Hashing | None = None
         self._content: Any = None  # pa.Buffer of the shard, where it is in memory
-        self._hashed: Future[str] | None = None  # of that content
 
     @property
     def is_known(self) -> bool:
@@ -75,9 +74,9 @@ class Trust:
 
     def beside(self, stream: BinaryIO, location: Location) -> AbstractContextManager[object]:
         """A context manager within which the shard, opened as `stream`, is hashed while it is read."""
-        if self._is_true is not None or self._content is not None:
+        if self._is_true is not None:
             return nullcontext()
-        self._beside = Hashing(stream, location)
+        self._beside = self._beside or Hashing(stream, location)
         return self._beside
 
     def decoding(self) -> AbstractContextManager[object]:
@@ -87,7 +86,7 @@ class Trust:
     def content(self, stream: BinaryIO, location: Location) -> Any:
         """The bytes of a file of this machine, open as `stream`, a pa.Buffer to read; None: it is not held whole.
 
-        They are in memory of Arrow's own, which its threads may let go of at any time, and many of them are hashed from now on.
+        They are in memory of Arrow's own, which its threads may let go of at any time. A thread hashes them, if they are many.
         """
         if self._content is None and self._is_true is None and location.is_local:
             size = os.fstat(stream.fileno()).st_size
@@ -98,8 +97,8 @@ class Trust:
                     count = stream.readinto(memoryview(buffer))  # type: ignore[attr-defined]  # files of this machine have it
                     stream.seek(0)
                 self._content = buffer.slice(0, count)
-                if count > BESIDE:
-                    self._hashed = in_daemon_thread("offline-cli-hashing", _sha256, self._content)
+                self._beside = Hashing(stream, location, self._content)
+                self._beside.begin()
         return self._content
 
     def is_true_at_once(self, stream: BinaryIO, location: Location) -> bool:
@@ -116,12 +115,7 @@ class Trust:
         """Whether the shard there is the one that is trusted; its bytes are read the first time alone. Raises StorageError."""
         if self._is_true is None:
             hashing = self._beside
-            if self._content is not None:
-                digest = _sha256(self._content) if self._hashed is None else self._hashed.result()
-            elif hashing is not None and hashing.is_begun:
-                digest = hashing.digest()
-            else:
-                digest = fingerprint(location)[1]
+            digest = hashing.digest() if hashing is not None and hashing.is_begun else fingerprint(location)[1]
             self._is_true = digest == self.sha256
         return self._is_true
 
@@ -159,28 +153,39 @@ class Hashing:
     Dropping it does nothing: its thread ends with the file's last byte.
     """
 
-    def __init__(self, stream: BinaryIO, location: Location) -> None:
-        """`stream`: the file at `location`, opened, not closed before the end of this."""
-        self._stream, self._location = stream, location
+    def __init__(self, stream: BinaryIO, location: Location, content: Any = None) -> None:
+        """`stream`: the file at `location`, opened, not closed before the end of this. `content`: its bytes, a pa.Buffer."""
+        self._stream, self._location, self._content = stream, location, content
         self._stop, self._is_free = threading.Event(), threading.Event()
         self._is_free.set()
-        self._part = BUFFER
+        self._part = BUFFER if content is None else PART
         self._whole: Future[str] | None = None
         self._parts: PartsInOrder | None = None
 
     def __enter__(self) -> Self:
-        if self._location.is_local and hasattr(os, "preadv"):
-            handle = self._stream.fileno()
-            if (size := os.fstat(handle).st_size) > BESIDE:
-                own = open(os.dup(handle), "rb", buffering=0)  # the reader may close it sooner
-                try:
-                    self._whole = in_daemon_thread("offline-cli-hashing", self._hash, own, size)
-                except BaseException:
-                    own.close()
-                    raise
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """As entering it, which may follow."""
+        if self._whole is not None or self._parts is not None:
+            return
+        if self._content is not None:
+            self._begin_thread(self._content.size, self._content_parts)
+        elif self._location.is_local and hasattr(os, "preadv"):
+            self._begin_thread(os.fstat(self._stream.fileno()).st_size, self._file_parts, self._stream.fileno())
         elif self._location.is_in_bucket:
             self._parts = follow(self._stream)
-        return self
+
+    def _begin_thread(self, size: int, parts: Callable[..., Iterator[Any]], *handle: int) -> None:
+        if size > BESIDE:
+            handles = [os.dup(one) for one in handle]  # the reader may close it sooner
+            try:
+                self._whole = in_daemon_thread("offline-cli-hashing", self._hash, parts, size, *handles)
+            except BaseException:
+                for one in handles:
+                    os.close(one)
+                raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
@@ -196,14 +201,26 @@ class Hashing:
         finally:
             self._is_free.set()
 
-    def _hash(self, file: BinaryIO, size: int) -> str:
-        digest, buffer, at = hashlib.sha256(), np.empty(min(BUFFER, size), np.uint8).data, 0
-        with file:
-            while at < size and not self._stop.is_set() and (count := os.preadv(file.fileno(), [buffer[: self._part]], at)):
-                digest.update(buffer[:count])
-                self._is_free.wait(PATIENCE)
-                at += count
+    def _hash(self, parts: Callable[..., Iterator[Any]], size: int, *handle: int) -> str:
+        digest = hashlib.sha256()
+        for part in parts(size, *handle):
+            digest.update(part)
+            self._is_free.wait(PATIENCE)
+            if self._stop.is_set():
+                break
         return digest.hexdigest()
+
+    def _content_parts(self, size: int) -> Iterator[Any]:
+        at, whole = 0, memoryview(self._content)
+        while at < size:
+            yield whole[at : (at := min(size, at + self._part))]
+
+    def _file_parts(self, size: int, handle: int) -> Iterator[Any]:
+        at, buffer = 0, np.empty(min(BUFFER, size), np.uint8).data
+        with open(handle, "rb", buffering=0):
+            while at < size and (count := os.preadv(handle, [buffer[: self._part]], at)):
+                yield buffer[:count]
+                at += count
 
     @property
     def is_begun(self) -> bool:
@@ -218,6 +235,8 @@ class Hashing:
                 return self._whole.result()
             if self._parts is not None:
                 return rest_of(self._stream, self._parts)
+            if self._content is not None:
+                return _sha256(self._content)
             before = self._stream.tell()
             self._stream.seek(0)
             found = _read_through(self._stream)[1]
