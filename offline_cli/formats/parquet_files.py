@@ -41,7 +41,7 @@ from offline_cli.parquet.arrow_reading import (
 from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of, merged
 from offline_cli.parquet.safety import Unfolded, file_ranges, with_ends
 from offline_cli.parquet.shards import check_bound
-from offline_cli.parquet.trust import Trust
+from offline_cli.parquet.trust import Trust, dropping
 from offline_cli.scopes import Scope, part_of
 from offline_cli.tally import Lost, Rejects
 
@@ -53,6 +53,8 @@ BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
 GROWTH = 4  # times as many rows as the one before has each joined table, where the first is wanted soon
+
+FIX: Final = "copy or write the file again, or --on-error skip to read the others"
 
 Small = tuple[pa.Table | None, int, Unfolded]
 
@@ -103,7 +105,7 @@ class Chunk:
 
 def schema_of(file: Location) -> pa.Schema:
     """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""
-    with _damage(file.url), file.open() as stream:
+    with _damage(file), file.open() as stream:
         return _schema(ParquetFile(stream, pre_buffer=False), file.url)
 
 
@@ -117,9 +119,9 @@ def _schema(parquet: ParquetFile, url: str) -> pa.Schema:
 
 
 @contextmanager
-def _damage(url: str) -> Iterator[None]:
-    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError."""
-    with storage_failures(url, "reading it"):
+def _damage(file: Location, trust: Trust | None = None) -> Iterator[None]:
+    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError. `trust`: it is a dataset's."""
+    with storage_failures(file.url, "reading it"):
         try:
             with extension_failures():
                 yield
@@ -129,8 +131,8 @@ def _damage(url: str) -> Iterator[None]:
             text = str(error).strip().splitlines()
             raise BadData(
                 f"not a whole Parquet file: {text[0] if text else type(error).__name__}",
-                where=url,
-                fix="copy or write the file again, or --on-error skip to read the others",
+                where=file.url,
+                fix=FIX if trust is None else f"restore it from a copy, or leave it out: {dropping(file)}",
                 details={PROBLEM: "unreadable-file"},
             ) from error
 
@@ -292,7 +294,7 @@ def _read_ahead(
 def _parts_of(
     file: Location, small: Callable[[], Small], columns: Sequence[str] | None, trust: Trust | None, scope: Scope
 ) -> Iterator[_Part]:
-    with _damage(file.url):
+    with _damage(file, trust):
         table, size, unfolded = small()
     if table is None:
         yield from _read_big(file, columns, unfolded, trust, scope)
@@ -309,7 +311,7 @@ def _read_small(
 
 
 def _table_of_bytes(columns: Sequence[str] | None, file: Location, data: bytes) -> pa.Table | None:
-    with _damage(file.url):
+    with _damage(file):
         return _read_whole(io.BytesIO(data), pa.BufferReader(data), file, columns, None)[0]
 
 
@@ -357,7 +359,7 @@ def _beside(stream: BinaryIO, file: Location, trust: Trust | None) -> AbstractCo
 def _read_big(
     file: Location, columns: Sequence[str] | None, unfolded: Unfolded, trust: Trust | None, scope: Scope
 ) -> Iterator[_Part]:
-    with _damage(file.url), scope.part() as held:
+    with _damage(file, trust), scope.part() as held:
         stream = held.enter(file.open())
         source = held.enter(arrow_file(stream))
         held.enter(_beside(stream, file, trust))

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Severity
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
+from offline_cli.parquet.trust import OTHER_SHARD
 from offline_cli.tally import DROPPED, EpisodePlace, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
@@ -168,7 +169,10 @@ class Findings:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
-        self.add(source, code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
+        said: dict[str, Any] = (
+            {} if code == OTHER_SHARD else {"example": error.what_in_one_line, "fix": error.fix}
+        )  # it names `validate`
+        self.add(source, code, count, [error.where], **said)
 
     def set_total(self, source: str, code: str, of: int) -> None:
         """Set the total that the count is out of, where the code was found."""

@@ -117,7 +117,9 @@ class Parts:
         amounts, wrong = dict[str, float](), list[str]()
         for name, text in pairs:
             amount = _amount(text, is_count=fractions is None)
-            if not PART_NAME.fullmatch(name):
+            if not name:
+                wrong.append(f"{text or 'nothing'} of which part? Each has a name: train={text}")
+            elif not PART_NAME.fullmatch(name):
                 wrong.append(
                     f"{name!r} is no name of a folder: letters, digits, - _ . and =, beginning with a letter or a digit"
                 )

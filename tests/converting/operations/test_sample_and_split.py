@@ -108,6 +108,7 @@ def test_flags_and_lengths_make_parts_too(made: Made, tmp_path: Path) -> None:
         (["--fractions", "nonsense"], 2, "2 mistakes"),
         (["--fractions", "a=nan"], 2, "a number up to 1"),
         (["--fractions", "a.=0.5"], 2, "no name of a folder"),
+        (["--fractions", "0.8,0.2"], 2, "0.2 of which part"),
         (["--counts", "a=1.5"], 2, "a whole number"),
         (["--counts", "a=0"], 2, "above 0"),
         (["--counts", "a=60,b=41"], 3, "101 episodes are wanted, and the sources have 100"),
