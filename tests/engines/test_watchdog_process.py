@@ -31,7 +31,7 @@ STEPS = """
     from offline_cli.engines.overseer import Overseer
     from offline_cli.waiting import current
 
-    with Overseer("it", step_timeout=1.5, is_watched=False):
+    with Overseer("it", step_timeout=2.4, is_watched=False):  # less than it is stopped for, thrice what it takes
         current().enter("step")
         print("step", flush=True)
         until = time.process_time() + 0.8
