@@ -18,7 +18,7 @@ import hashlib
 import os
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
@@ -37,6 +37,7 @@ from offline_cli.parquet.safety import MEMORY_LIMIT
 __all__ = ["OTHER_SHARD", "Hashing", "Trust", "dropping", "fingerprint"]
 
 OTHER_SHARD: Final = "shard-hash"  # the code of the problem
+THREAD: Final = "offline-cli-hashing"
 CHUNK: Final = 4 << 20  # bytes
 SMALL: Final = 256 << 10  # bytes of a file that is hashed before it is read
 WHOLE: Final = 8 << 20  # bytes of a file that is held in memory while it is read
@@ -171,21 +172,19 @@ class Hashing:
         if self._whole is not None or self._parts is not None:
             return
         if self._content is not None:
-            self._begin_thread(self._content.size, self._content_parts)
+            if self._content.size > BESIDE:
+                self._whole = in_daemon_thread(THREAD, self._hash, self._content_parts())
         elif self._location.is_local and hasattr(os, "preadv"):
-            self._begin_thread(os.fstat(self._stream.fileno()).st_size, self._file_parts, self._stream.fileno())
+            handle = self._stream.fileno()
+            if (size := os.fstat(handle).st_size) > BESIDE:
+                own = open(os.dup(handle), "rb", buffering=0)  # noqa: SIM115  `_file_parts` closes it; the reader may close its own sooner
+                try:
+                    self._whole = in_daemon_thread(THREAD, self._hash, self._file_parts(own, size))
+                except BaseException:
+                    own.close()
+                    raise
         elif self._location.is_in_bucket:
             self._parts = follow(self._stream)
-
-    def _begin_thread(self, size: int, parts: Callable[..., Iterator[Any]], *handle: int) -> None:
-        if size > BESIDE:
-            handles = [os.dup(one) for one in handle]  # the reader may close it sooner
-            try:
-                self._whole = in_daemon_thread("offline-cli-hashing", self._hash, parts, size, *handles)
-            except BaseException:
-                for one in handles:
-                    os.close(one)
-                raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
@@ -201,24 +200,26 @@ class Hashing:
         finally:
             self._is_free.set()
 
-    def _hash(self, parts: Callable[..., Iterator[Any]], size: int, *handle: int) -> str:
+    def _hash(self, parts: Iterator[Any]) -> str:
         digest = hashlib.sha256()
-        for part in parts(size, *handle):
+        for part in parts:
             digest.update(part)
             self._is_free.wait(PATIENCE)
             if self._stop.is_set():
                 break
         return digest.hexdigest()
 
-    def _content_parts(self, size: int) -> Iterator[Any]:
+    def _content_parts(self) -> Iterator[Any]:
         at, whole = 0, memoryview(self._content)
-        while at < size:
-            yield whole[at : (at := min(size, at + self._part))]
+        while at < len(whole):
+            part = whole[at : at + self._part]
+            yield part
+            at += len(part)
 
-    def _file_parts(self, size: int, handle: int) -> Iterator[Any]:
+    def _file_parts(self, file: BinaryIO, size: int) -> Iterator[Any]:
         at, buffer = 0, np.empty(min(BUFFER, size), np.uint8).data
-        with open(handle, "rb", buffering=0):
-            while at < size and (count := os.preadv(handle, [buffer[: self._part]], at)):
+        with file:
+            while at < size and (count := os.preadv(file.fileno(), [buffer[: self._part]], at)):
                 yield buffer[:count]
                 at += count
 

@@ -125,9 +125,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def options(dataset: Path, out: Path, *more: str, updates: int = 200) -> list[str]:
+def trained(dataset: Path, out: Path, *more: str, updates: int) -> list[str]:
     words = ["-m", "offline_cli", "train-bc", str(dataset), "--out", str(out), "--updates", str(updates), "--batch-size", "300"]
-    return [*words, "--val-fraction", "0.2", "--eval-every", "100", "--checkpoint-every", "20", "--device", "cpu", *more]
+    return [*words, "--device", "cpu", *more]
+
+
+def options(dataset: Path, out: Path, *more: str, updates: int = 200) -> list[str]:
+    often = ["--val-fraction", "0.2", "--eval-every", "100", "--checkpoint-every", "20"]
+    return trained(dataset, out, *often, *more, updates=updates)
 
 
 PLAYED = ("--env", "CartPole-v1", "--eval-episodes", "7")
@@ -238,9 +243,8 @@ def make():
 def test_a_stop_saves_all_updates_though_another_process_fails_in_the_same_check(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "breaks.py").write_text(BREAKS)
     run = tmp_path / "run"
-    words = ["-m", "offline_cli", "train-bc", str(dataset), "--out", str(run), "--updates", "1000", "--batch-size", "300"]
-    words += ["--env", f"python:{tmp_path / 'breaks.py'}:make", "--eval-every", "50", "--checkpoint-every", "100000"]
-    _, _, errors = ended(torchrun(2, *words, "--eval-episodes", "4", "--device", "cpu"))
+    checks = ["--env", f"python:{tmp_path / 'breaks.py'}:make", "--eval-every", "50", "--eval-episodes", "4"]
+    _, _, errors = ended(torchrun(2, *trained(dataset, run, *checks, "--checkpoint-every", "100000", updates=1000)))
     assert "the simulator has gone" in errors
     assert "stopped by SIGINT after 50 updates" in errors
     assert [json.loads(state.read_text())["update"] for state in run.glob("checkpoints/*/state.json")] == [50]

@@ -169,10 +169,10 @@ class Findings:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
-        said: dict[str, Any] = (
-            {} if code == OTHER_SHARD else {"example": error.what_in_one_line, "fix": error.fix}
-        )  # it names `validate`
-        self.add(source, code, count, [error.where], **said)
+        if code == OTHER_SHARD:  # whose error advises to run `validate`
+            self.add(source, code, count, [error.where])
+        else:
+            self.add(source, code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
 
     def set_total(self, source: str, code: str, of: int) -> None:
         """Set the total that the count is out of, where the code was found."""
