@@ -28,6 +28,7 @@ from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.waiting import Overdue
 
 __all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "played_with", "way_to_step"]
 
@@ -249,11 +250,11 @@ def played_with(
 def _of_all(ranks: Ranks, plan: EvaluationPlan, outcomes: Iterator[Outcomes]) -> Outcomes:
     """The episodes of every rank. Raises what ended this rank's own early; RankFailed where another one's did."""
     numbers = np.zeros((plan.count, 5))  # each rank has its own rows: 1 where an episode is, return, length, not finite
-    failure: Exception | None = None
+    failure: Exception | Overdue | None = None
     try:
         for part in outcomes:
             numbers[part.indices] = np.column_stack([np.ones(len(part)), part.returns, part.lengths, part.not_finite])
-    except Exception as err:  # noqa: BLE001  # raised once the others know
+    except (Exception, Overdue) as err:  # noqa: BLE001  # raised once the others know
         failure = err
     ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
     numbers[:, 1][~np.isfinite(numbers[:, 1])] = np.finfo(np.float64).max  # NaN of one rank would spread

@@ -186,6 +186,8 @@ class Session:
 
         Asked for once all is saved: a rank that has failed meanwhile does not answer.
         """
+        if self.ranks.count > 1:
+            stop.stops_together()
         try:
             came = self.ranks.summed([float(stop.requested == number) for number in ENDING])
         except ClusterLost:

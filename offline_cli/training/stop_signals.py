@@ -5,7 +5,8 @@
 `StopSignals` turns Ctrl-C, SIGTERM and SIGHUP into a request that a loop reads between two updates; the middle of an update is
 never interrupted. Later signals are for those who cannot wait. The second one ends code of the user's that is waited for, such
 as an environment's. Where there is none it interrupts at once, except for a `patient` loop, whose work is short and would be
-lost: that takes a third.
+lost: that takes a third. Of processes that train together one may stop because another was told to, before the same signal
+reaches it, and who started them tells the rest to end once one has: neither is a second signal.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from offline_cli.waiting import Overdue
 __all__ = ["SHARE", "Pace", "StopRequested", "StopSignals"]
 
 SHARE: Final = 0.05  # of the time, at most
+LATE: Final = 10.0  # seconds in which a signal still reaches all processes that train together
 
 
 class Pace:
@@ -64,8 +66,6 @@ class StopSignals:
     what they do.
     """
 
-    ends_the_command = True  # of its bound method, the handler: see engines/watchdog.py
-
     def __init__(self, overseer: Overseer | None = None, *, patient: bool = False) -> None:
         """`overseer`: ends what is waited for too long after a signal."""
         self.requested: int | None = None
@@ -74,6 +74,8 @@ class StopSignals:
         self._count = 0
         self._owner = os.getpid()
         self._previous: dict[int, Any] = {}
+        self._together: float | None = None  # when several processes were known to stop
+        self._came = set[int]()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -84,7 +86,17 @@ class StopSignals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if self._together is None or number in self._came else self._late)
+
+    def stops_together(self) -> None:
+        """This process stops with others: signals that it has not had may still be on their way here."""
+        self._together = time.monotonic()
+
+    def _late(self, number: int, frame: FrameType | None) -> None:
+        """The first one of this number after the context."""
+        signal.signal(number, self._previous[number])
+        if self._together is None or time.monotonic() - self._together > LATE or os.getpid() != self._owner:
+            os.kill(os.getpid(), number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:  # a process that an environment has forked, and tells to stop
@@ -92,6 +104,7 @@ class StopSignals:
             os.kill(os.getpid(), number)
             return
         self._count += 1
+        self._came.add(number)
         if self.requested is None:
             self.requested, self.at = number, time.monotonic()
         if self._overseer is not None:
@@ -100,6 +113,8 @@ class StopSignals:
                 return
         if self._count >= self._breaks_in:
             raise KeyboardInterrupt
+
+    _note.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
 
     def check(self) -> None:
         """Raise StopRequested once a signal has come."""

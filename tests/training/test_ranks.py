@@ -250,6 +250,45 @@ def test_a_stop_saves_all_updates_though_another_process_fails_in_the_same_check
     assert [json.loads(state.read_text())["update"] for state in run.glob("checkpoints/*/state.json")] == [50]
 
 
+TELLS = """import os, pathlib, signal, time, gymnasium
+
+stopped = pathlib.Path(__file__).parent / "stopped"
+
+class Tells(gymnasium.Wrapper):
+    def step(self, action):
+        if os.environ["RANK"] == "1" and not stopped.exists():
+            stopped.touch()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep({seconds})
+        return super().step(action)
+
+    def close(self):
+        over = getattr(signal.getsignal(signal.SIGINT), "__name__", "") != "_note"  # StopSignals', while it trains
+        if os.environ["RANK"] == "0" and stopped.exists() and over:
+            stopped.unlink()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        super().close()
+
+def make():
+    return Tells(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.kill
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_a_signal_that_comes_late_to_the_process_that_prints_is_no_second_one(
+    seconds: int, dataset: Path, tmp_path: Path
+) -> None:
+    """It has stopped because the other one did, and closes its environment by then; `seconds`: of a step that hangs before."""
+    (tmp_path / "tells.py").write_text(TELLS.format(seconds=seconds))
+    checks = ["--env", f"python:{tmp_path / 'tells.py'}:make", "--eval-every", "50", "--eval-episodes", "4"]
+    _, _, errors = ended(torchrun(2, *trained(dataset, tmp_path / "run", *checks, updates=1000)))
+    assert "stopped by SIGINT after 50 updates" in errors
+    assert "exitcode  : 130" in errors
+
+
 @pytest.mark.engines
 @pytest.mark.kill
 def test_a_stop_saves_the_same_update_in_all_processes(dataset: Path, tmp_path: Path) -> None:

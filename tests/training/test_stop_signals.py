@@ -1,0 +1,64 @@
+"""Signals that ask a loop to stop, before and after it has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from offline_cli.engines.watchdog import _ends_us
+from offline_cli.training import stop_signals
+from offline_cli.training.stop_signals import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Signals do afterwards what they did before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_signal_after_a_stop_that_another_process_told_of_is_that_stop() -> None:
+    with StopSignals() as stop:
+        stop.stops_together()
+    interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_a_sigterm_after_a_stop_of_several_processes_by_sigint_is_who_started_them() -> None:
+    with StopSignals() as stop:
+        interrupt()
+        stop.stops_together()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_a_signal_after_a_stop_that_had_one_of_its_own_interrupts() -> None:
+    with StopSignals() as stop:
+        interrupt()
+        stop.stops_together()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_a_signal_long_after_a_stop_of_another_process_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_signals, "LATE", -1.0)
+    with StopSignals() as stop:
+        stop.stops_together()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_a_watchdog_that_starts_within_it_ends_the_process_after_its_signals() -> None:
+    with StopSignals():
+        assert _ends_us(signal.SIGINT)
