@@ -13,7 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -332,7 +332,9 @@ def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+@cache
+def _versions() -> Mapping[str, str]:
+    """Their files are looked for once."""
     found = {"offline-cli": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -44,6 +44,7 @@ __all__ = ["BlockCache", "Blocks", "ShardReader", "ShardsAhead"]
 
 AT_ONCE: Final = 8  # remote shards that are opened before their turn
 REPEATING: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)  # of steps
+SURVEYED: Final = 4 << 20  # bytes of plain columns of steps that are read at once: some 600,000 steps
 KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
 FIX = "write the dataset again from its source"
 
@@ -121,7 +122,8 @@ class ShardReader:
         like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
-        tables = read_row_groups(file, location, columns=wanted, trust=trust, numbered=self._numbered)
+        how: dict[str, Any] = {"numbered": self._numbered, "at_once": SURVEYED if self.format == "columns" else 0}
+        tables = read_row_groups(file, location, columns=wanted, trust=trust, **how)
         if self.format == "columns":
             return (
                 step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)

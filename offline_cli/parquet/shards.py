@@ -72,14 +72,14 @@ class OpenShard(ParquetFile):
         self.stream = stream
         self.size = stream.seek(0, io.SEEK_END)  # bytes
 
-    def row_group(self, group: int, columns: Sequence[str] | None, numbered: Collection[str] = ()) -> Any:
-        """The pa.Table of a row group; text that is `numbered` stays numbers and a dictionary, if it is that in the file."""
+    def row_groups(self, groups: Sequence[int], columns: Sequence[str] | None, numbered: Collection[str] = ()) -> Any:
+        """The pa.Table of row groups; text that is `numbered` stays numbers and a dictionary, if it is that in the file."""
         reader, names = self, [field.name for field in self.schema_arrow if pa.types.is_string(field.type)] if numbered else []
         names = [name for name in names if name in numbered]
         if names:
             options = {"page_checksum_verification": True, "pre_buffer": self.is_threaded, "read_dictionary": names}
             reader = self._by_numbers = self._by_numbers or ParquetFile(self._source, metadata=self.metadata, **options)
-        return reader.read_row_group(group, columns=columns, use_threads=self.is_threaded)
+        return reader.read_row_groups(groups, columns=columns, use_threads=self.is_threaded)
 
 
 class opened:  # noqa: N801  reads as what it gives, as in contextlib
@@ -177,38 +177,65 @@ def read_row_groups(
     groups: Sequence[int] | None = None,
     numbered: Collection[str] = (),
     pool: ReadingPool | None = None,
+    at_once: int = 0,
 ) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard, in order; None: of all. Raises BadData, StorageError, and as
     `check_bound` does.
 
     `numbered`: columns of text in long runs, of which a row group within bounds gives numbers and a dictionary. `pool`: one of
-    its threads reads the next row group while the caller has the one before, where both are small.
+    its threads reads the next row group while the caller has the one before, where both are small. `at_once`: bytes in memory
+    of small row groups that come as one table.
     """
     expect_row_groups(file, location, columns, groups)
     opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
     by_threads = file.is_threaded and (columns is None or len(columns) > 1)  # one for each column
 
-    def read(group: int, *, in_turn: bool = True) -> Any:
-        """None of a row group that is not read before its turn."""
+    def bound(group: int) -> Unfolded:
         with _parquet_failures(location):
-            found = check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
-            if not (in_turn or found.bounded):
-                return None
-            if location.is_in_bucket:
+            return check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
+
+    def read(groups: Sequence[int], *, bounded: bool) -> Any:
+        with _parquet_failures(location):
+            for group in groups if location.is_in_bucket else ():
                 ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             with nullcontext() if trust is None or not by_threads else trust.decoding():
-                table = file.row_group(group, columns, numbered if found.bounded else ())
+                table = file.row_groups(groups, columns, numbered if bounded else ())
         return without_objects(table)
 
+    def small(group: int) -> Any:
+        """None of one that is not read before its turn."""
+        return read([group], bounded=True) if bound(group).bounded else None
+
     chosen, coming = list(range(file.num_row_groups) if groups is None else groups), None
+    if at_once:
+        for run, bounded in _runs(chosen, bound, at_once):
+            yield read(run, bounded=bounded)
+        return
     for group, following in zip_longest(chosen, chosen[1:]):
         table = None if coming is None else coming.result()
         if table is None:
-            table = read(group)
+            table = read([group], bounded=bound(group).bounded)
         if pool is not None and following is not None:
-            coming = pool.submit(partial(read, in_turn=False), following)
+            coming = pool.submit(partial(small, following))
         yield table
         table = None  # the next one comes beside what the caller keeps
+
+
+def _runs(groups: Sequence[int], bound: Callable[[int], Unfolded], at_once: int) -> Iterator[tuple[list[int], bool]]:
+    """Row groups that come one after the other and take so many bytes, and whether they are known to be within bounds."""
+    run, size = list[int](), 0
+    for group in groups:
+        found = bound(group)
+        if run and not (found.bounded and size + found.nbytes <= at_once):
+            yield run, True
+            run, size = [], 0
+        if found.bounded:
+            run.append(group)
+            size += found.nbytes
+        else:
+            yield [group], False
+    if run:
+        yield run, True
 
 
 def check_bound(

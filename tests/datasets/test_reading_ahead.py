@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli import filter
+from offline_cli.datasets import reading as shard_reading
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
@@ -82,18 +83,31 @@ def test_only_some_episodes_are_read_ahead(written: Path, assert_same_batch: Any
     assert_same_batch(EpisodeBatch.concat(found), Dataset.open(written)[chosen])
 
 
+@pytest.mark.parametrize("format", ["columns"], indirect=True)
+@pytest.mark.parametrize("at_once", [1, 150, 1 << 20])
+def test_the_plain_columns_are_those_of_the_steps_however_many_row_groups_are_read_at_once(
+    at_once: int, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_reading, "SURVEYED", at_once)
+    (table,) = Dataset.open(written).plain()
+    whole = EpisodeBatch.concat(list(Dataset.open(written).batches()))
+    assert table.column("eps_id").to_pylist() == list(whole.ids)
+    for name, values in {"length": whole.lengths, "return": whole.returns, "terminated": whole.terminated}.items():
+        np.testing.assert_array_equal(table.column(name).to_numpy(), values)
+
+
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_the_first_broken_row_group_is_reported_after_what_is_before_it(
     first: int, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = shards.OpenShard.row_group
+    real = shards.OpenShard.row_groups
 
-    def failing(self: Any, group: int, *options: Any, **more: Any) -> Any:
-        if group >= first:
-            raise OSError(f"row group {group} is broken")
-        return real(self, group, *options, **more)
+    def failing(self: Any, groups: Sequence[int], *options: Any, **more: Any) -> Any:
+        if groups[0] >= first:
+            raise OSError(f"row group {groups[0]} is broken")
+        return real(self, groups, *options, **more)
 
-    monkeypatch.setattr(shards.OpenShard, "row_group", failing)
+    monkeypatch.setattr(shards.OpenShard, "row_groups", failing)
     episodes = []
     for dataset in (Dataset.open(written), ahead(written)):
         batches, ids = dataset.batches(target_steps=1), list[str]()
@@ -119,13 +133,13 @@ def reading() -> list[str]:
 
 
 def test_a_row_group_that_may_be_large_waits_for_its_turn(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, threads = shards.OpenShard.row_group, list[str]()
+    real, threads = shards.OpenShard.row_groups, list[str]()
 
     def noting(self: Any, *options: Any, **more: Any) -> Any:
         threads.append(threading.current_thread().name)
         return real(self, *options, **more)
 
-    monkeypatch.setattr(shards.OpenShard, "row_group", noting)
+    monkeypatch.setattr(shards.OpenShard, "row_groups", noting)
     list(ahead(written).batches())
     assert threads.count("MainThread") == 1
     threads.clear()
