@@ -301,8 +301,8 @@ class Dataset:
             for shard in shards:
                 place = self.location.join(shard.path)
                 opening = opened(place, size=shard.bytes, moved=partial(replaced_place, self.location))
-                with coming.turn() if coming else opening as file:
-                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), **wanted)
+                with coming.turn() if coming else opening as file, held.part() as reading:
+                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), **wanted, scope=reading)
                     table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
                     if table is not None and table.num_rows != shard.episodes:
                         what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"

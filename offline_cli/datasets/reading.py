@@ -97,8 +97,7 @@ class ShardReader:
             self.check_columns(file, location)
             if trust is not None and whole:
                 held.enter(trust.beside(file.stream, location))
-            ahead = self.ahead and location.is_local and file.num_row_groups > 1
-            tables = self._row_groups(file, location, trust, held.enter(ReadingPool(1)) if ahead else None)
+            tables = self._row_groups(file, location, trust, self._pool(file, location, held))
             read = self._steps if self.format == "columns" else self._decoded
             yield from read(tables, location, chosen)
             if trust is not None and whole:
@@ -114,7 +113,7 @@ class ShardReader:
         check_further_columns(file.schema_arrow, location)
 
     def plain(
-        self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool, agents: bool
+        self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool, agents: bool, scope: Scope
     ) -> Iterator[Any] | None:
         """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard; None where it lacks the columns."""
         wanted = self.plain_columns(returns=returns, agents=agents)
@@ -122,7 +121,8 @@ class ShardReader:
         like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
-        how: dict[str, Any] = {"numbered": self._numbered, "at_once": SURVEYED if self.format == "columns" else 0}
+        how: dict[str, Any] = {"numbered": self._numbered, "pool": self._pool(file, location, scope)}
+        how["at_once"] = SURVEYED if self.format == "columns" else 0
         tables = read_row_groups(file, location, columns=wanted, trust=trust, **how)
         if self.format == "columns":
             return (
@@ -202,6 +202,10 @@ class ShardReader:
     def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None, pool: ReadingPool | None) -> Iterator[Any]:
         columns = self.columns_of(file)
         return read_row_groups(file, location, columns=columns, trust=trust, numbered=self._numbered, pool=pool)
+
+    def _pool(self, file: OpenShard, location: Location, scope: Scope) -> ReadingPool | None:
+        """What reads ahead, where that is wanted."""
+        return scope.enter(ReadingPool(1)) if self.ahead and location.is_local and file.num_row_groups > 1 else None
 
     @property
     def _numbered(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from offline_cli.parquet.row_group_cuts import Cuts, cuts_of
 from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.parquet.shards import OpenShard, check_bound, is_plain, opened, read_row_groups
 from offline_cli.parquet.trust import Hashing, Trust, fingerprint
+from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, describe, same_space
 
 __all__ = [
@@ -308,10 +309,11 @@ class Base:
     def _plain(self, folder: Location, shard: Shard, rows: RowFormat | None = None) -> Any:
         """The plain columns of a shard's episodes, a pa.Table; None where it lacks them."""
         place = folder.join(shard.path)
-        with opened(place, size=shard.bytes) as file:
+        with opened(place, size=shard.bytes) as file, Scope() as scope:
             if rows is not None:
                 rows.adopt(file.schema_arrow)
-            tables = self._reader.plain(file, place, Trust(shard.sha256), returns=rows is not None, agents=False)
+            wanted = {"returns": rows is not None, "agents": False}
+            tables = self._reader.plain(file, place, Trust(shard.sha256), **wanted, scope=scope)
             table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
         if table is not None and table.num_rows != shard.episodes:
             what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"

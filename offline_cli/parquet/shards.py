@@ -7,12 +7,11 @@ another value. Whatever the Parquet reader raises on a broken or hostile file be
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import zip_longest
 from types import TracebackType
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -194,48 +193,53 @@ def read_row_groups(
         with _parquet_failures(location):
             return check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
 
-    def read(groups: Sequence[int], *, bounded: bool) -> Any:
+    def read(run: _Run) -> Any:
         with _parquet_failures(location):
-            for group in groups if location.is_in_bucket else ():
+            for group in run.groups if location.is_in_bucket else ():
                 ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
             with nullcontext() if trust is None or not by_threads else trust.decoding():
-                table = file.row_groups(groups, columns, numbered if bounded else ())
+                table = file.row_groups(run.groups, columns, numbered if run.bounded else ())
         return without_objects(table)
 
-    def small(group: int) -> Any:
-        """None of one that is not read before its turn."""
-        return read([group], bounded=True) if bound(group).bounded else None
+    runs = _runs(range(file.num_row_groups) if groups is None else groups, bound, at_once)
 
-    chosen, coming = list(range(file.num_row_groups) if groups is None else groups), None
-    if at_once:
-        for run, bounded in _runs(chosen, bound, at_once):
-            yield read(run, bounded=bounded)
-        return
-    for group, following in zip_longest(chosen, chosen[1:]):
-        table = None if coming is None else coming.result()
-        if table is None:
-            table = read([group], bounded=bound(group).bounded)
-        if pool is not None and following is not None:
-            coming = pool.submit(partial(small, following))
+    def ahead() -> tuple[_Run | None, Any]:
+        """What comes next; its table, unless that waits for its turn."""
+        run = next(runs, None)
+        return run, read(run) if run is not None and run.bounded else None
+
+    coming = None
+    while True:
+        run, table = ahead() if coming is None else coming.result()
+        if run is None:
+            return
+        table = read(run) if table is None else table
+        coming = None if pool is None else pool.submit(ahead)
         yield table
         table = None  # the next one comes beside what the caller keeps
 
 
-def _runs(groups: Sequence[int], bound: Callable[[int], Unfolded], at_once: int) -> Iterator[tuple[list[int], bool]]:
-    """Row groups that come one after the other and take so many bytes, and whether they are known to be within bounds."""
+class _Run(NamedTuple):
+    """Row groups that come one after the other and are read at once."""
+
+    groups: list[int]
+    bounded: bool  # whether they are known to be within bounds
+
+
+def _runs(groups: Iterable[int], bound: Callable[[int], Unfolded], at_once: int) -> Iterator[_Run]:
+    """One after the other, or as many as take so many bytes."""
     run, size = list[int](), 0
     for group in groups:
         found = bound(group)
         if run and not (found.bounded and size + found.nbytes <= at_once):
-            yield run, True
+            yield _Run(run, bounded=True)
             run, size = [], 0
-        if found.bounded:
-            run.append(group)
-            size += found.nbytes
-        else:
-            yield [group], False
+        run, size = [*run, group], size + found.nbytes
+        if size >= at_once or not found.bounded:
+            yield _Run(run, bounded=found.bounded)
+            run, size = [], 0
     if run:
-        yield run, True
+        yield _Run(run, bounded=True)
 
 
 def check_bound(

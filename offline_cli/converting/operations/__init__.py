@@ -188,12 +188,17 @@ class Operation:
             on_progress=self.on_progress,
         )
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether memory allows for a row group beside the one that is worked on, and one that is written."""
+        return self.tables.memory_limit >= AHEAD
+
     def _keeping(self, source: Source) -> Source:
         """`source`, read ahead where memory allows, keeping the rows that it reads where they can be written as they are."""
         if not isinstance(source, OwnSource):
             return source
         kept = self.kept if source.info.format == self.format else None
-        return replace(source, dataset=replace(source.dataset, kept=kept, ahead=self.tables.memory_limit >= AHEAD))
+        return replace(source, dataset=replace(source.dataset, kept=kept, ahead=self.reads_ahead))
 
     # ---- writing ----
 

@@ -89,8 +89,8 @@ def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey 
     for source in operation.sources:
         assert isinstance(source, OwnSource)
         cuts.append([])
-        limit = operation.tables.memory_limit
-        with source.dataset.plain(returns=returns, agents=agents, memory_limit=limit) as shards:
+        limit, dataset = operation.tables.memory_limit, replace(source.dataset, ahead=operation.reads_ahead)
+        with dataset.plain(returns=returns, agents=agents, memory_limit=limit) as shards:
             for table in shards:
                 if table is None or any(table.column(name).null_count for name in PLAIN_SCHEMA.names if name not in unknown):
                     return None
