@@ -346,21 +346,20 @@ class _SourcesRead:
         self._unit = next(iter(units)) if len(units := {source.unit for source in sources}) == 1 else None
         sizes = [source.size for source in sources] if self._unit else [None]
         self._total = None if None in sizes else sum(size for size in sizes if size is not None)
+        self._told = 0  # as the last report had it
 
     def left_over(self) -> Progress | None:
-        """The last report, where no reader had to read the ends of its files."""
-        last = self.now()
-        return replace(last, done=last.total) if last.total is not None and last.done < last.total else None
+        """The last report, unless all was reported: no reader has to read the ends of its files, or to count its last batch."""
+        told, last = self._told, self.now()
+        return replace(last, done=last.total) if last.total is not None and told < last.total else None
 
     def now(self) -> Progress:
         """How far the sources have been read."""
-        rows = self._tally.rows_in
         if self._total is None:
-            return Progress("reading", rows, None, ROWS)
-        done = min(self._total, sum(source.done for source in self._sources))
-        if self._unit == ROWS:
-            return Progress("reading", done, self._total, ROWS)
-        return Progress("reading", -(-done // KB), -(-self._total // KB), "kB", {ROWS: rows})
+            return Progress("reading", self._tally.rows_in, None, ROWS)
+        each, unit, figures = (1, ROWS, {}) if self._unit == ROWS else (KB, "kB", {ROWS: self._tally.rows_in})
+        self._told = -(-min(self._total, sum(source.done for source in self._sources)) // each)
+        return Progress("reading", self._told, -(-self._total // each), unit, figures)
 
 
 class WaitingRejects:

@@ -102,7 +102,8 @@ def _misfits(module: RLModule) -> list[str]:
     observed, problems = module.observation_space, _of_actions(module)
     images = _image_encoders(module)
     if not isinstance(observed, spaces.Box) or not (len(observed.shape) == 1 or images):
-        return [*problems, f"observations are {describe(observed)}; RLlib's default module takes a vector or an image"]
+        what = f"observations are {describe(observed)}; RLlib's default module takes a vector or an image"
+        return [*problems, what + _of_one_number(observed, "obs")]
     for encoder in images:
         problems += _of_images(encoder, observed)
     if isinstance(module, LSTMPolicy):
@@ -148,7 +149,14 @@ def _of_actions(module: RLModule) -> list[str]:
             return []
         case spaces.MultiDiscrete() if len(space.nvec.shape) == 1 and not np.any(space.start):
             return []
-    return [f"actions are {describe(space)}; RLlib takes Discrete and MultiDiscrete from 0 on, and vectors of floats"]
+    what = f"actions are {describe(space)}; RLlib takes Discrete and MultiDiscrete from 0 on, and vectors of floats"
+    return [what + _of_one_number(space, "actions")]
+
+
+def _of_one_number(space: Space, role: str) -> str:
+    """What makes a vector of single floats, which tables have where one column is named."""
+    is_one = isinstance(space, spaces.Box) and not space.shape
+    return f' (of a table, {role} = ["name"] in the mapping makes a vector of one)' if is_one else ""
 
 
 def _bad_pieces(pieces: Sequence[tuple[str, ConnectorV2]]) -> list[str]:

@@ -15,6 +15,8 @@ from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.progress import Progress
 
+FOREIGN = Path(__file__).resolve().parents[1] / "testdata" / "foreign"
+
 
 def tables(folder: Path, files: int = 5, rows: int = 500) -> str:
     folder.mkdir()
@@ -46,6 +48,10 @@ def assert_rises_to_its_total(seen: list[Progress]) -> None:
     assert done == sorted(done)
     assert seen[-1].done == seen[-1].total
     assert {report.total for report in seen} == {seen[-1].total}
+
+
+def test_a_reader_that_counts_a_batch_once_it_is_handed_on_has_a_last_report_as_well() -> None:
+    assert_rises_to_its_total(reports(str(FOREIGN / "minari_hdf5")))
 
 
 @pytest.mark.parametrize("big", [False, True])

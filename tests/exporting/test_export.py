@@ -207,6 +207,7 @@ def test_the_same_run_gives_the_same_checkpoint_and_a_foreign_folder_stays(expor
         (Kind(KINDS["mlp"].observations, KINDS["mlp"].actions, network={"layer_norm": True}), "layer norm comes after"),
         (Kind(KINDS["mlp"].observations, KINDS["nested"].actions), "actions are Dict"),
         (Kind(KINDS["nested"].observations, KINDS["mlp"].actions), "observations are Dict"),
+        (Kind(KINDS["mlp"].observations, spaces.Box(-1.0, 1.0, (), np.float32)), 'actions = ["name"] in the mapping'),
         (Kind(KINDS["mlp"].observations, KINDS["mlp"].actions, network={**MEMORY, "memory": "gru"}), "GRUPolicy"),
         (
             Kind(KINDS["mlp"].observations, KINDS["mlp"].actions, network={**MEMORY, "memory_layers": 2}),

@@ -278,3 +278,14 @@ def test_ids_are_found_beside_a_date_that_goes_on_from_episode_to_episode(write_
     rows = [(e, f"2024-03-0{e} 12:00:0{k}", k, 0.3 * (-1) ** k, k % 2) for e in (7, 8) for k in range(6)]
     found = tomllib.loads(proposed(csv_of(write_lines, "sortie,timestamp,n,x,action", *rows)))["columns"]
     assert (found["eps_id"], found["t"]) == ("sortie", "timestamp")
+
+
+def test_cells_without_a_value_are_offered_to_be_filled_and_the_lines_work(write_lines: Write, read_table: Read) -> None:
+    rows = [("A", k, "" if k == 3 else 0.1 * k, 0.5 * k, 1.0 if k else "") for k in range(6)]
+    path = csv_of(write_lines, "run,step,temp,cmd,reward", *rows)
+    text = proposed(path)
+    assert "fill" not in tomllib.loads(text)  # nobody has chosen yet
+    assert '# temp = "previous"  # or "mean", or a number; 1 of the cells seen are empty' in text
+    assert "# cmd" not in text
+    filled = text.replace("# [fill]", "[fill]").replace("# temp =", "temp =").replace('# reward = "previous"', "reward = 0")
+    assert read_table(path, filled)[1].num_steps == 6

@@ -8,7 +8,6 @@ format. Order, row format and how a manifest came to its spaces are notes.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
@@ -23,6 +22,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
+from offline_cli.converting.operations.diff_result import DiffResult
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
@@ -30,7 +30,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.batch_arrays import Form, forms, in_words
 from offline_cli.episodes.codec.steps import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints, normal
-from offline_cli.errors import TargetNotMet
 from offline_cli.files.locations import Location, expand
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import AskedEnvironment, open_sources
@@ -49,43 +48,6 @@ __all__ = ["DiffResult", "diff"]
 NAMED: Final = 10  # ids of each kind
 ID, A, B = "id", "a", "b"
 NOT_COMPARED: Final = "custom data but the id of the source, clocks and ids of multi-agent episodes, which columns do not hold"
-
-
-@dataclass(frozen=True, slots=True)
-class DiffResult:
-    """What differs."""
-
-    a: str
-    b: str
-    equal: bool
-    missing: int  # episodes that only one of the two has
-    missing_in_a: int
-    missing_in_b: int
-    changed: int  # episodes of one id that differ
-    first: Mapping[str, Any] | None  # episode, step, column, index within the value, and both values; None: equal
-    facts: tuple[Mapping[str, Any], ...]  # what is declared of all episodes, and differs: column, a, b
-    notes: tuple[str, ...]  # what may differ
-    ids: Mapping[str, tuple[str, ...]]  # the first 10 of missing_in_a, missing_in_b and changed
-    episodes_a: int
-    episodes_b: int
-    steps_a: int
-    steps_b: int
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-
-    def check(self) -> None:
-        """Raise TargetNotMet unless the two are equal; its `result` is `as_dict()`."""
-        first = self.first or {}
-        if self.equal:
-            return
-        place = ", ".join(f"{name} {first[name]}" for name in ("episode", "step", "column") if first.get(name) is not None)
-        what = f"they differ in {self.changed:,} episodes, and {self.missing:,} are in one of the two only; first {place}: "
-        fix = "--json has all counts; the same episodes in another order or row format would be equal"
-        what, where = f"{what}{first.get('a')} and {first.get('b')}", f"{self.a} and {self.b}"
-        raise TargetNotMet(what, where=where, fix=fix, result=self.as_dict())
 
 
 @takes(DiffOptions)

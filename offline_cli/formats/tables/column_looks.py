@@ -41,6 +41,7 @@ class Look:
     comma: str = ""  # one of its numbers, where these have a decimal comma
     image: str = ""  # what its images are decoded to
     unfit: str = ""  # why its images cannot be read
+    gaps: int = 0  # cells without a value
 
     @property
     def different(self) -> int:
@@ -53,6 +54,12 @@ def looked(seen: Seen | None, name: str) -> Look:
     column = None if seen is None or seen.table is None or name not in seen.table.column_names else seen.table.column(name)
     if column is None or not len(column):
         return Look("")
+    look = _of_cells(column)
+    look.gaps = column.null_count
+    return look
+
+
+def _of_cells(column: Any) -> Look:
     if column.null_count == len(column):
         return Look("empty")
     if is_text(column.type):

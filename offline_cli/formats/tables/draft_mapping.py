@@ -15,6 +15,7 @@ from offline_cli.formats.tables.column_looks import Look
 
 __all__ = ["Draft", "array", "key", "part_names", "string", "written"]
 
+FILLABLE: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS)  # roles
 VECTOR_PARTS: Final = ("state", "numbers")  # what numbers beside images are called, the first that no image is
 
 
@@ -74,6 +75,7 @@ def written(draft: Draft, categories: Mapping[str, Sequence[str]], bound: str, d
     if images:
         kinds = (f"{key(name)} = {string(draft.looks[name].image)}" for name in images)
         lines += ["", "[images]  # decoding needs pip install 'offline-cli[images]'", *kinds]
+    lines += _gaps(draft)
     comma = next((look.comma for look in draft.looks.values() if look.comma), "")
     decimal = f'decimal = ","  # as in {string(comma)}'
     if delimiter is not None:
@@ -82,6 +84,20 @@ def written(draft: Draft, categories: Mapping[str, Sequence[str]], bound: str, d
     elif comma:
         lines.insert(1, f"csv.{decimal}")
     return "\n".join(lines) + "\n"
+
+
+def _gaps(draft: Draft) -> Iterator[str]:
+    """What to do about cells without a value, for people to choose."""
+    names = [name for role in FILLABLE for name in draft.roles.get(role, ())]
+    gaps = {name: draft.looks[name].gaps for name in names if name in draft.looks}
+    if any(gaps.values()):
+        yield from (
+            "",
+            "# Each cell without a value costs its episode, unless it is filled, or split_at_gaps = true:",
+            "# [fill]",
+        )
+    for name in filter(gaps.get, gaps):
+        yield f'# {key(name)} = "previous"  # or "mean", or a number; {gaps[name]:,} of the cells seen are empty'
 
 
 def part_names(draft: Draft, role: str) -> set[str]:

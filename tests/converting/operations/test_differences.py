@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
-from offline_cli.converting.operations.differences import DiffResult, diff
+from offline_cli.converting.operations.diff_result import DiffResult
+from offline_cli.converting.operations.differences import diff
 from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import StorageNotFound, TargetNotMet
@@ -248,10 +249,31 @@ def test_a_difference_raises_where_it_is_asked_for(written: Callable[..., Path],
     batch = make_batch((3, 4))
     result = diff(written("a", batch), written("b", changed(batch, "rewards", 5, 9.0)))
     with pytest.raises(
-        TargetNotMet, match=r"they differ in 1 episodes, .*episode episode-1, step 2, column rewards: .* and 9.0"
+        TargetNotMet, match=r"1 of the episodes in both differ; first: episode episode-1, step 2, column rewards: .* and 9.0"
     ) as e:
         result.check()
     assert e.value.result == result.as_dict()
+
+
+def test_it_says_which_of_the_two_has_episodes_alone_and_whether_ids_can_be_compared(
+    written: Callable[..., Path], make_batch: Make
+) -> None:
+    batch = make_batch((3, 4, 2))
+    whole, part = written("a", batch), written("b", batch.select([0]))
+    with pytest.raises(TargetNotMet) as caught:
+        diff(whole, part).check()
+    assert caught.value.what == f"2 are in {whole.as_uri()[7:]} only; first: episode episode-1: there and missing"
+    renamed = written("c", replace(batch, ids=("x", "y", "z")))
+    with pytest.raises(TargetNotMet) as caught:
+        diff(whole, renamed).check()
+    assert "compared by their ids" in caught.value.fix
+
+
+def test_what_is_declared_alone_is_told_as_such(written: Callable[..., Path], make_batch: Make) -> None:
+    batch = make_batch((3, 4))
+    said = "the episodes are the same, and what is declared of them differs; first: column environment: CartPole-v0"
+    with pytest.raises(TargetNotMet, match=said):
+        diff(written("a", batch, environment=Environment("CartPole-v0")), written("b", batch)).check()
 
 
 def test_a_missing_place_is_said(written: Callable[..., Path], make_batch: Make, tmp_path: Path) -> None:
