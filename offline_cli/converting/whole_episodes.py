@@ -35,7 +35,7 @@ from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
 from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
-from offline_cli.formats.source import ROWS, Fragments, Scannable, Source, SourceInfo
+from offline_cli.formats.source import ROWS, Fragments, ReadingAhead, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Reject, Rejects, Tally
@@ -113,7 +113,8 @@ def _forms(source: Source) -> dict[str, str]:
 
 def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatch | None:
     """The first batch of a source; None: there is none. Raises what reading raises."""
-    with closing(cast(Any, source.fragments(Tally(), Rejects(on_error)))) as fragments:
+    looked = source.not_ahead() if isinstance(source, ReadingAhead) else source
+    with closing(looked), closing(cast(Any, looked.fragments(Tally(), Rejects(on_error)))) as fragments:
         first: Fragments | None = next(fragments, None)
     return None if first is None else first.batch
 
@@ -261,7 +262,6 @@ class WholeEpisodes:
                 self._see_extra(source, location, first, extremes)
                 continue
             batch = first_batch(source, OnError.SKIP)
-            source.close()
             if batch is not None and batch.num_steps:
                 check_spaces(batch)
                 batch = batch if self.extras is None else self.extras.of(batch, location)

@@ -359,6 +359,10 @@ class OwnSource:
         """See `Source`."""
         self.scope.close()
 
+    def not_ahead(self) -> OwnSource:
+        """See `ReadingAhead`."""
+        return replace(self, dataset=replace(self.dataset, ahead=False, kept=None))
+
     def partitions(self, count: int) -> Sequence[OwnSource]:
         """See `Source`: no episode lies in two shards."""
         unit, dataset = "episodes" if self.info.format == "episodes" else "steps", self.dataset

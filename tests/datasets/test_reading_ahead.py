@@ -16,11 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli import filter
+from offline_cli.converting.whole_episodes import first_batch
 from offline_cli.datasets import reading as shard_reading
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.files.locations import open_location
+from offline_cli.formats.opening import OwnSource
 from offline_cli.parquet import safety, shards
 
 LENGTHS = (3, 1, 5, 2, 4, 7, 1, 1, 6, 2)
@@ -125,6 +127,15 @@ def test_what_is_left_half_read_is_closed(written: Path) -> None:
     batches.close()
     assert not reading()
     assert len(os.listdir("/dev/fd")) <= before  # what other tests left may be closed in between
+
+
+def test_a_look_at_the_first_batch_reads_nothing_ahead_and_closes_all(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_reading, "ReadingPool", lambda *_: pytest.fail("it read ahead"))
+    before, source = len(os.listdir("/dev/fd")), OwnSource.open(open_location(written))
+    batch = first_batch(replace(source, dataset=ahead(written)))
+    assert batch is not None
+    assert batch.ids[0] == "episode-0"
+    assert len(os.listdir("/dev/fd")) <= before
 
 
 def reading() -> list[str]:

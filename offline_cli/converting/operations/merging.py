@@ -269,7 +269,6 @@ def _check_columns(sources: Sequence[Source], drop: Sequence[str]) -> None:
     have = {Columns.INFOS}
     for source in sources:
         first = first_batch(source, OnError.SKIP)
-        source.close()
         have |= set() if first is None else first.extra.keys()
     needed = [name for name in drop if name.partition(".")[0] in OF_EVERY_EPISODE]
     wrong = [f"{name} is part of every episode" for name in needed]
