@@ -34,6 +34,7 @@ __all__ = ["COMPRESSIONS", "BackgroundWriter", "ShardWriter", "check_compression
 
 COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
 BUFFER: Final = 4 << 20  # bytes of a shard that are written at once: each page by itself would wait for Python's lock
+WIDE: Final = 64  # columns of Parquet
 LARGE: Final = 2 * BLOCK_BYTES  # bytes of a table that is not held in memory in two forms
 
 
@@ -220,8 +221,16 @@ class _Whole:
 
 
 def _threads_for(schema: Any) -> int:
-    """Two, but one on two processors for packed episodes: to make their bytes takes the other all its time."""
-    return 1 if Columns.ITEM in schema.names and processors() <= 2 else 2
+    """Two; one for many columns, whose footers take longer to join than the columns to encode, and on two processors for packed
+    episodes: to make their bytes takes the other all its time."""
+    packed = Columns.ITEM in schema.names and processors() <= 2
+    return 1 if packed or sum(map(_stored_columns, schema.types)) > WIDE else 2
+
+
+def _stored_columns(kind: Any) -> int:
+    """How many columns of Parquet a type is stored in."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return sum(_stored_columns(kind.field(number).type) for number in range(kind.num_fields)) if kind.num_fields else 1
 
 
 def _write(parquet: Any, tables: list[Any], rows: Sequence[int]) -> None:

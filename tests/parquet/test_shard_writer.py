@@ -12,6 +12,7 @@ import pytest
 from offline_cli.errors import StorageError
 from offline_cli.files import staging
 from offline_cli.files.locations import Location, open_location
+from offline_cli.parquet import shard_writing
 from offline_cli.parquet.shard_writing import ShardWriter
 
 TABLE = pa.table({"x": list(range(1000))})
@@ -106,3 +107,21 @@ def test_a_shard_of_which_a_table_failed_is_never_published(tmp_path: Path, monk
             end()
     writer.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("columns", [2, 65])
+def test_a_file_of_many_columns_is_one_writers_with_the_bytes_that_several_would_have_made(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To join their footers would take longer than to encode them."""
+    kind = pa.struct({f"x{i}": pa.list_(pa.float32(), 2) for i in range(columns - 1)})
+    table = pa.table({"n": range(9), "s": pa.array([{f"x{i}": [0.5, k] for i in range(columns - 1)} for k in range(9)], kind)})
+    digests = []
+    for wide in (None, 1000):
+        monkeypatch.setattr(shard_writing, "WIDE", wide or shard_writing.WIDE)
+        writer = ShardWriter(open_location(tmp_path / "a"), table.schema, folder=open_location(tmp_path), compression="zstd")
+        assert (writer._whole is not None) is (columns > 64 and wide is None)
+        for _ in range(3):
+            writer.write(table, rows=[4, 5])
+        digests.append(writer.commit()[1])
+    assert digests[0] == digests[1]
