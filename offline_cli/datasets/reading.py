@@ -122,7 +122,9 @@ class ShardReader:
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
         how: dict[str, Any] = {"numbered": self._numbered, "pool": self._pool(file, location, scope)}
-        how["at_once"] = SURVEYED if self.format == "columns" else 0
+        how["at_once"] = (
+            SURVEYED if self.format == "columns" and location.is_local else 0
+        )  # elsewhere parts are fetched in order
         tables = read_row_groups(file, location, columns=wanted, trust=trust, **how)
         if self.format == "columns":
             return (

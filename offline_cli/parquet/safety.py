@@ -102,7 +102,7 @@ class Unfolded(NamedTuple):
 
     nbytes: int  # at least; texts that repeat are counted once, unless `apart`
     apart: bool  # whether row groups have to be held one at a time: the file is trusted, and beyond the bound
-    bounded: bool = False  # whether they are known to take `MAX_BYTES` at most
+    most: int | None = None  # what they take at most, where that is known to be `MAX_BYTES` or less
 
 
 def refuse_bomb(
@@ -113,16 +113,18 @@ def refuse_bomb(
     where: str,
     columns: Collection[str] | None = None,
     group: int | None = None,
+    enough: int = MAX_BYTES,
 ) -> Unfolded:
     """Raise UnsafeData where the `columns` (top-level names; None: all) of a file of `size()` bytes are a bomb.
 
     `opening` gives the file, and `size` its bytes as stored, if they have to be read. `metadata`: its footer. `group`:
-    check that row group alone, for readers that hold one at a time. Arrow's errors go to the caller.
+    check that row group alone, for readers that hold one at a time. `enough`: no more is looked at once they are known to take
+    no more than that. Arrow's errors go to the caller.
     """
     plain, texts = _counted_chunks(metadata, columns, range(metadata.num_row_groups) if group is None else [group])
-    most = _at_most(opening, metadata, plain, texts)
+    most = _at_most(opening, metadata, plain, texts, min(enough, MAX_BYTES))
     if most <= MAX_BYTES:
-        return Unfolded(plain, apart=False, bounded=True)
+        return Unfolded(plain, apart=False, most=most)
     limit = max(MAX_BYTES, MAX_RATIO * size())
     if most <= limit:
         return Unfolded(plain, apart=False)
@@ -208,7 +210,7 @@ def _counted_chunks(metadata: Any, columns: Collection[str] | None, groups: Iter
     return total, texts
 
 
-def _at_most(opening: Opening, metadata: Any, plain: int, texts: Iterable[_Texts]) -> int:
+def _at_most(opening: Opening, metadata: Any, plain: int, texts: Iterable[_Texts], enough: int) -> int:
     """Bytes in memory that the column chunks cannot exceed, by footer and dictionaries alone.
 
     Texts that mostly differ stand in a dictionary until it is full, and as they are after that. To add them up takes longer
@@ -217,7 +219,7 @@ def _at_most(opening: Opening, metadata: Any, plain: int, texts: Iterable[_Texts
     texts = sorted(texts, key=lambda chunk: chunk.worst, reverse=True)
     total = plain + sum(chunk.worst for chunk in texts)
     for chunk in texts:
-        if total <= MAX_BYTES or chunk.worst <= SMALL:
+        if total <= enough or chunk.worst <= SMALL:
             break
         if chunk.has_prefixes:
             continue

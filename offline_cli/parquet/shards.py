@@ -30,6 +30,7 @@ from offline_cli.parquet.arrow_reading import (
     without_objects,
 )
 from offline_cli.parquet.safety import (
+    MAX_BYTES,
     Opening,
     Unfolded,
     chunk_ranges,
@@ -191,7 +192,8 @@ def read_row_groups(
 
     def bound(group: int) -> Unfolded:
         with _parquet_failures(location):
-            return check_bound(location, opening, file.metadata, columns=columns, group=group, trust=trust, size=file.size)
+            how: dict[str, Any] = {"columns": columns, "group": group, "trust": trust, "size": file.size}
+            return check_bound(location, opening, file.metadata, **how, enough=at_once or MAX_BYTES)
 
     def read(run: _Run) -> Any:
         with _parquet_failures(location):
@@ -227,17 +229,18 @@ class _Run(NamedTuple):
 
 
 def _runs(groups: Iterable[int], bound: Callable[[int], Unfolded], at_once: int) -> Iterator[_Run]:
-    """One after the other, or as many as take so many bytes."""
-    run, size = list[int](), 0
+    """One after the other; or as many as take so many bytes, and with all that repeats no more than one may."""
+    run, size, most = list[int](), 0, 0
     for group in groups:
         found = bound(group)
-        if run and not (found.bounded and size + found.nbytes <= at_once):
+        if run and (found.most is None or size + found.nbytes > at_once or most + found.most > MAX_BYTES):
             yield _Run(run, bounded=True)
-            run, size = [], 0
-        run, size = [*run, group], size + found.nbytes
-        if size >= at_once or not found.bounded:
-            yield _Run(run, bounded=found.bounded)
-            run, size = [], 0
+            run, size, most = [], 0, 0
+        run.append(group)
+        size, most = size + found.nbytes, most + (found.most or 0)
+        if size >= at_once or found.most is None:
+            yield _Run(run, bounded=found.most is not None)
+            run, size, most = [], 0, 0
     if run:
         yield _Run(run, bounded=True)
 
@@ -251,6 +254,7 @@ def check_bound(
     group: int | None = None,
     trust: Trust | None = None,
     size: int | None = None,
+    enough: int = MAX_BYTES,
 ) -> Unfolded:
     """As `refuse_bomb`, of the file at `location`; the sha256 of one that is refused is compared with what is trusted.
 
@@ -259,7 +263,7 @@ def check_bound(
     """
     try:
         told = location.size if size is None else lambda: size
-        return refuse_bomb(opening, metadata, told, where=location.url, columns=columns, group=group)
+        return refuse_bomb(opening, metadata, told, where=location.url, columns=columns, group=group, enough=enough)
     except UnsafeData:
         if trust is None or not trust.is_true_of(location):
             raise

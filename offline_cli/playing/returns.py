@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -242,9 +242,12 @@ def played_with(
         on_step()
         return False
 
-    with open_runner(plan, ranks.rank, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
-        outcomes = runner.batches() if ranks.count == 1 else iter([_of_all(ranks, plan, runner.batches())])
-        return _checked(plan, outcomes, on_episodes, environment)
+    def played() -> Generator[Outcomes, None, None]:
+        with open_runner(plan, ranks.rank, environment=environment, policy=policy, sink=Returns, stopped=stopped) as runner:
+            yield from runner.batches()
+
+    with closing(played()) as own:
+        return _checked(plan, own if ranks.count == 1 else iter([_of_all(ranks, plan, own)]), on_episodes, environment)
 
 
 def _of_all(ranks: Ranks, plan: EvaluationPlan, outcomes: Iterator[Outcomes]) -> Outcomes:

@@ -87,6 +87,7 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler if self._together is None or number in self._came else self._late)
+        self._overseer = None  # a handler may stay
 
     def stops_together(self) -> None:
         """This process stops with others: signals that it has not had may still be on their way here."""
@@ -98,15 +99,20 @@ class StopSignals:
         if self._together is None or time.monotonic() - self._together > LATE or os.getpid() != self._owner:
             os.kill(os.getpid(), number)
 
+    _late.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:  # a process that an environment has forked, and tells to stop
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self._count += 1
+        is_late = self._together is not None and number not in self._came
         self._came.add(number)
         if self.requested is None:
             self.requested, self.at = number, time.monotonic()
+        if is_late:
+            return
+        self._count += 1
         if self._overseer is not None:
             self._overseer.stop(number, at_once=self._count > 1)
             if self._overseer.waiting.doing:
@@ -114,7 +120,7 @@ class StopSignals:
         if self._count >= self._breaks_in:
             raise KeyboardInterrupt
 
-    _note.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
+    _note.ends_the_command = True  # type: ignore[attr-defined]
 
     def check(self) -> None:
         """Raise StopRequested once a signal has come."""

@@ -21,7 +21,7 @@ from offline_cli.datasets import reading as shard_reading
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.files.locations import open_location
+from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.opening import OwnSource
 from offline_cli.parquet import safety, shards
 
@@ -69,7 +69,7 @@ def test_row_groups_that_may_be_large_and_others_are_joined(
 
     def in_turn(*given: Any, **more: Any) -> Any:
         looked.append(more["group"])
-        return real(*given, **more)._replace(bounded=bounded[more["group"] % 2])
+        return real(*given, **more)._replace(most=0 if bounded[more["group"] % 2] else None)
 
     monkeypatch.setattr(shards, "refuse_bomb", in_turn)
     found = list(Dataset.open(written).batches(target_steps=target_steps))
@@ -96,6 +96,25 @@ def test_the_plain_columns_are_those_of_the_steps_however_many_row_groups_are_re
     assert table.column("eps_id").to_pylist() == list(whole.ids)
     for name, values in {"length": whole.lengths, "return": whole.returns, "terminated": whole.terminated}.items():
         np.testing.assert_array_equal(table.column(name).to_numpy(), values)
+
+
+@pytest.mark.parametrize("format", ["columns"], indirect=True)
+def test_plain_columns_of_remote_shards_are_read_one_row_group_at_a_time(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parts are fetched in order, and forgotten once a later one is asked for."""
+    real, asked = shards.OpenShard.row_groups, list[int]()
+
+    def noting(self: Any, groups: Sequence[int], *options: Any) -> Any:
+        asked.append(len(groups))
+        return real(self, groups, *options)
+
+    monkeypatch.setattr(shards.OpenShard, "row_groups", noting)
+    list(Dataset.open(written).plain())
+    assert asked == [11]
+    monkeypatch.setattr(Location, "is_local", property(lambda _: False))
+    list(Dataset.open(written).plain())
+    assert asked == [11, *[1] * 11]
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

@@ -285,7 +285,23 @@ def test_cells_without_a_value_are_offered_to_be_filled_and_the_lines_work(write
     path = csv_of(write_lines, "run,step,temp,cmd,reward", *rows)
     text = proposed(path)
     assert "fill" not in tomllib.loads(text)  # nobody has chosen yet
-    assert '# temp = "previous"  # or "mean", or a number; 1 of the cells seen are empty' in text
+    assert '# temp = "previous"  # the value before, or "mean", or a number; 1 of the cells seen are empty' in text
     assert "# cmd" not in text
     filled = text.replace("# [fill]", "[fill]").replace("# temp =", "temp =").replace('# reward = "previous"', "reward = 0")
     assert read_table(path, filled)[1].num_steps == 6
+
+
+def test_a_mean_is_offered_to_fill_what_has_one(write_lines: Write, read_table: Read) -> None:
+    rows = [("A", k, "" if k == 3 else 0.1 * k, "" if k == 2 else k % 2, "" if k == 1 else "lr"[k % 2], 1.0) for k in range(6)]
+    path = csv_of(write_lines, "run,step,temp,cmd,side,reward", *rows)
+    text = proposed(path)
+    assert [line for line in text.splitlines() if line.startswith("# ") and '= "previous"' in line] == [
+        '# temp = "previous"  # the value before, or "mean", or a number; 1 of the cells seen are empty',
+        '# side = "previous"  # the value before; 1 of the cells seen are empty',
+        '# cmd = "previous"  # the value before, or a number; 1 of the cells seen are empty',
+    ]
+    filled = text.replace("# [fill]", "[fill]")
+    for name in ("temp", "side", "cmd"):
+        filled = filled.replace(f"# {name} =", f"{name} =")
+    assert read_table(path, filled)[1].num_steps == 6
+    assert read_table(path, "split_at_gaps = true\n" + text)[0].tally.assumptions["split-at-gap"] == 3

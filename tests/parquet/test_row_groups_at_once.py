@@ -54,11 +54,20 @@ def test_one_that_takes_more_than_is_given_comes_alone(shard: Path, monkeypatch:
 def test_one_that_may_be_beyond_the_bound_comes_alone(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = safety._at_most
 
-    def most(opening: object, metadata: object, plain: int, texts: list[safety._Texts]) -> int:
+    def most(opening: object, metadata: object, plain: int, texts: list[safety._Texts], enough: int) -> int:
         beyond = safety.MAX_BYTES + 1 if any(text.group == 3 for text in texts) else 0
-        return max(beyond, real(opening, metadata, plain, texts))  # type: ignore[arg-type]
+        return max(beyond, real(opening, metadata, plain, texts, enough))  # type: ignore[arg-type]
 
     monkeypatch.setattr(safety, "_at_most", most)
     table, groups = asked(shard, monkeypatch, 1 << 20)
     assert table == pq.read_table(shard)
     assert groups == [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9]]
+
+
+def test_what_repeats_in_them_is_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long id in all rows takes nothing in the file, and may take 20 MB in each row group once a reader needs the texts."""
+    rows = 10_000
+    ids = pa.array([f"{'y' * 600}{row // rows}" for row in range(6 * rows)])
+    pq.write_table(pa.table({"eps_id": ids, "x": range(6 * rows)}), tmp_path / "a.parquet", row_group_size=rows)
+    groups = asked(tmp_path / "a.parquet", monkeypatch, 64 << 20)[1]
+    assert groups == [[0, 1, 2], [3, 4, 5]]

@@ -8,7 +8,8 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from offline_cli.converting.fitting import misfits
-from offline_cli.environments import open_environment
+from offline_cli.engines.ranks import Ranks
+from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadData
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
@@ -16,6 +17,7 @@ from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose, episode_seed
 from offline_cli.spaces import Space
 from offline_cli.training.stop_signals import StopRequested
+from offline_cli.waiting import Overdue
 
 
 def policy_for(name: str) -> RLModule:
@@ -151,3 +153,24 @@ def test_spaces_fit_where_a_policy_could_play(data: Space, environment: Space, i
 def test_misfits_are_named() -> None:
     [problem] = misfits(D(2), D(3), inferred=False, what="actions")
     assert problem == "actions: the data has Discrete(2), the environment Discrete(3)"
+
+
+@pytest.mark.parametrize("failure", [Overdue(130), BadData("no simulator", where="here", fix="start it")])
+def test_other_processes_know_of_a_copy_that_cannot_be_made(failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for the share of this one otherwise."""
+    told: list[BaseException | None] = []
+
+    class Noting(Ranks):
+        def agree(self, failure: BaseException | None, said: str = "") -> None:
+            told.append(failure)
+            assert failure is not None
+            raise failure
+
+    def fails(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(Environment, "singles", fails)
+    env = open_environment("Sign-v0")
+    with pytest.raises(type(failure)):
+        play(policy_for("Sign-v0"), env, 4, seed=3, purpose=Purpose.EVALUATE, ranks=Noting(0, 2))
+    assert told == [failure]

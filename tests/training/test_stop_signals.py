@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from offline_cli.engines.watchdog import _ends_us
+from offline_cli.engines.watchdog import ENDING, _ends_us
 from offline_cli.training import stop_signals
 from offline_cli.training.stop_signals import StopSignals
 
@@ -16,7 +16,7 @@ from offline_cli.training.stop_signals import StopSignals
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Signals do afterwards what they did before."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in ENDING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -43,6 +43,15 @@ def test_a_sigterm_after_a_stop_of_several_processes_by_sigint_is_who_started_th
         interrupt()
 
 
+def test_a_sigterm_that_comes_once_all_know_of_the_stop_is_no_second_signal() -> None:
+    with StopSignals() as stop:
+        interrupt()
+        stop.stops_together()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+
+
 def test_a_signal_after_a_stop_that_had_one_of_its_own_interrupts() -> None:
     with StopSignals() as stop:
         interrupt()
@@ -59,6 +68,8 @@ def test_a_signal_long_after_a_stop_of_another_process_interrupts(monkeypatch: p
         interrupt()
 
 
-def test_a_watchdog_that_starts_within_it_ends_the_process_after_its_signals() -> None:
-    with StopSignals():
+def test_a_watchdog_that_starts_within_it_or_after_it_ends_the_process_after_its_signals() -> None:
+    with StopSignals() as stop:
         assert _ends_us(signal.SIGINT)
+        stop.stops_together()
+    assert _ends_us(signal.SIGINT)

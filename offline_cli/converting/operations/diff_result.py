@@ -41,21 +41,16 @@ class DiffResult:
         """Raise TargetNotMet unless the two are equal; its `result` is `as_dict()`."""
         if self.equal:
             return
-        where, fix = (
-            f"{self.a} and {self.b}",
-            "--json has all counts; the same episodes in another order or row format would be equal",
-        )
-        if self.missing == self.episodes_a + self.episodes_b:
-            fix = (
-                "episodes are compared by their ids; files without ids, such as npz, get new ones, so that none is known again"
-            )
-        raise TargetNotMet(f"{self._counts()}; {self._first()}", where=where, fix=fix, result=self.as_dict())
+        fix = "--json has all counts; the same episodes in another order or row format would be equal"
+        if self.episodes_a and self.episodes_b and self.missing == self.episodes_a + self.episodes_b:
+            fix = "if they are the same ones: episodes are compared by their ids, which files without ids, such as npz, lack"
+        what, where = f"{self._counts()}; {self._first()}", f"{self.a} and {self.b}"
+        raise TargetNotMet(what, where=where, fix=fix, result=self.as_dict())
 
     def _counts(self) -> str:
         """How many episodes differ, in words."""
-        apart = [
-            f"{count:,} are in {url} only" for count, url in ((self.missing_in_b, self.a), (self.missing_in_a, self.b)) if count
-        ]
+        alone = (self.missing_in_b, self.a), (self.missing_in_a, self.b)
+        apart = [f"{count:,} are in {url} only" for count, url in alone if count]
         unlike = [f"{self.changed:,} of the episodes in both differ"] if self.changed else []
         if not (unlike or apart):
             return "the episodes are the same, and what is declared of them differs"

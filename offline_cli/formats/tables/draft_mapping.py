@@ -91,13 +91,13 @@ def _gaps(draft: Draft) -> Iterator[str]:
     names = [name for role in FILLABLE for name in draft.roles.get(role, ())]
     gaps = {name: draft.looks[name].gaps for name in names if name in draft.looks}
     if any(gaps.values()):
-        yield from (
-            "",
-            "# Each cell without a value costs its episode, unless it is filled, or split_at_gaps = true:",
-            "# [fill]",
-        )
+        remedy = "# An empty cell costs its episode, unless it is filled, or split_at_gaps = true stands above [columns]:"
+        yield from ("", remedy, "# [fill]")
     for name in filter(gaps.get, gaps):
-        yield f'# {key(name)} = "previous"  # or "mean", or a number; {gaps[name]:,} of the cells seen are empty'
+        look = draft.looks[name]
+        others = ', or "mean"' * (look.kind == "number" and not look.is_whole)
+        others += ", or a number" * (look.kind in ("number", "flag"))
+        yield f'# {key(name)} = "previous"  # the value before{others}; {gaps[name]:,} of the cells seen are empty'
 
 
 def part_names(draft: Draft, role: str) -> set[str]:

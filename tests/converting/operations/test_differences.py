@@ -263,6 +263,10 @@ def test_it_says_which_of_the_two_has_episodes_alone_and_whether_ids_can_be_comp
     with pytest.raises(TargetNotMet) as caught:
         diff(whole, part).check()
     assert caught.value.what == f"2 are in {whole.as_uri()[7:]} only; first: episode episode-1: there and missing"
+    assert "ids" not in caught.value.fix
+    with pytest.raises(TargetNotMet, match="2 are in") as caught:
+        diff(written("d", batch.select([1, 2])), written("e", batch.select([]))).check()
+    assert "ids" not in caught.value.fix
     renamed = written("c", replace(batch, ids=("x", "y", "z")))
     with pytest.raises(TargetNotMet) as caught:
         diff(whole, renamed).check()
