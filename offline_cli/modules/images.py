@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -183,13 +183,19 @@ def reads_alike(space: Space, one: ImageForm, other: ImageForm) -> bool:
     return all(one.axes(leaf) == other.axes(leaf) for leaf in leaf_spaces(space).values())
 
 
+def _smaller(leaf: Space, form: ImageForm) -> str:
+    """Which encoder takes an image that is too small for the chosen one; empty: none does."""
+    fits = [name for name in OURS if replace(form, encoder=name).axes(leaf) is not None]
+    return f'; encoder = "{fits[0]}" in [network] takes this one' if fits else ""
+
+
 def flattened_images(space: Space, name: str, form: ImageForm = BY_THREE_AXES) -> list[str]:
     """One sentence for each leaf with two or more axes that is no image, unless none was asked for. `name`: of `space`."""
     axes = "two or three axes" if form.layout == AUTO else "three axes"
     least = encoder_kind(form.encoder).least_side
     return [
         f"{path}, {describe(leaf)}, are flattened to {math.prod(leaf.shape or ())} numbers for the MLP, without their layout: "
-        f"the convolutional net takes uint8 images with {axes}, height and width at least {least}"
+        f"the convolutional net takes uint8 images with {axes}, height and width at least {least}{_smaller(leaf, form)}"
         for path, leaf in leaf_spaces(space, name).items()
         if isinstance(leaf, (spaces.Box, spaces.MultiBinary))
         and len(leaf.shape or ()) > 1

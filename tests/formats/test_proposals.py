@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -289,6 +291,28 @@ def test_cells_without_a_value_are_offered_to_be_filled_and_the_lines_work(write
     assert "# cmd" not in text
     filled = text.replace("# [fill]", "[fill]").replace("# temp =", "temp =").replace('# reward = "previous"', "reward = 0")
     assert read_table(path, filled)[1].num_steps == 6
+
+
+def test_the_line_for_actions_says_that_they_are_no_observation_and_one_that_stays_there_is_noted(
+    write_lines: Write, read_table: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = csv_of(write_lines, "run,step,x,turn,reward", *(("A", k, 0.5 * k, 0.1 * k * (-1) ** k, 1.0) for k in range(6)))
+    text = proposed(path)
+    assert 'actions = "?"  # the column that was chosen or commanded; take it out of obs' in text
+    read_table(path, text.replace('"?"', '"turn"'))
+    assert "note: column 'turn' is in obs and in actions" in caplog.text
+    caplog.clear()
+    read_table(path, text.replace('"?"', '"turn"').replace('["x", "turn"]', '["x"]'))
+    assert "in obs and in actions" not in caplog.text
+
+
+def test_cells_that_are_not_looked_at_are_not_told_to_be_empty(tmp_path: Path) -> None:
+    frame = bytes(cv2.imencode(".png", np.zeros((16, 16, 3), np.uint8))[1])
+    rows = {"run": ["A"] * 100, "frame": [frame] * 100, "cmd": [0, 1] * 50, "reward": [1.0] * 100}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    assert "fill" not in proposed(tmp_path / "a.parquet")
+    (tmp_path / "cut.json").write_text('{"a": 1}\n{"a": 2')
+    assert "fill" not in proposed(tmp_path / "cut.json")
 
 
 def test_a_mean_is_offered_to_fill_what_has_one(write_lines: Write, read_table: Read) -> None:

@@ -52,7 +52,7 @@ def test_a_struct_for_a_single_number_is_refused(ours: str, read_table: Read, wr
 @pytest.mark.parametrize("values", [[0, 2], [0.0, 0.5], [0, -1]])
 def test_a_flag_that_is_neither_0_nor_1_is_a_bad_row(values: list[float], read_table: Read, tmp_path: Path) -> None:
     pq.write_table(pa.table({"e": [1, 1], "t": [0, 1], "x": [0.1, 0.2], "a": [0, 1], "d": values}), tmp_path / "a.parquet")
-    with pytest.raises(BadEpisode, match=f"column d holds {values[1]}, not a flag: 0, 1, true or false"):
+    with pytest.raises(BadEpisode, match=f"column d holds {values[1]}, not a flag: 0 or 1, true or false, yes or no"):
         read_table(tmp_path / "a.parquet", f'{COLUMNS}dones = "d"\n')
 
 

@@ -163,3 +163,16 @@ def test_accuracy_counts_an_action_only_where_every_component_is_right() -> None
     inputs = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
     scores = head.scores(inputs, torch.tensor([[1, 1], [1, 0]]))
     assert scores["accuracy"].tolist() == [1.0, 0.0]
+
+
+def test_an_output_above_its_limit_can_come_down_and_nothing_else_beyond_a_limit_is_learned() -> None:
+    head = build_head(spaces.Box(-1.0, 1.0, (2,)), action_scale="normalized")
+    outputs = torch.tensor([[0.0, 9.0, 5.0, -5.0], [0.0, 9.0, 5.0, -5.0], [0.0, 9.0, 1.0, -1.0]], requires_grad=True)
+    wanted = torch.tensor([[1.0, 1.0, 1.0, 1.0], [-1.0, -1.0, -1.0, -1.0], [1.0, -1.0, 1.0, -1.0]])
+    limited = head.limited(outputs)
+    assert limited[:, 2:].tolist() == [[2.0, -3.0], [2.0, -3.0], [1.0, -1.0]]
+    limited.backward(wanted)
+    assert outputs.grad is not None
+    assert outputs.grad.tolist() == [[1.0, 1.0, 1.0, 0.0], [-1.0, -1.0, 0.0, 0.0], [1.0, -1.0, 1.0, -1.0]]
+    with torch.no_grad():
+        assert head.limited(outputs).equal(limited)

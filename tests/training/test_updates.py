@@ -100,6 +100,17 @@ def test_a_seeded_run_on_box_actions_gives_known_losses_at_the_limit_of_its_spre
     assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][:, 2:].min().item() == LOG_STD_RANGE[0]
 
 
+def test_a_spread_that_observations_far_from_zero_have_made_too_large_comes_down_again() -> None:
+    module = build_module(BOX, spaces.Box(-1.0, 1.0, (2,)), hidden=[64, 64], action_scale="normalized", seed=3)
+    shift = torch.randn(256, 3, generator=torch.Generator().manual_seed(3))
+    batch = {Columns.OBS: shift + 300, Columns.ACTIONS: shift[:, :2] / 4, WEIGHTS: torch.full((256,), 1 / 256)}
+    assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][:, 2:].max().item() == LOG_STD_RANGE[1]
+    update = Update(cloning_learner(module), batch, lr=1e-3)
+    for _ in range(300):
+        update()
+    assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][:, 2:].max().item() < LOG_STD_RANGE[1]
+
+
 KNOWN = [1.40499, 1.37588, 1.35442, 1.33742, 1.32336]  # of the first correct run; they change only where arithmetic does
 
 

@@ -6,6 +6,7 @@ are. A cell that is something else has no value, and the caller rejects its row.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 BOOLS: Final[Mapping[str, bool]] = {"true": True, "false": False}
+NOTHING: Final = frozenset(("n/a", "na", "#n/a", "null", "none", "nil", "-", "--", "?", "missing"))  # in lower case
 ANSWERS: Final[Mapping[str, bool]] = {"yes": True, "no": False, "y": True, "n": False}  # where a flag is wanted
 FLAGS: Final[Mapping[str, bool]] = {**BOOLS, "1": True, "0": False, "1.0": True, "0.0": False, **ANSWERS}
 NO: Final = list(BOOLS.values()).index(False)  # in FLAGS too
@@ -300,6 +302,11 @@ def _list_or_none(text: str | None, kind: pa.DataType) -> Any:
 def are_decimal_commas(texts: Sequence[str]) -> bool:
     """Whether four of five are numbers such as `0,5`."""
     return bool(texts) and 5 * sum(map(bool, map(DECIMAL_COMMA.match, texts))) >= 4 * len(texts)
+
+
+def hint_for_nothing(cell: str) -> str:
+    """What to write for a cell of a CSV file that may say that there is no value; empty where it does not."""
+    return f"if it means no value: [csv] nulls = [{json.dumps(cell)}]" if cell.strip().lower() in NOTHING else ""
 
 
 def hint_for_cells(column: str, samples: Sequence[str], *, some: bool = False) -> str:

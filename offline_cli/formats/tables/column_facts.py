@@ -155,7 +155,7 @@ def seen_rows(
             if isinstance(chunk, BadData):
                 continue
             table = chunk.table.select([name for name in columns if name in chunk.table.column_names])
-            if held < KEPT_SEEN:
+            if held < KEPT_SEEN and table.num_columns:  # without columns Arrow does not cut it to its rows
                 first.append(_with_few_bytes(table.slice(0, KEPT_SEEN - held)))
                 held += first[-1].num_rows
             _collect(table, texts)

@@ -55,7 +55,7 @@ def looked(seen: Seen | None, name: str) -> Look:
     if column is None or not len(column):
         return Look("")
     look = _of_cells(column)
-    look.gaps = column.null_count
+    look.gaps = 0 if is_bytes(column.type) else column.null_count  # of bytes only some cells are at hand
     return look
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbe
 DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
 MAX_SHOWN = 40  # columns listed in a message
 MAX_TOLD = 1000  # to programs
+
+_log = logging.getLogger(__name__)
 
 FileColumns = Mapping[str, Collection[str]]  # by URL: names of columns in their order, those of structs dotted
 
@@ -68,6 +71,11 @@ def match(mapping: TableMapping, files: FileColumns) -> Matched:
     if problems:
         fix = f"the columns are: {_listed(every)}{_other_delimiter(every)}" if every or len(files) == 1 else NOTHING_SHARED
         raise BadMapping.of(problems, where=_where(mapping, files), fix=fix)
+    shown, acted = (
+        {name for part in used.parts if part.role == role for name in part.columns} for role in (Columns.OBS, Columns.ACTIONS)
+    )
+    for name in sorted(shown & acted):
+        _log.warning("note: column %r is in obs and in actions: a policy that sees its own action learns to copy it", name)
     spare = [name for name in rest if used.unmapped == EXTRA and name not in INDEXES and name in every]
     kept = set(spare)
     return Matched(used, tuple(spare), {name: _why_dropped(name, used.unmapped, every) for name in rest if name not in kept})

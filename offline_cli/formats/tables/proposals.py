@@ -128,6 +128,8 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimit
             draft.left_out[name] = _why_left_out(look, texts)
     for needed in (Columns.OBS, Columns.ACTIONS):
         draft.roles.setdefault(needed, ["?"])
+    if draft.roles[Columns.ACTIONS] == ["?"]:
+        draft.why[Columns.ACTIONS] = "the column that was chosen or commanded; take it out of obs"
     for name in draft.roles[Columns.ACTIONS]:
         if (
             name != "?"

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.tables.cells import booleans_in, categories_in, hint_for_cells, lists_in, numbers_in, times_in
+from offline_cli.formats.tables.cells import (
+    booleans_in,
+    categories_in,
+    hint_for_cells,
+    hint_for_nothing,
+    lists_in,
+    numbers_in,
+    times_in,
+)
 from offline_cli.formats.tables.column_layout import ColumnPlan, Layout, Leaf
 from offline_cli.formats.tables.images import images_in, why_no_image
 from offline_cli.formats.tables.mapping import MEAN
@@ -192,7 +200,7 @@ def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -
         return f"{name} holds {text}, which is none of its [categories]"
     if isinstance(value, str):
         if plan.cells != "list":
-            hint = "" if plan.dtype.kind == "b" else hint_for_cells(plan.column, [value], some=True)
+            hint = "" if plan.dtype.kind == "b" else hint_for_cells(plan.column, [value], some=True) or hint_for_nothing(value)
             return f"{name} holds {text}, not {_wanted(plan)}{hint and '; '}{hint}"
         if _is_numpys(value):
             return f"{name} holds {text}, as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
@@ -207,7 +215,13 @@ def _wanted(plan: ColumnPlan) -> str:
     """The expected form of a single value."""
     if plan.cells == "bool":
         return "true or false"
-    return "a time" if plan.cells in TIMES else "a flag: 0, 1, true or false" if plan.dtype.kind == "b" else "a number"
+    return (
+        "a time"
+        if plan.cells in TIMES
+        else "a flag: 0 or 1, true or false, yes or no"
+        if plan.dtype.kind == "b"
+        else "a number"
+    )
 
 
 def _is_numpys(text: str) -> bool:

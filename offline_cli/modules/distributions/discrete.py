@@ -21,6 +21,25 @@ ACCURACY: Final = "accuracy"  # share of actions whose greedy guess is right in 
 MSE: Final = "mse"  # mean over dimensions of the squared error, in the units of networks: 2 is the width of the bounds
 
 
+class _Limited(torch.autograd.Function):
+    """`torch.clamp`, but that an output above its limit learns to come down again: without a gradient it would stay there.
+
+    What is large at first, as from observations that nobody scaled, would keep the widest Gaussian for ever. Below the least
+    nothing is learned: experts are exact, and likelihood alone would go on.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        ctx.save_for_backward(outputs, low, high)
+        return torch.clamp(outputs, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        outputs, low, high = ctx.saved_tensors
+        passed = torch.where(outputs > high, gradient.clamp(min=0), gradient)
+        return torch.where(outputs < low, torch.zeros_like(passed), passed), None, None
+
+
 class ActionHead(nn.Module, ABC):
     """A distribution over one action space, made from rows of `size` network outputs."""
 
@@ -34,7 +53,12 @@ class ActionHead(nn.Module, ABC):
 
     def limited(self, outputs: Tensor) -> Tensor:
         """What a network puts out (B, ..., size) as inputs of the distribution that is learned, played and recorded."""
-        return outputs if self.limits is None else torch.clamp(outputs, self.limits[0], self.limits[1])
+        if self.limits is None:
+            return outputs
+        learned = torch.is_grad_enabled() and outputs.requires_grad
+        limit = _Limited.apply if learned else torch.clamp
+        limited: Tensor = limit(outputs, self.limits[0], self.limits[1])
+        return limited
 
     def forms(self) -> list[Any]:
         """The GaussianForm of each part that is one: where a network's outputs are read in more than one way."""
