@@ -49,9 +49,10 @@ def _of_agents(told: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _measured_on(what: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`told`, with figures of returns and lengths by what they are of."""
-    figures = ("return_", "length_")
-    return {f"{name} of {what}" if name.startswith(figures) else name: value for name, value in told.items()}
+    """`told`, with figures of returns and lengths, and the number of episodes, by what they are of."""
+    names = {"episodes": what}
+    names |= {name: f"{name} of {what}" for name in told if name.startswith(("return_", "length_"))}
+    return {names.get(name, name): value for name, value in told.items()}
 
 
 def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions) -> None:

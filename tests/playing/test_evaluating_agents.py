@@ -191,12 +191,14 @@ def test_the_table_has_a_row_for_each_agent(run: Path) -> None:
 
 def test_figures_of_a_recording_are_shown_as_those_of_agents_episodes(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["record", WALKERS, "--out", str(tmp_path / "D"), "--policy", "random", "--episodes", "2"])
-    assert {"return mean of agents' episodes", "length mean of agents' episodes"} <= _rows(done.stdout)
+    assert {"games", "agents' episodes", "return mean of agents' episodes", "length mean of agents' episodes"} <= _rows(
+        done.stdout
+    )
 
 
 def test_figures_of_an_evaluation_are_shown_as_those_of_games(run: Path) -> None:
     done = CliRunner().invoke(app, ["evaluate", str(run), "--env", WALKERS, "--episodes", "2"])
-    assert {"return mean of games", "length mean of games", "return of left"} <= _rows(done.stdout)
+    assert {"games", "return mean of games", "length mean of games", "return of left"} <= _rows(done.stdout)
 
 
 def _rows(table: str) -> set[str]:
