@@ -63,6 +63,15 @@ _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines
 _WITH_ON_ERROR = (("convert",), ("inspect",))
 # What is in --out once writing has begun:
 _BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train": "*", "train-bc": "*"}
+_MEANT = {  # of options, by what they are called elsewhere
+    "--learning-rate": ("--lr",),
+    "--steps": ("--updates",),
+    "--iterations": ("--updates",),
+    "--n-envs": ("--num-envs",),
+    "--environment": ("--env",),
+    "--output": ("--out",),
+}
+_ELSEWHERE = {("train-bc", "--algorithm"): "offline-cli train, which learns by other algorithms as well"}
 _STORAGE_ERRNOS = {
     errno.EACCES: "write permission, or another place",
     errno.EPERM: "write permission, or another place",
@@ -226,12 +235,22 @@ def _usage(error: Exception, invocation: Invocation) -> UsageError:
         from difflib import get_close_matches
 
         error.possibilities = get_close_matches(getattr(error, "option_name", ""), guesses, n=2, cutoff=0.8)  # type: ignore[attr-defined]
+    if meant := _meant(error):
+        error.possibilities = [meant]  # type: ignore[attr-defined]
     message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
     given = invocation.value_of(*getattr(getattr(error, "param", None), "opts", ()))
     if given is not None:
         message = _NO_NUMBER.sub(lambda found: f"{given!r} is not a{'n' * (found[1] == 'integer')} {found[1]}", message)
     place = getattr(getattr(error, "ctx", None), "command_path", invocation.command)  # an unknown command has no help
-    return UsageError(message, where=place, fix=f"{place} --help")
+    elsewhere = _ELSEWHERE.get((place.rpartition(" ")[2], getattr(error, "option_name", "")))
+    return UsageError(message, where=place, fix=elsewhere or f"{place} --help")
+
+
+def _meant(error: Exception) -> str | None:
+    """The option of the command that an unknown one means, by a name that other programs have for it."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    names = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
+    return next((name for name in _MEANT.get(getattr(error, "option_name", None) or "", ()) if name in names), None)
 
 
 def _again(invocation: Invocation) -> str:

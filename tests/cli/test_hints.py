@@ -103,6 +103,8 @@ def test_inspect_shows_the_modules_of_a_recording(call: Call, tmp_path: Path) ->
             "error: Invalid value for '--episodes' / '-n': 'abc' is not an integer\n",
         ),
         (("train", "x", "--lr=abc"), "error: Invalid value for '--lr': 'abc' is not a number\n"),
+        (("train-bc", "x", "--learning-rate", "1"), "error: No such option: --learning-rate (Possible options: --lr)\n"),
+        (("inspect", "x", "--learning-rate", "1"), "error: No such option: --learning-rate\n"),
     ],
 )
 def test_a_mistaken_option_is_quoted_and_others_are_offered_where_they_are_near(
@@ -110,6 +112,12 @@ def test_a_mistaken_option_is_quoted_and_others_are_offered_where_they_are_near(
 ) -> None:
     done = call(*args)
     assert (done.exit_code, done.stderr.startswith(said)) == (2, True), done.stderr
+
+
+def test_an_option_of_another_command_names_it(call: Call) -> None:
+    done = call("train-bc", "x", "--algorithm", "iql")
+    assert done.exit_code == 2
+    assert "try: offline-cli train, which learns by other algorithms as well" in done.stderr
 
 
 def test_an_unknown_algorithm_is_told_all_that_there_are(call: Call, tmp_path: Path) -> None:
