@@ -122,7 +122,7 @@ def test_a_hint_about_actions_outside_their_space_never_says_what_is_so_already(
         return problem.fix
 
     assert "--action-scale normalized" in hint(items)
-    assert "--action-scale" not in hint(items, action_scale="normalized")
+    assert "--action-scale env in place of normalized" in hint(items, action_scale="normalized")
     assert "--action-scale normalized in place of env" in hint(items, action_scale="env")
     assert "--action-scale" not in hint(dataset)  # its manifest says env, which no option can change
 

@@ -223,8 +223,9 @@ class ValueChecks:
                 return "correct the space, or the values" if categories else ""
             return f"correct the values, or name the environment that they are from in place of --env {self.env}"
         if self.scale == NORMALIZED_SCALE:
-            fix = "nothing, where they are raw outputs of a policy, which may leave [-1, 1]"
-            return f"{fix}; --action-scale env, where they are in the environment's units; otherwise clip them to [-1, 1]"
+            env = "--action-scale env in place of normalized" if self.scale_is_said else "convert with --action-scale env"
+            raw = "nothing, where they are raw outputs of a policy, which may leave [-1, 1]"
+            return f"{raw}; {env}, where they are in the environment's units; otherwise clip them to [-1, 1]"
         if self.scale == ENV_SCALE and self.scale_is_said:
             return "--action-scale normalized in place of env, if they are raw outputs of a policy; otherwise clip them"
         return "clip them, or correct the space" if self.scale == ENV_SCALE else ""
