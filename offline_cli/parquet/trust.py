@@ -77,7 +77,8 @@ class Trust:
         """A context manager within which the shard, opened as `stream`, is hashed while it is read."""
         if self._is_true is not None:
             return nullcontext()
-        self._beside = self._beside or Hashing(stream, location)
+        if self._content is None or self._beside is None:  # else it hashes what is in memory, whatever is open
+            self._beside = Hashing(stream, location)
         return self._beside
 
     def decoding(self) -> AbstractContextManager[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import subprocess
 import sys
@@ -336,3 +337,14 @@ def test_a_small_shard_that_is_overwritten_after_it_was_hashed_is_not_decoded(
 
     monkeypatch.setattr(trust.Trust, "is_true_at_once", hashed)
     assert sum(len(batch) for batch in Dataset.open(tmp_path / "D").batches()) == 3
+
+
+def test_a_shard_that_is_opened_a_second_time_is_hashed_from_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reading may have ended in the middle."""
+    monkeypatch.setattr(trust, "BESIDE", 0)
+    (tmp_path / "a.parquet").write_bytes(bytes(64 << 20))
+    place, trusted = open_location(tmp_path / "a.parquet"), trust.Trust(hashlib.sha256(bytes(64 << 20)).hexdigest())
+    with place.open() as stream, trusted.beside(stream, place):
+        pass
+    with place.open() as stream, trusted.beside(stream, place):
+        assert trusted.is_true_of(place)
