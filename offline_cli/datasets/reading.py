@@ -121,10 +121,9 @@ class ShardReader:
         like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
-        how: dict[str, Any] = {"numbered": self._numbered, "pool": self._pool(file, location, scope)}
-        how["at_once"] = (
-            SURVEYED if self.format == "columns" and location.is_local else 0
-        )  # elsewhere parts are fetched in order
+        is_joined = self.format == "columns" and location.is_local  # elsewhere parts are fetched in order
+        how: dict[str, Any] = {"numbered": self._numbered, "at_once": SURVEYED if is_joined else 0}
+        how["pool"] = self._pool(file, location, scope)
         tables = read_row_groups(file, location, columns=wanted, trust=trust, **how)
         if self.format == "columns":
             return (

@@ -215,13 +215,9 @@ def _wanted(plan: ColumnPlan) -> str:
     """The expected form of a single value."""
     if plan.cells == "bool":
         return "true or false"
-    return (
-        "a time"
-        if plan.cells in TIMES
-        else "a flag: 0 or 1, true or false, yes or no"
-        if plan.dtype.kind == "b"
-        else "a number"
-    )
+    if plan.cells in TIMES:
+        return "a time"
+    return "a flag: 0 or 1, true or false, yes or no" if plan.dtype.kind == "b" else "a number"
 
 
 def _is_numpys(text: str) -> bool:
