@@ -64,12 +64,12 @@ _WITH_ON_ERROR = (("convert",), ("inspect",))
 # What is in --out once writing has begun:
 _BEGUN = {"record": "_writing.json", "convert": "_writing.json", "train": "*", "train-bc": "*"}
 _MEANT = {  # of options, by what they are called elsewhere
-    "--learning-rate": ("--lr",),
-    "--steps": ("--updates",),
-    "--iterations": ("--updates",),
-    "--n-envs": ("--num-envs",),
-    "--environment": ("--env",),
-    "--output": ("--out",),
+    "--learning-rate": "--lr",
+    "--steps": "--updates",
+    "--iterations": "--updates",
+    "--n-envs": "--num-envs",
+    "--environment": "--env",
+    "--output": "--out",
 }
 _ELSEWHERE = {("train-bc", "--algorithm"): "offline-cli train, which learns by other algorithms as well"}
 _STORAGE_ERRNOS = {
@@ -250,7 +250,8 @@ def _meant(error: Exception) -> str | None:
     """The option of the command that an unknown one means, by a name that other programs have for it."""
     command = getattr(getattr(error, "ctx", None), "command", None)
     names = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
-    return next((name for name in _MEANT.get(getattr(error, "option_name", None) or "", ()) if name in names), None)
+    name = _MEANT.get(getattr(error, "option_name", ""))
+    return name if name in names else None
 
 
 def _again(invocation: Invocation) -> str:

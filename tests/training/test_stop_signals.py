@@ -26,12 +26,16 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def assert_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
 def test_the_first_signal_after_a_stop_that_another_process_told_of_is_that_stop() -> None:
     with StopSignals() as stop:
         stop.stops_together()
     interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+    assert_interrupts()
 
 
 def test_a_sigterm_after_a_stop_of_several_processes_by_sigint_is_who_started_them() -> None:
@@ -39,8 +43,7 @@ def test_a_sigterm_after_a_stop_of_several_processes_by_sigint_is_who_started_th
         interrupt()
         stop.stops_together()
     os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+    assert_interrupts()
 
 
 def test_a_sigterm_that_comes_once_all_know_of_the_stop_is_no_second_signal() -> None:
@@ -48,24 +51,21 @@ def test_a_sigterm_that_comes_once_all_know_of_the_stop_is_no_second_signal() ->
         interrupt()
         stop.stops_together()
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            interrupt()
+        assert_interrupts()
 
 
 def test_a_signal_after_a_stop_that_had_one_of_its_own_interrupts() -> None:
     with StopSignals() as stop:
         interrupt()
         stop.stops_together()
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+    assert_interrupts()
 
 
 def test_a_signal_long_after_a_stop_of_another_process_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_signals, "LATE", -1.0)
     with StopSignals() as stop:
         stop.stops_together()
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+    assert_interrupts()
 
 
 def test_a_watchdog_that_starts_within_it_or_after_it_ends_the_process_after_its_signals() -> None:
