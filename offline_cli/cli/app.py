@@ -22,7 +22,7 @@ from offline_cli.cli.command_line import HELP_NAMES, Command, names_of_others, o
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
-from offline_cli.cli.termination import SIGNALLED, end_now, sigterm_raises
+from offline_cli.cli.termination import SIGNALLED, end_now, signals_raise
 from offline_cli.waiting import Ending
 
 __all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "command_named", "main"]
@@ -85,7 +85,7 @@ class ErrorBoundary(TyperGroup):
         invocation = Invocation(tuple(sys.argv[1:] if args is None else args))
         extra.setdefault("obj", invocation)
         Ending.tell = _last_words(sys.stdout, invocation)
-        with sigterm_raises():
+        with signals_raise():
             try:
                 outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
                 code = outcome if isinstance(outcome, int) else 0

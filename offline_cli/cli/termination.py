@@ -1,4 +1,4 @@
-"""Turns SIGTERM and SIGHUP into an exception, so that work is saved and half-written files go; never in child processes."""
+"""Turns signals into exceptions, so that work is saved and half-written files go; in child processes SIGTERM still kills."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from offline_cli.errors import causes
+from offline_cli.interrupts import ENDING, none_lost, postponed
 
-__all__ = ["SIGNALLED", "Terminated", "end_now", "end_uninterrupted", "interrupt_behind", "signal_exit_code", "sigterm_raises"]
+__all__ = ["SIGNALLED", "Terminated", "end_now", "end_uninterrupted", "interrupt_behind", "signal_exit_code", "signals_raise"]
 
-TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 LAST: Final = 2.0  # seconds for what is registered for the end
 
 
@@ -58,28 +58,30 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Raise Terminated in the main thread on SIGTERM and SIGHUP, unless the program around us has its own handler, or has the
-    signal ignored."""
+def signals_raise() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the main thread on SIGINT, and Terminated on SIGTERM and SIGHUP, unless the program around us
+    has its own handler, or has the signal ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     owner = os.getpid()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # a forked worker that is told to stop must stop, not unwind our stack
+        if os.getpid() != owner and signum != signal.SIGINT:  # a forked worker told to stop must stop, not unwind our stack
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-            return
-        raise Terminated
+        elif not postponed(signum, frame):
+            raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
 
     on_signal.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
-    taken = [number for number in TERMINATING if signal.getsignal(number) is signal.SIG_DFL]
+    usual = {number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL for number in ENDING}
+    taken = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
     for number in taken:
         signal.signal(number, on_signal)
     try:
-        yield
+        with none_lost({KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}):
+            yield
     finally:
-        for number in taken:
+        for number, handler in taken.items():
             if signal.getsignal(number) is on_signal:
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, handler)
