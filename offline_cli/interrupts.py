@@ -1,7 +1,8 @@
 """Interrupts at places where Python may not be interrupted: they are sent again a moment later.
 
 A handler of a signal that raises does it between any two instructions of the main thread. Within the import system that may
-leave the lock taken that every import needs, so that threads wait for ever; within a destructor or a weak reference's callback
+leave the lock taken that every import needs, so that threads wait for ever; within a module that is being loaded it may leave
+half of a C library, or be taken by the module for a package that is missing; within a destructor or a weak reference's callback
 Python prints the exception and goes on as if there had been no signal.
 """
 
@@ -21,19 +22,37 @@ __all__ = ["ENDING", "none_lost", "postponed"]
 
 ENDING: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 PAUSE: Final = 0.01  # seconds until it is sent again
-PATIENCE: Final = 2.0  # seconds in which a signal is postponed: an import that waits for a thread may wait for ever
+PATIENCE: Final = 5.0  # seconds for the import system to be through: where it waits for another thread that may be for ever
+LOADING: Final = 2.0  # seconds for modules to be loaded
 IMPORTING: Final = "<frozen importlib."  # how the names of the import system's own files begin
 _since: dict[int, float] = {}  # when a signal was first postponed that has not been raised yet
 
 
-def postponed(number: int, frame: FrameType | None) -> bool:
-    """Whether the signal came within the import system and will come again soon. For handlers that raise; takes no lock."""
-    if frame is not None and frame.f_code.co_filename.startswith(IMPORTING):
-        began = _since.setdefault(number, time.monotonic())
-        if time.monotonic() - began < PATIENCE and _sent_again(number):
-            return True
+def postponed(number: int, frame: FrameType | None, *, loading: bool = False) -> bool:
+    """Whether the signal came within the import system, and will come again soon; `loading`: or while a module is loaded.
+
+    For handlers that raise; takes no lock.
+    """
+    began, now = _since.setdefault(number, time.monotonic()), time.monotonic()
+    if now - began < _patience(frame, loading) and _sent_again(number):
+        return True
     _since.pop(number, None)
     return False
+
+
+def _patience(frame: FrameType | None, loading: bool) -> float:
+    """Seconds that a signal in `frame` waits for a better place; 0: none is needed."""
+    if frame is not None and _imports(frame):
+        return PATIENCE
+    while loading and frame is not None:
+        if _imports(frame):
+            return LOADING
+        frame = frame.f_back
+    return 0.0
+
+
+def _imports(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(IMPORTING)
 
 
 @contextmanager

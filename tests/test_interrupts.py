@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -120,6 +121,28 @@ def test_the_second_signal_of_a_loop_is_postponed_too(signalled_import: Callable
         imported = True
         wait()
     assert (imported, stop.requested) == (True, signal.SIGTERM)
+
+
+def test_a_signal_while_a_module_is_loaded_comes_once_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "signalled_module.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = None
+    with pytest.raises(KeyboardInterrupt), signals_raise():
+        module = importlib.import_module("signalled_module")
+        wait()
+    assert module is not None
+    assert module.whole
+
+
+def test_a_module_that_loads_for_long_is_interrupted_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "import signal, time\nsignal.raise_signal(signal.SIGINT)\nfor _ in range(1000):\n    time.sleep(0.01)\n"
+    (tmp_path / "slow_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(interrupts, "LOADING", 0.3)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), signals_raise():
+        importlib.import_module("slow_module")
+    assert 0.3 <= time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(("number", "error"), EVERY)

@@ -185,7 +185,7 @@ def _exit_code(error: BaseException, told: OfflineCliError) -> int:
 
 def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     """`error` as something that a user can act on."""
-    if isinstance(error, OfflineCliError):
+    if isinstance(error, OfflineCliError) and not (isinstance(error, MissingPackage) and interrupt_behind(error)):
         return error
     lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
     if lost is not None:  # torchrun stops those that are left, which may be on their way out

@@ -16,6 +16,7 @@ from offline_cli.interrupts import ENDING, none_lost, postponed
 
 __all__ = ["SIGNALLED", "Terminated", "end_now", "end_uninterrupted", "interrupt_behind", "signal_exit_code", "signals_raise"]
 
+_raised: list[type[KeyboardInterrupt]] = []  # by this command's handlers, the first one first
 LAST: Final = 2.0  # seconds for what is registered for the end
 
 
@@ -53,8 +54,12 @@ def signal_exit_code(error: BaseException) -> int:
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt that `error` is, or came from: a C module interrupted while loading raises ImportError."""
-    return next((one for one in causes(error) if isinstance(one, KeyboardInterrupt)), None)
+    """The interrupt that `error` is, or came from: what fails after one fails because of it, whoever has caught it.
+
+    A C module interrupted while loading raises ImportError, or is half there.
+    """
+    found = next((one for one in causes(error) if isinstance(one, KeyboardInterrupt)), None)
+    return found or next((kind() for kind in _raised), None)
 
 
 @contextmanager
@@ -70,11 +75,13 @@ def signals_raise() -> Iterator[None]:
         if os.getpid() != owner and signum != signal.SIGINT:  # a forked worker told to stop must stop, not unwind our stack
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        elif not postponed(signum, frame):
-            raise KeyboardInterrupt if signum == signal.SIGINT else Terminated
+        elif not postponed(signum, frame, loading=True):
+            _raised.append(KeyboardInterrupt if signum == signal.SIGINT else Terminated)
+            raise _raised[-1]
 
     on_signal.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
     usual = {number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL for number in ENDING}
+    _raised.clear()
     taken = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
     for number in taken:
         signal.signal(number, on_signal)

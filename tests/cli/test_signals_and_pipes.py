@@ -31,7 +31,7 @@ import multiprocessing, os, sys, time
 import typer
 from offline_cli.cli.app import ErrorBoundary
 from offline_cli.cli.streams import write
-from offline_cli.errors import Interrupted
+from offline_cli.errors import Interrupted, MissingPackage
 
 AsJson = typer.Option(False, "--json")
 app = typer.Typer(name="offline-cli", cls=ErrorBoundary, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -49,6 +49,15 @@ def wait(out: str = "", as_json: bool = AsJson):
     write(sys.stdout, "" if as_json else "ready\\n")
     write(sys.stderr, "ready\\n")
     sleep_long()
+
+@app.command()
+def half_loaded(missing: bool = False):
+    write(sys.stderr, "ready\\n")
+    try:
+        sleep_long()
+    except BaseException:  # as some modules do around an import
+        pass
+    raise MissingPackage("this needs numpy", "install numpy") if missing else AttributeError("numpy has no matrix")
 
 @app.command()
 def save():
@@ -119,6 +128,17 @@ def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(
     assert stderr.startswith("error: interrupted\n")
     assert "--resume" in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("option", [[], ["--missing"]], ids=("bug", "package"))
+def test_what_fails_because_an_interrupt_was_swallowed_is_no_bug(
+    option: list[str], number: int, exit_code: int, started: Start
+) -> None:
+    process = started("half-loaded", *option)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr.splitlines()[0]) == (exit_code, "error: interrupted")
 
 
 @pytest.mark.parametrize("command", ["train", "train-bc"])
