@@ -35,7 +35,7 @@ from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
-from offline_cli.formats.opening import AskedEnvironment
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import takes

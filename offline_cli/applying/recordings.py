@@ -34,8 +34,9 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import SpaceMismatch, UsageError
 from offline_cli.files.locations import Location, Sources, expand
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.opening import AskedEnvironment, open_sources
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.rl_module import RLModule, is_stateful

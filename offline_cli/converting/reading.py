@@ -32,8 +32,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.files.locations import Sources
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.opening import AskedEnvironment, open_sources
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions

@@ -15,7 +15,7 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.locations import Location, open_location
-from offline_cli.formats.opening import AskedEnvironment
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.keywords import takes

@@ -24,7 +24,7 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
-from offline_cli.formats.opening import AskedEnvironment
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device
 from offline_cli.options.keywords import wrong_values
 from offline_cli.options.playing import RecordOptions

@@ -20,7 +20,7 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.local_files import not_found
-from offline_cli.formats.opening import AskedEnvironment, refused
+from offline_cli.formats.asked_environment import AskedEnvironment, refused
 from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import MLP
 from offline_cli.options.option import declared_in

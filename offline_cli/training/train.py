@@ -22,7 +22,8 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, Sources, expand, open_location
-from offline_cli.formats.opening import AskedEnvironment, infos_of_manifests
+from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.options.keywords import takes

@@ -14,7 +14,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig
 from offline_cli.files.locations import open_location
-from offline_cli.formats.opening import refused
+from offline_cli.formats.asked_environment import refused
 from offline_cli.training.train import train_bc
 
 Call = Callable[..., Any]
@@ -73,11 +73,30 @@ def test_flags_win_over_the_data_each_for_itself(
 ) -> None:
     words = ("train-bc", recorded, "--out", tmp_path / "run", "--env", "Pendulum-v1", "--epochs", "1", "--json", *CPU)
     done = call(*words, "--env-kwargs", "{}", "--wrapper", "TimeLimit:max_episode_steps=7", "--wrapper", SCALED)
-    assert (done.exit_code, "note:" in caplog.text) == (0, False)
+    assert (done.exit_code, f"with other arguments and wrappers: --env-kwargs '{KWARGS}'" in caplog.text) == (0, True)
     code = call("evaluate", tmp_path / "run", "--episodes", "2", "--json", *CPU)
     assert json.loads(code.stdout)["length_mean"] == 7.0
     done = call("evaluate", tmp_path / "run", "--episodes", "1", "--wrapper", "none", "--json", *CPU)
     assert json.loads(done.stdout)["length_mean"] == 200.0
+
+
+def test_what_is_given_as_the_data_has_it_is_no_note(
+    recorded: Path, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ("train-bc", recorded, "--out", tmp_path / "run", "--env", "Pendulum-v1", "--epochs", "1", *CPU)
+    assert call(*words, "--env-kwargs", KWARGS, "--wrapper", SHORT, "--wrapper", SCALED).exit_code == 0
+    assert "note:" not in caplog.text
+
+
+def test_an_evaluation_elsewhere_than_the_run_says_so(
+    recorded: Path, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert call("train-bc", recorded, "--out", tmp_path / "run", "--env", "Pendulum-v1", "--epochs", "1", *CPU).exit_code == 0
+    caplog.clear()
+    longer = ("--env", "Pendulum-v1", "--wrapper", "TimeLimit:max_episode_steps=30", "--wrapper", SCALED)
+    done = call("evaluate", tmp_path / "run", "--episodes", "1", "--json", *longer, *CPU)
+    assert json.loads(done.stdout)["length_mean"] == 30.0
+    assert f"is of Pendulum-v1 with other wrappers: --wrapper {SHORT}" in caplog.text
 
 
 def test_a_run_that_was_never_measured_knows_what_its_data_is_of(recorded: Path, tmp_path: Path, call_json: Call) -> None:

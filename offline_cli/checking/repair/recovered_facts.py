@@ -29,7 +29,7 @@ from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.timeouts import ReadingPool
-from offline_cli.formats.opening import AskedEnvironment
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE

@@ -28,7 +28,7 @@ from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
-from offline_cli.formats.opening import AskedEnvironment
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.options.data_commands import RepairOptions
 from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress

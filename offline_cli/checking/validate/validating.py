@@ -29,7 +29,8 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.files.locations import Location, Sources, expand
-from offline_cli.formats.opening import AskedEnvironment, open_sources
+from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.data_commands import ValidateOptions

@@ -33,8 +33,9 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location, Sources, expand, open_location
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.opening import AskedEnvironment, OwnSource, open_sources
+from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.shared import COMPRESSION, ROW_FORMAT

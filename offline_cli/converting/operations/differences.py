@@ -31,8 +31,9 @@ from offline_cli.episodes.batch_arrays import Form, forms, in_words
 from offline_cli.episodes.codec.steps import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints, normal
 from offline_cli.files.locations import Location, expand
+from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.opening import AskedEnvironment, open_sources
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.keywords import takes

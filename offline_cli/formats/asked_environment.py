@@ -1,0 +1,175 @@
+"""Which environment a command plays in: as its caller names it, and as far as data says how that one is made."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gymnasium as gym
+import gymnasium.wrappers
+
+from offline_cli.environments import EnvironmentSpec, check_registered
+from offline_cli.errors import BadConfig, UsageError
+from offline_cli.files.blanking import BLANK, blanked_keys
+from offline_cli.import_path import call_of
+
+__all__ = ["AskedEnvironment", "refused"]
+
+WITHOUT: Final = "none"  # in place of wrappers
+NOT_FROM_DATA: Final = {"RecordVideo": "writes files", "HumanRendering": "opens a window"}
+PLAIN_TEXT: Final = re.compile(r"[\w +,=()-]*")
+CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+OF_A_PLACE: Final = re.compile(r"(?:^|_)(?:paths?|files?|filename|folders?|dirs?|directory|urls?|uri)(?:_|$)", re.IGNORECASE)
+LARGEST: Final = 4096  # number that data may give an environment, but for limits of steps: stacks and sizes take memory
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedEnvironment:
+    """An environment as a caller names it; what he leaves out, data may say."""
+
+    id: str
+    kwargs: Mapping[str, Any] | None = None  # None: not given
+    wrappers: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], *, known: bool = True) -> AskedEnvironment | None:
+        """From the options `env`, `env_kwargs` and `wrappers`; None: none is named. `known`: look it up at once.
+
+        Raises UsageError for the others without `env`, UnknownEnvironment, and BadConfig for arguments that are no JSON values,
+        or were blanked out.
+        """
+        env, kwargs, wrappers = options.get("env"), options.get("env_kwargs"), options.get("wrappers")
+        if env is None:
+            alone = [flag for flag, given in (("--env-kwargs", kwargs), ("--wrapper", wrappers)) if given is not None]
+            if alone:
+                raise UsageError(f"{' and '.join(alone)} without --env", where=alone[0], fix="name the environment: --env ENV")
+            return None
+        if wrappers is not None and WITHOUT in wrappers:
+            if list(wrappers) != [WITHOUT]:
+                raise UsageError(f"{WITHOUT} and other wrappers", where="--wrapper", fix=f"leave out --wrapper {WITHOUT}")
+            wrappers = ()
+        if known:
+            check_registered(env)
+        return cls(env, None if kwargs is None else _plain(kwargs), wrappers if wrappers is None else tuple(wrappers))
+
+    def chosen(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> tuple[EnvironmentSpec, list[str]]:
+        """The environment, with what is not given from the one that data of the same id `declared`, by the data's place; and
+        notes on what came from there, or that the data is of another environment.
+
+        Raises BadConfig, with the flags to give, where data says something that only a user may say, or not one thing.
+        """
+        known = [(place, spec) for place, spec in declared if spec is not None]
+        same = [(place, spec) for place, spec in known if spec.id == self.id]
+        others = {self._apart(spec, alone=not same): place for place, spec in known if spec.id != self.id}
+        notes = [f"{place} is of {apart}" for apart, place in others.items()]
+        kwargs, wrappers = self.kwargs, self.wrappers
+        notes += dict.fromkeys(filter(None, (self._otherwise(spec, place) for place, spec in same)))
+        if not same or (kwargs is not None and wrappers is not None):
+            return EnvironmentSpec(self.id, kwargs or {}, tuple(wrappers or ())), notes
+        place, said = same[0]
+        asks = {"kwargs": kwargs is None, "wrappers": wrappers is None}
+        for other, spec in same:
+            apart = {name: wanted and getattr(spec, name) != getattr(said, name) for name, wanted in asks.items()}
+            if any(apart.values()):
+                what = f"the data is of {self.id} made in two ways"
+                raise BadConfig(what, where=f"{place} and {other}", fix=f"say in which, for example {said.flags(**apart)}")
+        wrong = dict(zip(asks, refused(said), strict=True))
+        needed = {name: wanted and bool(wrong[name]) for name, wanted in asks.items()}
+        if any(needed.values()):
+            reasons = [f"{reason}: not taken from data" for name in asks if needed[name] for reason in wrong[name]]
+            raise BadConfig.of(reasons, where=place, fix=f"if you trust it, give it yourself: {said.flags(**needed)}")
+        taken = {name: wanted and bool(getattr(said, name)) for name, wanted in asks.items()}
+        if any(taken.values()):
+            notes.append(f"--env {self.id} is made as {place} says: {said.flags(**taken)}")
+        kwargs = said.kwargs if kwargs is None else kwargs
+        return EnvironmentSpec(self.id, kwargs, tuple(said.wrappers if wrappers is None else wrappers)), notes
+
+    def _otherwise(self, spec: EnvironmentSpec, place: str) -> str | None:
+        """What data of this very environment says that was asked to be otherwise; None: nothing."""
+        differs = {
+            "kwargs": self.kwargs is not None and dict(self.kwargs) != dict(spec.kwargs) and not blanked_keys(spec.kwargs),
+            "wrappers": self.wrappers is not None and tuple(self.wrappers) != tuple(spec.wrappers),
+        }
+        if not any(differs.values()):
+            return None
+        words = " and ".join(word for word, is_other in zip(("arguments", "wrappers"), differs.values(), strict=True) if is_other)
+        return f"{place} is of {self.id} with other {words}: {spec.flags(**differs)}"
+
+    def _apart(self, spec: EnvironmentSpec, *, alone: bool) -> str:
+        """Of which other environment data is, and, where nothing else says how this one is made (`alone`), what is left out."""
+        told = f"{spec.id}, and --env is {self.id}"
+        left = {"kwargs": self.kwargs is None and bool(spec.kwargs), "wrappers": self.wrappers is None and bool(spec.wrappers)}
+        if not alone or not any(left.values()):
+            return told
+        words = " and ".join(word for word, is_left in zip(("arguments", "wrappers"), left.values(), strict=True) if is_left)
+        return f"{told}: the data's {words} are not taken; if they belong here, add {spec.flags(**left)}"
+
+    def among(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> EnvironmentSpec:
+        """`chosen`, with the notes logged."""
+        found, notes = self.chosen(declared)
+        for note in notes:
+            _log.warning("note: %s", note)
+        return found
+
+
+def refused(spec: EnvironmentSpec) -> tuple[list[str], list[str]]:
+    """Why arguments, and why wrappers of a record that comes from data are not used; both empty: nothing speaks against them.
+
+    Wrappers have to be gymnasium's own by bare name, without those that write files or open windows; arguments numbers, plain
+    texts, and lists and objects of these, nothing that could name a file, a URL or a module.
+    """
+    wrong = []
+    for text in spec.wrappers:
+        name, arguments, mistakes = call_of(text)
+        found = vars(gymnasium.wrappers).get(name)  # what is loaded on demand would be imported by `getattr`
+        if not (isinstance(found, type) and issubclass(found, gym.Wrapper)):
+            wrong.append(f"{text!r} is no wrapper of gymnasium by its bare name")
+        elif name in NOT_FROM_DATA:
+            wrong.append(f"{text!r} {NOT_FROM_DATA[name]}")
+        else:
+            wrong += [f"{text!r}: {mistake}" for mistake in (*mistakes, *_not_plain(arguments))]
+    return list(_not_plain(spec.kwargs)), wrong
+
+
+def _not_plain(value: Any, name: str = "") -> Iterator[str]:
+    """What in arguments could name a place or code."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if not PLAIN_TEXT.fullmatch(str(key)):
+                yield f"{key!r} is no plain name"
+            yield from _not_plain(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _not_plain(part, name)
+    elif value == BLANK:
+        yield f"the value of {name} was blanked out"
+    elif name == "render_mode" and value == "human":
+        yield "render_mode = 'human' opens windows"
+    elif isinstance(value, int | float) and not name.endswith("_steps") and abs(value) > LARGEST:
+        yield f"{name} = {value} is beyond {LARGEST}, and may cost memory or time"
+    elif isinstance(value, str) and OF_A_PLACE.search(CAMEL.sub("_", name.replace(".", "_"))):
+        yield f"{name} = {value!r} names a place"
+    elif isinstance(value, str) and not PLAIN_TEXT.fullmatch(value):
+        yield f"{name} = {value!r} could be a path, a URL or a module"
+
+
+def _plain(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`kwargs` as a manifest will hold them."""
+    try:
+        plain: Mapping[str, Any] = json.loads(json.dumps(dict(kwargs), allow_nan=False))
+    except (TypeError, ValueError) as err:
+        fix = "numbers, texts, lists and objects; for anything else write a function and name it python:module:make_env"
+        raise BadConfig(f"no JSON values: {err}", where="--env-kwargs", fix=fix) from err
+    unknown = blanked_keys(plain)
+    if unknown:
+        asked = json.dumps({**plain, **{name.partition(".")[0]: "..." for name in unknown}})
+        what = f"the values of {', '.join(unknown)} were blanked out where they are from, and are not known"
+        raise BadConfig(what, where="--env-kwargs", fix=f"give them again: --env-kwargs {shlex.quote(asked)}")
+    return plain
