@@ -99,8 +99,7 @@ class AskedEnvironment:
         }
         if not any(differs.values()):
             return None
-        words = " and ".join(word for word, is_other in zip(("arguments", "wrappers"), differs.values(), strict=True) if is_other)
-        return f"{place} is of {self.id} with other {words}: {spec.flags(**differs)}"
+        return f"{place} is of {self.id} with other {_words(differs)}: {spec.flags(**differs)}"
 
     def _apart(self, spec: EnvironmentSpec, *, alone: bool) -> str:
         """Of which other environment data is, and, where nothing else says how this one is made (`alone`), what is left out."""
@@ -108,8 +107,7 @@ class AskedEnvironment:
         left = {"kwargs": self.kwargs is None and bool(spec.kwargs), "wrappers": self.wrappers is None and bool(spec.wrappers)}
         if not alone or not any(left.values()):
             return told
-        words = " and ".join(word for word, is_left in zip(("arguments", "wrappers"), left.values(), strict=True) if is_left)
-        return f"{told}: the data's {words} are not taken; if they belong here, add {spec.flags(**left)}"
+        return f"{told}: the data's {_words(left)} are not taken; if they belong here, add {spec.flags(**left)}"
 
     def among(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> EnvironmentSpec:
         """`chosen`, with the notes logged."""
@@ -117,6 +115,11 @@ class AskedEnvironment:
         for note in notes:
             _log.warning("note: %s", note)
         return found
+
+
+def _words(parts: Mapping[str, bool]) -> str:
+    """Those parts of a record that are true, for people."""
+    return " and ".join({"kwargs": "arguments"}.get(name, name) for name, is_meant in parts.items() if is_meant)
 
 
 def refused(spec: EnvironmentSpec) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.formats.tables.column_looks import Look
+from offline_cli.formats.tables.mapping import AS_USUAL, CsvForm
 
 __all__ = ["Draft", "array", "key", "part_names", "string", "written"]
 
@@ -55,8 +56,8 @@ class Draft:
         return [name for name in names if name in self.looks and self.looks[name].image]
 
 
-def written(draft: Draft, categories: Mapping[str, Sequence[str]], bound: str, delimiter: str | None) -> str:
-    """The TOML. `bound`: of which rows `categories` has the texts; `delimiter`: of a CSV file, where it has to be said."""
+def written(draft: Draft, categories: Mapping[str, Sequence[str]], bound: str, form: CsvForm) -> str:
+    """The TOML. `bound`: of which rows `categories` has the texts; `form`: of a CSV file, as far as it has to be said."""
     scale = 'action_scale = "env"  # or "normalized": train-bc wants to know it'
     lines = [scale, "", "[columns]"]
     for ours, names in _parts(draft):
@@ -78,9 +79,13 @@ def written(draft: Draft, categories: Mapping[str, Sequence[str]], bound: str, d
     lines += _gaps(draft)
     comma = next((look.comma for look in draft.looks.values() if look.comma), "")
     decimal = f'decimal = ","  # as in {string(comma)}'
-    if delimiter is not None:
-        lines += ["", "[csv]", f"delimiter = {string(delimiter)}  # the file's first line is one name otherwise"]
-        lines += [decimal] if comma else []
+    said = []
+    if form.delimiter is not None:
+        said.append(f"delimiter = {string(form.delimiter)}  # the file's first line is one name otherwise")
+    if form.encoding != AS_USUAL.encoding:
+        said.append(f"encoding = {string(form.encoding)}  # the names are not UTF-8")
+    if said:
+        lines += ["", "[csv]", *said, *([decimal] if comma else ())]
     elif comma:
         lines.insert(1, f"csv.{decimal}")
     return "\n".join(lines) + "\n"

@@ -270,6 +270,9 @@ class CsvForm:
     columns: tuple[str, ...] | None = None  # None: the first line names them
 
 
+AS_USUAL: Final = CsvForm()
+
+
 @dataclass(frozen=True, slots=True)
 class TableMapping:
     """A mapping without mistakes of its own; whether its columns exist depends on the files."""
@@ -392,6 +395,6 @@ def _csv(node: Mapping[str, Any]) -> CsvForm:
         delimiter=node.get("delimiter"),
         decimal=node.get("decimal", "."),
         nulls=tuple(node.get("nulls", ())),
-        encoding=node.get("encoding", "utf-8"),
+        encoding=node.get("encoding", AS_USUAL.encoding),
         columns=None if columns is None else tuple(columns),
     )

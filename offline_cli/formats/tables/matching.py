@@ -12,7 +12,10 @@ import csv
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gymnasium import spaces
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadMapping
@@ -20,6 +23,7 @@ from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.column_looks import Seen
 from offline_cli.formats.tables.json_files import wholes
 from offline_cli.formats.tables.mapping import (
+    AS_USUAL,
     DEFAULT,
     EXTRA,
     CsvForm,
@@ -31,11 +35,14 @@ from offline_cli.formats.tables.mapping import (
     preset_text,
 )
 from offline_cli.formats.tables.proposals import MAX_GUESSED, starting_mapping
+from offline_cli.spaces import Space
 
-__all__ = ["Matched", "default_mapping", "match"]
+__all__ = ["Matched", "category_space", "default_mapping", "likely_form", "match"]
 
 MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
 INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
+NO_LETTER: Final = "\N{REPLACEMENT CHARACTER}"
+LATIN_1, UTF_16 = "latin-1", "utf-16"
 DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
 MAX_SHOWN = 40  # columns listed in a message
 MAX_TOLD = 1000  # to programs
@@ -87,10 +94,18 @@ def _why_dropped(name: str, unmapped: str, every: Collection[str]) -> str:
     return "not in every file" if name not in every else "the numbers of a data frame's rows"
 
 
-def default_mapping(files: FileColumns, seen: Callable[[Sequence[str], CsvForm], Seen]) -> TableMapping:
+def likely_form(files: FileColumns) -> CsvForm:
+    """How CSV files are written, as the names show that were read as UTF-8: those of other encodings have no letters there."""
+    names = "".join(name for columns in files.values() for name in columns)
+    return CsvForm(encoding=(UTF_16 if "\0" in names else LATIN_1)) if NO_LETTER in names else AS_USUAL
+
+
+def default_mapping(
+    files: FileColumns, seen: Callable[[Sequence[str], CsvForm], Seen], form: CsvForm = AS_USUAL
+) -> TableMapping:
     """The preset that is used where no mapping is given. Raises BadMapping with a mapping to start from, if it does not fit.
 
-    `seen`: reads rows of these columns, for that one.
+    `seen`: reads rows of these columns, for that one; `form`: that the columns were read in.
     """
     columns = list(_common(files))
     default = mapping_of(preset_text(DEFAULT), DEFAULT)
@@ -98,12 +113,12 @@ def default_mapping(files: FileColumns, seen: Callable[[Sequence[str], CsvForm],
         return default
     near = [text for name in preset_names() if (text := _nearly(mapping_of(preset_text(name), name), columns))]
     more = f"; {'; '.join(near)}" if near else ""
-    proposed = _divided(columns, seen) or starting_mapping(columns, seen(columns[:MAX_GUESSED], CsvForm()))
+    proposed = _divided(columns, seen, form) or starting_mapping(columns, seen(columns[:MAX_GUESSED], form), form)
     raise BadMapping(
         f"a table whose columns nothing explains: {_listed(columns)}{more}",
         where=_first(files),
         fix="--mapping FILE, where FILE says what the columns mean (docs/tables.md)"
-        f"{_other_delimiter(columns)}. To start from:\n\n" + proposed,
+        f"{_other_delimiter(columns)}{_other_encoding(form)}. To start from:\n\n" + proposed,
         details={"columns": columns[:MAX_TOLD], "starting_mapping": proposed},
     )
 
@@ -114,12 +129,13 @@ def _common(files: FileColumns) -> dict[str, None]:
     return {name: None for name in first if all(name in other for other in others)}
 
 
-def _divided(columns: Sequence[str], seen: Callable[[Sequence[str], CsvForm], Seen]) -> str:
+def _divided(columns: Sequence[str], seen: Callable[[Sequence[str], CsvForm], Seen], form: CsvForm) -> str:
     """A mapping for a header that another delimiter divides into three names or more; empty: none does."""
     for delimiter in DELIMITERS if len(columns) == 1 else ():
         if columns[0].count(delimiter) > 1:
             names = next(csv.reader([columns[0]], delimiter=delimiter))
-            return starting_mapping(dict.fromkeys(names), seen(names[:MAX_GUESSED], CsvForm(delimiter)), delimiter)
+            divided = replace(form, delimiter=delimiter)
+            return starting_mapping(dict.fromkeys(names), seen(names[:MAX_GUESSED], divided), divided)
     return ""
 
 
@@ -128,6 +144,12 @@ def _other_delimiter(columns: Collection[str]) -> str:
     name = next(iter(columns)) if len(columns) == 1 else ""
     found = next((text for text in DELIMITERS if text in name), None)
     return "" if found is None else f"; if that is no name, say [csv] delimiter = {json.dumps(found)} in the mapping"
+
+
+def _other_encoding(form: CsvForm) -> str:
+    """What to do about names that are not UTF-8."""
+    is_usual = form.encoding == AS_USUAL.encoding
+    return "" if is_usual else f"; the names are not UTF-8: say [csv] encoding = {json.dumps(form.encoding)} in the mapping"
 
 
 def _nearly(preset: TableMapping, columns: Collection[str]) -> str:
@@ -207,3 +229,10 @@ def _listed(columns: Collection[str]) -> str:
     shown = list(columns)[:MAX_SHOWN]
     more = f" and {len(columns) - len(shown)} more" if len(columns) > len(shown) else ""
     return ", ".join(shown) + more
+
+
+def category_space(mapping: TableMapping, role: str) -> Space | None:
+    """The space of a column of categories: as many as the mapping names, whether or not each of them is there."""
+    parts = mapping.of(role)
+    names = mapping.categories.get(parts[0].columns[0], ())
+    return spaces.Discrete(len(names)) if names and len(parts) == 1 and not (parts[0].path or parts[0].stacked) else None

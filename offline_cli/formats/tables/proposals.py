@@ -22,6 +22,7 @@ from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.tables.cells import DAY_FIRST_OR_MONTH, hint_for_cells
 from offline_cli.formats.tables.column_looks import Look, Seen, looked
 from offline_cli.formats.tables.draft_mapping import Draft, array, key, part_names, string, written
+from offline_cli.formats.tables.mapping import AS_USUAL, CsvForm
 
 __all__ = ["MAX_GUESSED", "TextColumn", "hint_for_bytes", "hint_for_text", "looks_like_ids", "starting_mapping"]
 
@@ -104,9 +105,9 @@ def hint_for_bytes(column: str, held: Collection[str]) -> str:
 # ---- a mapping to start from ----
 
 
-def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimiter: str | None = None) -> str:
+def starting_mapping(columns: Collection[str], seen: Seen | None = None, form: CsvForm = AS_USUAL) -> str:
     """TOML that names every one of `columns` once, those with unknown names as observations; `seen`: rows of the table;
-    `delimiter`: of a CSV file, where it has to be said.
+    `form`: of a CSV file, as far as it has to be said.
     """
     names = [name for name in columns if name][:MAX_GUESSED]
     draft = Draft({name: looked(seen, name) for name in names})
@@ -140,7 +141,7 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None, delimit
             categories[name] = texts
     if Columns.NEXT_OBS in draft.roles and part_names(draft, Columns.NEXT_OBS) != part_names(draft, Columns.OBS):
         draft.left_out |= dict.fromkeys(draft.roles.pop(Columns.NEXT_OBS), "next observations lack parts of the observations")
-    return written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows", delimiter)
+    return written(draft, categories, "" if seen is None or seen.whole else f" of the first {seen.rows:,} rows", form)
 
 
 def _by_name(draft: Draft, name: str) -> bool:

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 import pyarrow as pa
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.byte_sizes import byte_size
@@ -39,6 +38,7 @@ from offline_cli.formats.tables.ids import are_rllibs, source_hash
 from offline_cli.formats.tables.in_order import FLAGS, EpisodesInOrder, Footprint, KeyedEpisodes
 from offline_cli.formats.tables.key_runs import LARGE
 from offline_cli.formats.tables.mapping import (
+    AS_USUAL,
     EXTRA,
     MEAN,
     CsvForm,
@@ -48,14 +48,13 @@ from offline_cli.formats.tables.mapping import (
     load_mapping,
     mapping_text,
 )
-from offline_cli.formats.tables.matching import Matched, default_mapping, match
+from offline_cli.formats.tables.matching import Matched, category_space, default_mapping, likely_form, match
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.proposals import looks_like_ids
 from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.formats.tables.values import Means
 from offline_cli.options.shared import EpisodeEnds, Tables
-from offline_cli.spaces import Space
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree
 
@@ -130,15 +129,16 @@ class TableSource(FileSource):
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
         self._tables = [TableFile(file, self.kind, self.options.memory_limit) for file in self.files]
-        form = CsvForm() if mapping is None else mapping.csv
+        form = AS_USUAL if mapping is None else mapping.csv
         self._types = columns_of(self._tables, form, self.options.temp_dir)
-        mapping = default_mapping(self._types, lambda names, form: self._seen(names, form=form)) if mapping is None else mapping
+        if mapping is None:
+            mapping = self._default_mapping(likely_form(self._types) if self.kind == "csv" else AS_USUAL)
         self._matched = match(mapping, self._types)
         self.info = declared or SourceInfo(
             format=self.format,
             location=location,
-            observation_space=mapping.observation_space or _categories(mapping, Columns.OBS),
-            action_space=mapping.action_space or _categories(mapping, Columns.ACTIONS),
+            observation_space=mapping.observation_space or category_space(mapping, Columns.OBS),
+            action_space=mapping.action_space or category_space(mapping, Columns.ACTIONS),
             action_scale=mapping.action_scale,
             environment=None if mapping.environment is None else EnvironmentSpec(mapping.environment),
             said_by=f"the mapping {mapping.name}",
@@ -325,6 +325,13 @@ class TableSource(FileSource):
             self._matched, self._types, facts, known, untyped=untyped, texts_of=lambda names: self._seen(names, None).texts
         )
 
+    def _default_mapping(self, form: CsvForm) -> TableMapping:
+        """The one that is used where none is given; `form`: how the files are likely to be written."""
+        types = self._types
+        if form != AS_USUAL:
+            types = columns_of([replace(table) for table in self._tables], form, self.options.temp_dir)
+        return default_mapping(types, lambda names, form: self._seen(names, form=form), form)
+
     def _seen(self, columns: Sequence[str], most_rows: int | None = MOST_SEEN, form: CsvForm | None = None) -> Seen:
         """Rows for proposals, read from the beginning; `form`: another one than that of the mapping."""
         tables = self._tables if form is None else [replace(table) for table in self._tables]  # which know no columns yet
@@ -354,13 +361,6 @@ class TableSource(FileSource):
             with self.scope.part() as held:
                 options: dict[str, Any] = {"chunk_bytes": self._chunk_bytes, "temp_dir": self.options.temp_dir, "scope": held}
                 next(table.chunks(None, self.mapping.csv, **options), None)
-
-
-def _categories(mapping: TableMapping, role: str) -> Space | None:
-    """The space of a column of categories: as many as the mapping names, whether or not each of them is there."""
-    parts = mapping.of(role)
-    names = mapping.categories.get(parts[0].columns[0], ())
-    return spaces.Discrete(len(names)) if names and len(parts) == 1 and not (parts[0].path or parts[0].stacked) else None
 
 
 class _Shapes:
