@@ -81,7 +81,6 @@ def signals_raise() -> Iterator[None]:
 
     on_signal.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
     usual = {number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL for number in ENDING}
-    _raised.clear()
     taken = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
     for number in taken:
         signal.signal(number, on_signal)
@@ -89,6 +88,7 @@ def signals_raise() -> Iterator[None]:
         with none_lost({KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}):
             yield
     finally:
+        _raised.clear()
         for number, handler in taken.items():
             if signal.getsignal(number) is on_signal:
                 signal.signal(number, handler)
