@@ -153,14 +153,14 @@ def inspect(ctx: typer.Context, flags: InspectFlags, options: InspectOptions) ->
 
     with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
         result = inspect(places, **options, on_progress=on_progress)
-    if flags["as_json"] or (result.first_episodes is None and result.shown_episode is None):
+    if flags["as_json"] or options.get("deep", False) or (result.first_episodes is None and result.shown_episode is None):
         render.show(result, as_json=flags["as_json"], summary=_figures)
     if not flags["as_json"]:
-        _show_closer(result.as_dict())
+        _show_closer(result.as_dict(), deep=options.get("deep", False))
 
 
-def _show_closer(told: Mapping[str, Any]) -> None:
-    """The episodes that were asked for, else statistics of all columns."""
+def _show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
+    """The episodes that were asked for; without them, or where the steps were read for them, statistics of all columns."""
     from offline_cli.report.inspection import columns_grid, episode_grids, head_grid
 
     asked = [name for name in ("first_episodes", "shown_episode") if told[name] is not None]
@@ -171,7 +171,7 @@ def _show_closer(told: Mapping[str, Any]) -> None:
     if "shown_episode" in asked:
         for grid in episode_grids(told, _letters()):
             render.show_grid(*grid)
-    if not asked and told["columns"]:
+    if (deep or not asked) and told["columns"]:
         grid, more = columns_grid(told, _letters())
         notes = [f"and {more:,} more columns or elements: --json has all"] if more else []
         if told["histograms"] is None:

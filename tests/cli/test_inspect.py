@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,18 @@ def test_an_episode_without_steps_is_an_episode_of_its_dataset(
     assert (told["shown_episode"]["steps"], told["shown_episode"]["columns"]) == ([], {})
     assert sum(told["histograms"]["length"]["counts"]) == told["episodes"] == 2
     assert call("inspect", tmp_path / "D", "--episode", batch.ids[0]).exit_code == 0
+
+
+@pytest.mark.parametrize("asked", [("--head", "1"), ("--episode", "a")])
+def test_steps_that_were_read_are_shown_beside_the_episodes_that_were_asked_for(
+    asked: tuple[str, str], random_batch: Callable[..., Any], tmp_path: Path, call: Call
+) -> None:
+    batch = random_batch(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), lengths=(4, 3))
+    write(tmp_path / "D", replace(batch, ids=["a", "b"]))
+    plain, deep = (call("inspect", tmp_path / "D", *asked, *more).stdout for more in ((), ("--deep",)))
+    assert ("histogram" in plain, "histogram" in deep) == (False, True)
+    assert ("ended by" in plain, "ended by" in deep) == (False, True)
+    assert plain in deep
 
 
 def test_episodes_of_a_dataset_elsewhere_are_shown_too(recording: Path) -> None:
