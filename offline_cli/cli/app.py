@@ -21,8 +21,9 @@ from offline_cli import __version__
 from offline_cli.cli.command_line import HELP_NAMES, Command, names_of_others, other_command, read_plainly, runnable
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
+from offline_cli.cli.signals import Signals
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
-from offline_cli.cli.termination import SIGNALLED, end_now, signals_raise
+from offline_cli.cli.termination import SIGNALLED, end_now
 from offline_cli.waiting import Ending
 
 __all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "command_named", "main"]
@@ -85,9 +86,10 @@ class ErrorBoundary(TyperGroup):
         invocation = Invocation(tuple(sys.argv[1:] if args is None else args))
         extra.setdefault("obj", invocation)
         Ending.tell = _last_words(sys.stdout, invocation)
-        with signals_raise():
+        with Signals(invocation.interrupts) as signals:
             try:
                 outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+                signals.settle()
                 code = outcome if isinstance(outcome, int) else 0
             except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  a wrong command line, help that cannot be written
                 code = report(error, invocation)

@@ -22,7 +22,7 @@ import typer
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.streams import colour_wanted, printable, write
-from offline_cli.cli.termination import end_uninterrupted, interrupt_behind, signal_exit_code
+from offline_cli.cli.termination import end_uninterrupted, interrupt_behind
 from offline_cli.engines.ranks import is_first
 from offline_cli.errors import (
     BadData,
@@ -148,7 +148,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
     """Show `error` on stderr, under `--json` on stdout too, and return the exit code."""
     _RESERVE.close()
     told = explain(error, invocation)
-    exit_code = _exit_code(error, told)
+    exit_code = _exit_code(error, told, invocation)
     if isinstance(told, ClusterLost):
         end_uninterrupted()
     if isinstance(told, _AGREED) and not is_first():
@@ -176,16 +176,17 @@ def _blanked(value: Any, invocation: Invocation) -> Any:
     return [_blanked(item, invocation) for item in value] if isinstance(value, list) else value
 
 
-def _exit_code(error: BaseException, told: OfflineCliError) -> int:
+def _exit_code(error: BaseException, told: OfflineCliError, invocation: Invocation) -> int:
     """That of the class; an interruption's is that of the signal, which is known here even if the library did not ask."""
     if not isinstance(told, Interrupted):
         return told.exit_code
-    return signal_exit_code(error) or int(told.details.get("exit_code", told.exit_code))
+    behind = interrupt_behind(error) or next((kind() for kind in invocation.interrupts), None)
+    return int(getattr(behind, "exit_code", 0) or told.details.get("exit_code", told.exit_code))
 
 
 def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     """`error` as something that a user can act on."""
-    if isinstance(error, OfflineCliError) and not (isinstance(error, MissingPackage) and interrupt_behind(error)):
+    if isinstance(error, OfflineCliError) and not (invocation.interrupts and isinstance(error, MissingPackage)):
         return error
     lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
     if lost is not None:  # torchrun stops those that are left, which may be on their way out
@@ -193,17 +194,19 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     if isinstance(error, UsageProblem):
         return _usage(error, invocation)
     if interrupt_behind(error) is not None:
-        return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
+        return _interrupted(invocation)
     if is_shortage(error):
         return OutOfMemory(
             f"out of memory: {error}".rstrip(": "),
             where=invocation.command,
             fix="a smaller input, --batch-size, or more memory; a limit of this shell is shown by ulimit -a",
         )
-    if isinstance(error, ImportError):
-        return _missing(error, invocation)
     if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
         return _storage(error, invocation)
+    if invocation.interrupts:  # a module that was interrupted while loading may be half there, whoever caught that
+        return _interrupted(invocation)
+    if isinstance(error, ImportError):
+        return _missing(error, invocation)
     theirs = _of_plugin(error)
     if theirs is not None:
         return theirs
@@ -212,6 +215,10 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         where=_innermost_place(error),
         fix="the same command with --debug, and report the traceback together with the command",
     )
+
+
+def _interrupted(invocation: Invocation) -> Interrupted:
+    return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
 
 
 def _of_plugin(error: BaseException) -> BadData | None:

@@ -7,7 +7,7 @@ they could be parsed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offline_cli.errors import UsageError
 from offline_cli.files.blanking import BLANK, blanked, blanked_args, secrets_among
@@ -23,6 +23,9 @@ class Invocation:
     """The arguments after the program's name."""
 
     args: tuple[str, ...]
+    interrupts: list[type[KeyboardInterrupt]] = field(
+        default_factory=list, compare=False
+    )  # raised, also if somebody caught them
 
     @property
     def as_json(self) -> bool:

@@ -25,10 +25,9 @@ from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, Final
 
-from offline_cli.engines.watchdog import guards, ignored_at_start
+from offline_cli.engines.watchdog import ENDING, guards, ignored_at_start
 from offline_cli.engines.watchdog_process import began, runs
 from offline_cli.import_path import path_for_workers
-from offline_cli.interrupts import ENDING
 
 __all__ = ["ended", "ends_with_parent", "process_context", "signals_are_its_parents"]
 

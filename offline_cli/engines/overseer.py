@@ -24,9 +24,8 @@ from multiprocessing.connection import wait
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, Self, cast
 
-from offline_cli.engines.watchdog import Watchdog, watched
+from offline_cli.engines.watchdog import ENDING, Watchdog, watched
 from offline_cli.errors import BadData, Interrupted, OfflineCliError
-from offline_cli.interrupts import ENDING, postponed
 from offline_cli.waiting import CLOSING, Ending, Overdue, Waiting, current
 
 __all__ = ["Limits", "Overseer", "exit_code_of"]
@@ -143,7 +142,7 @@ class Overseer:
             os.write(self._nudge, b"s")
 
     def _poked(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid or postponed(number, frame):
+        if os.getpid() != self._pid:
             return
         if self._is_taken:
             threading.Event().wait()  # the other thread saves what there is and ends the process

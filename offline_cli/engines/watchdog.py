@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from offline_cli.interrupts import ENDING
 from offline_cli.waiting import Ending
 
-__all__ = ["LIMIT", "Watchdog", "guards", "ignored_at_start", "watched"]
+__all__ = ["ENDING", "LIMIT", "Watchdog", "guards", "ignored_at_start", "watched"]
 
 LIMIT: Final = 9.3  # seconds after a signal in which a process ends that holds its interpreter
 ENDED: Final = 2.0  # seconds for the watchdog itself to end
+ENDING: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SCRIPT: Final = Path(__file__).with_name("watchdog_process.py")
 _lock = threading.Lock()
 _running: list[Watchdog] = []  # one or none

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from offline_cli.engines.ranks import ALONE, Ranks
+from offline_cli.engines.watchdog import ENDING
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, ClusterLost, Diverged, TrainingDiverged
-from offline_cli.interrupts import ENDING
 from offline_cli.modules.devices import quickest, threads_to_try
 from offline_cli.playing.slots import draw
 from offline_cli.policies.run_files import (

@@ -22,8 +22,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
 from offline_cli.engines.overseer import Overseer
-from offline_cli.engines.watchdog import ignored_at_start
-from offline_cli.interrupts import ENDING, postponed
+from offline_cli.engines.watchdog import ENDING, ignored_at_start
 from offline_cli.waiting import Overdue
 
 __all__ = ["SHARE", "Pace", "StopRequested", "StopSignals"]
@@ -106,8 +105,6 @@ class StopSignals:
         if os.getpid() != self._owner:  # a process that an environment has forked, and tells to stop
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            return
-        if self._count and postponed(number, frame):  # it may raise
             return
         is_late = self._together is not None and number not in self._came
         self._came.add(number)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from offline_cli.cli.termination import signals_raise
+from offline_cli.cli.signals import Signals
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Shell = Callable[..., Any]
@@ -197,7 +197,7 @@ def test_a_terminal_that_is_closed_is_a_hangup_and_no_failure_to_write(child_env
 def test_a_hangup_that_is_ignored_at_the_start_is_ignored(child_env: dict[str, str]) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals_raise():
+        with Signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -213,7 +213,7 @@ def test_the_handler_of_a_program_around_us_is_left_alone() -> None:
 
     before = signal.signal(signal.SIGTERM, theirs)
     try:
-        with signals_raise():
+        with Signals():
             assert signal.getsignal(signal.SIGTERM) is theirs
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -222,7 +222,7 @@ def test_the_handler_of_a_program_around_us_is_left_alone() -> None:
 def test_afterwards_sigterm_kills_as_before() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with signals_raise():
+        with Signals():
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from offline_cli.engines.watchdog import _ends_us
-from offline_cli.interrupts import ENDING
+from offline_cli.engines.watchdog import ENDING, _ends_us
 from offline_cli.training import stop_signals
 from offline_cli.training.stop_signals import StopSignals
 
