@@ -15,7 +15,7 @@ import gymnasium.wrappers
 
 from offline_cli.environments import EnvironmentSpec, check_registered
 from offline_cli.errors import BadConfig, UsageError
-from offline_cli.files.blanking import BLANK, blanked_keys
+from offline_cli.files.blanking import BLANK, blanked, blanked_call, blanked_keys, blanked_values
 from offline_cli.import_path import call_of
 
 __all__ = ["AskedEnvironment", "refused"]
@@ -70,9 +70,12 @@ class AskedEnvironment:
         others = {self._apart(spec, alone=not same): place for place, spec in known if spec.id != self.id}
         notes = [f"{place} is of {apart}" for apart, place in others.items()]
         kwargs, wrappers = self.kwargs, self.wrappers
-        notes += dict.fromkeys(filter(None, (self._otherwise(spec, place) for place, spec in same)))
+        otherwise: dict[str, list[str]] = {}
+        for place, spec in same:
+            otherwise.setdefault(self._otherwise(spec), []).append(place)
+        notes += [f"{_places(places)} of {self.id} with {text}" for text, places in otherwise.items() if text]
         if not same or (kwargs is not None and wrappers is not None):
-            return EnvironmentSpec(self.id, kwargs or {}, tuple(wrappers or ())), notes
+            return EnvironmentSpec(self.id, kwargs or {}, tuple(wrappers or ())), [*map(blanked, notes)]
         place, said = same[0]
         asks = {"kwargs": kwargs is None, "wrappers": wrappers is None}
         for other, spec in same:
@@ -88,18 +91,17 @@ class AskedEnvironment:
         taken = {name: wanted and bool(getattr(said, name)) for name, wanted in asks.items()}
         if any(taken.values()):
             notes.append(f"--env {self.id} is made as {place} says: {said.flags(**taken)}")
-        kwargs = said.kwargs if kwargs is None else kwargs
-        return EnvironmentSpec(self.id, kwargs, tuple(said.wrappers if wrappers is None else wrappers)), notes
+        kwargs, wrappers = said.kwargs if kwargs is None else kwargs, said.wrappers if wrappers is None else wrappers
+        return EnvironmentSpec(self.id, kwargs, tuple(wrappers)), [*map(blanked, notes)]
 
-    def _otherwise(self, spec: EnvironmentSpec, place: str) -> str | None:
-        """What data of this very environment says that was asked to be otherwise; None: nothing."""
+    def _otherwise(self, spec: EnvironmentSpec) -> str:
+        """What data of this very environment says that was asked to be otherwise; empty: nothing."""
+        said = EnvironmentSpec(spec.id, blanked_values(spec.kwargs), tuple(map(blanked_call, spec.wrappers)))
         differs = {
-            "kwargs": self.kwargs is not None and dict(self.kwargs) != dict(spec.kwargs) and not blanked_keys(spec.kwargs),
-            "wrappers": self.wrappers is not None and tuple(self.wrappers) != tuple(spec.wrappers),
+            "kwargs": self.kwargs is not None and blanked_values(self.kwargs) != said.kwargs,
+            "wrappers": self.wrappers is not None and [*map(_call, self.wrappers)] != [*map(_call, said.wrappers)],
         }
-        if not any(differs.values()):
-            return None
-        return f"{place} is of {self.id} with other {_words(differs)}: {spec.flags(**differs)}"
+        return f"other {_words(differs)}: {said.flags(**differs)}" if any(differs.values()) else ""
 
     def _apart(self, spec: EnvironmentSpec, *, alone: bool) -> str:
         """Of which other environment data is, and, where nothing else says how this one is made (`alone`), what is left out."""
@@ -115,6 +117,16 @@ class AskedEnvironment:
         for note in notes:
             _log.warning("note: %s", note)
         return found
+
+
+def _call(text: str) -> Any:
+    """A wrapper with its arguments, however these are written; a text that is no call as it stands."""
+    name, arguments, mistakes = call_of(blanked_call(text))
+    return text if mistakes else (name, arguments)
+
+
+def _places(places: Sequence[str]) -> str:
+    return f"{places[0]} is" if len(places) == 1 else f"{places[0]} and {len(places) - 1:,} more are"
 
 
 def _words(parts: Mapping[str, bool]) -> str:

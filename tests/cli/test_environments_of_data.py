@@ -14,7 +14,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig
 from offline_cli.files.locations import open_location
-from offline_cli.formats.asked_environment import refused
+from offline_cli.formats.asked_environment import AskedEnvironment, refused
 from offline_cli.training.train import train_bc
 
 Call = Callable[..., Any]
@@ -97,6 +97,44 @@ def test_an_evaluation_elsewhere_than_the_run_says_so(
     done = call("evaluate", tmp_path / "run", "--episodes", "1", "--json", *longer, *CPU)
     assert json.loads(done.stdout)["length_mean"] == 30.0
     assert f"is of Pendulum-v1 with other wrappers: --wrapper {SHORT}" in caplog.text
+
+
+OTHERWISE = {
+    "another value": ({"g": 5.0}, {"g": 1.0}, "--env-kwargs '{\"g\": 1.0}'"),
+    "another value beside a secret": ({"g": 5.0, "api_key": "mine"}, {"g": 1.0, "api_key": "***"}, '"api_key": "***"'),
+    "a secret that was blanked out": ({"api_key": "mine"}, {"api_key": "***"}, ""),
+    "a password in a URL": ({}, {"db": "postgres://u:hunter2@host/db"}, "postgres://***@host/db"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_notes_on_other_arguments_show_no_secret(what: str) -> None:
+    given, said, shown = OTHERWISE[what]
+    asked = AskedEnvironment("Pendulum-v1", given, ())
+    _, notes = asked.chosen([("D", EnvironmentSpec("Pendulum-v1", said))])
+    assert len(notes) == bool(shown)
+    assert shown in "".join(notes)
+    assert "hunter2" not in "".join(notes)
+
+
+WRITTEN = {
+    "with a space": ("TimeLimit: max_episode_steps=20", SHORT),
+    "in another order": ("RescaleAction:max_action=1,min_action=-1", SCALED),
+    "with a secret that was blanked out": ("mine:Wrap:api_key=x1y2z3", "mine:Wrap:api_key=***"),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_a_wrapper_that_is_written_otherwise_is_no_other_one(how: str) -> None:
+    given, said = WRITTEN[how]
+    _, notes = AskedEnvironment("Pendulum-v1", {}, (given,)).chosen([("D", EnvironmentSpec("Pendulum-v1", {}, (said,)))])
+    assert notes == []
+
+
+def test_datasets_that_were_made_alike_have_one_note() -> None:
+    known = [(f"D{number}", EnvironmentSpec("Pendulum-v1", {}, (SHORT,))) for number in range(300)]
+    _, notes = AskedEnvironment("Pendulum-v1", {}, ()).chosen(known)
+    assert notes == [f"D0 and 299 more are of Pendulum-v1 with other wrappers: --wrapper {SHORT}"]
 
 
 def test_a_run_that_was_never_measured_knows_what_its_data_is_of(recorded: Path, tmp_path: Path, call_json: Call) -> None:
