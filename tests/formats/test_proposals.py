@@ -209,29 +209,6 @@ def test_of_a_file_with_another_delimiter_the_values_are_looked_at_too(write_lin
     assert batch.obs[:2].tolist() == [[0.5, 0.0], [1.5, 1.0]]
 
 
-@pytest.mark.parametrize("delimiter", [",", ";"])
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_names_that_are_not_utf_8_are_proposed_as_they_are(
-    encoding: str, delimiter: str, tmp_path: Path, read_table: Read
-) -> None:
-    rows = [(run, k, 0.5 + k * (-1) ** k, k % 2, int(k == 4)) for run in "ab" for k in range(5)]
-    lines = ["run,k,température,cmd,done", *(",".join(map(str, row)) for row in rows)]
-    path = tmp_path / "log.csv"
-    path.write_bytes("\n".join(lines).replace(",", delimiter).encode(encoding))
-    text = proposed(path)
-    found = tomllib.loads(text)
-    assert found["csv"] == {"encoding": encoding, **({"delimiter": ";"} if delimiter == ";" else {})}
-    assert found["columns"]["obs"] == "température"
-    _, batch = read_table(path, text)
-    assert batch.obs[:2].tolist() == [0.5, -0.5]
-
-
-def test_of_files_that_are_no_csv_no_encoding_is_proposed(tmp_path: Path) -> None:
-    table = pa.table({"run": ["a"] * 4, "x\N{REPLACEMENT CHARACTER}": [0.5, 1.5, 0.25, 1.0], "cmd": [0, 1, 0, 1]})
-    pq.write_table(table, tmp_path / "log.parquet")
-    assert "csv" not in tomllib.loads(proposed(tmp_path / "log.parquet"))
-
-
 @pytest.mark.parametrize(
     ("column", "agents"), [("agent", ("red", "blue")), ("player_id", (0, 1)), ("agent_name", ("yes", "no"))]
 )

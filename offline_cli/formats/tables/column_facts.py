@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -21,10 +21,11 @@ from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.tables.cells import CellCounts
 from offline_cli.formats.tables.column_looks import MOST_IMAGES, Seen
+from offline_cli.formats.tables.csv_files import NO_LETTER
 from offline_cli.formats.tables.files import RawChunk, TableFile, with_types
 from offline_cli.formats.tables.images import is_bytes
 from offline_cli.formats.tables.joined_files import raw_chunks
-from offline_cli.formats.tables.mapping import CsvForm
+from offline_cli.formats.tables.mapping import AS_USUAL, CsvForm
 from offline_cli.formats.tables.numeric import dtype_of, is_one_number, is_temporal
 from offline_cli.scopes import Scope
 
@@ -97,6 +98,18 @@ def columns_of(files: Sequence[TableFile], form: CsvForm, temp_dir: str | None) 
     for types in _different(found.values()) if files[0].kind == "json" else ():
         keys = with_types(keys, types)
     return dict.fromkeys(found, keys) if keys else found
+
+
+def in_likely_form(
+    files: Sequence[TableFile], types: dict[str, dict[str, pa.DataType]], temp_dir: str | None
+) -> tuple[dict[str, dict[str, pa.DataType]], CsvForm]:
+    """`types`, or those in the encoding that all of the CSV files seem to have, where names are not UTF-8; and that form."""
+    if files[0].kind == "csv" and any(NO_LETTER in name for columns in types.values() for name in columns):
+        encodings = {file.likely_encoding(temp_dir) for file in files}
+        if len(encodings) == 1 and all(encodings):
+            form = CsvForm(encoding=encodings.pop())
+            return columns_of([replace(file) for file in files], form, temp_dir), form  # which know no columns yet
+    return types, AS_USUAL
 
 
 def _different(types: Iterable[dict[str, pa.DataType]]) -> Iterable[dict[str, pa.DataType]]:

@@ -18,6 +18,7 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -31,7 +32,7 @@ from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.arrow_reading import let_go
 from offline_cli.scopes import Scope, part_of
 
-__all__ = ["PIECE", "Broken", "InvalidRows", "csv_at_once", "csv_batches", "csv_header", "delimiter_of"]
+__all__ = ["PIECE", "Broken", "InvalidRows", "csv_at_once", "csv_batches", "csv_header", "delimiter_of", "likely_encoding"]
 
 PIECE: Final = 1000  # invalid rows that are passed on at once: an error is made for each
 
@@ -42,6 +43,10 @@ Broken = tuple[int, BadData, bytes]  # number of the row, what is wrong, its tex
 HEAD_BYTES = 1 << 20
 PART = 1 << 16  # bytes read at once: where a packed file breaks off, at most so much is lost
 BOM = "\ufeff"
+UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such files begin
+UTF_32: Final = codecs.BOM_UTF32_LE  # which begins as one of these
+NO_LETTER: Final = "\N{REPLACEMENT CHARACTER}"
+SAY_ENCODING: Final = 'set [csv] encoding = "latin-1", or the right one, in the mapping'
 ENDINGS = ("", ".gz", ".zst", ".zstd")
 BLOCKS_AHEAD = 8  # blocks in a batch; the parser reads four times as many ahead, and a row has to lie within one
 LEAST_BLOCK = 1 << 18
@@ -133,6 +138,19 @@ def delimiter_of(form: CsvForm, url: str) -> str:
     return "\t" if url.lower().endswith(tuple(f".tsv{ending}" for ending in ENDINGS)) else ","
 
 
+def likely_encoding(stream: Any) -> str:
+    """How the names in the first line seem to be written, as [csv] `encoding` has it; empty: in no way that it could be."""
+    data = bytes(stream.read(PART))
+    if data.startswith(UTF_16) and not data.startswith(UTF_32):
+        return "utf-16"
+    line = data.partition(b"\n")[0]
+    for encoding in () if b"\0" in line else ("utf-8", "cp1252", "latin-1"):
+        with suppress(UnicodeDecodeError):
+            codecs.getincrementaldecoder(encoding)().decode(line, final=len(line) < len(data))
+            return encoding
+    return ""
+
+
 def csv_header(stream: Any, form: CsvForm, url: str) -> list[str]:
     """The names of the columns. Raises BadData where there are none, or one twice."""
     if form.columns is not None:
@@ -153,6 +171,7 @@ def csv_header(stream: Any, form: CsvForm, url: str) -> list[str]:
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         fix = "rename one of them, or name all columns in the mapping under [csv] columns, where the file has no header"
+        fix = f"{SAY_ENCODING}: this one is not that of the names" if NO_LETTER in twice[0] else fix
         raise BadData(f"two columns are called {twice[0]!r}", where=url, fix=fix)
     return names
 
@@ -199,9 +218,9 @@ def csv_batches(
 
 
 def csv_at_once(data: bytes, url: str, form: CsvForm, columns: Collection[str] | None) -> pa.Table | None:
-    """All rows of a small file; None where some cannot be read. Raises as Arrow and `csv_header` do, and UnicodeDecodeError."""
+    """All rows of a small file; None where some cannot be read. Raises as Arrow and `csv_header` do, and UnicodeError."""
     names = csv_header(io.BytesIO(data), form, url)
-    text = data.decode(form.encoding).removeprefix(BOM).encode()
+    text = codecs.getincrementaldecoder(form.encoding)().decode(data, final=True).removeprefix(BOM).encode()
     invalid: list[Any] = []
 
     def handle(row: Any) -> str:
@@ -353,11 +372,13 @@ class _Utf8:
             text = self._decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             name = "UTF-8" if self._is_utf8 else self._encoding
-            fix = 'set [csv] encoding = "latin-1", or the right one, in the mapping'
             what = f"text that is not {name}: {error.reason} near byte {self._done + error.start}"
-            self.error = BadData(what, where=self._url, fix=fix)
+            self.error = BadData(what, where=self._url, fix=SAY_ENCODING)
             data = data[: max(0, error.start - (len(error.object) - len(data)))]  # the decoder kept some of the bytes before
             text = ""
+        except UnicodeError as error:
+            self.error = BadData(f"text that is not {self._encoding}: {error}", where=self._url, fix=SAY_ENCODING)
+            data, text = b"", ""
         self._done += len(data)
         recoded = data if self._is_utf8 else text.encode()
         if recoded and not self._begun:

@@ -83,7 +83,7 @@ def written(draft: Draft, categories: Mapping[str, Sequence[str]], bound: str, f
     if form.delimiter is not None:
         said.append(f"delimiter = {string(form.delimiter)}  # the file's first line is one name otherwise")
     if form.encoding != AS_USUAL.encoding:
-        said.append(f"encoding = {string(form.encoding)}  # the names are not UTF-8")
+        said.append(f"encoding = {string(form.encoding)}  # perhaps: the names are not UTF-8")
     if said:
         lines += ["", "[csv]", *said, *([decimal] if comma else ())]
     elif comma:

@@ -31,7 +31,7 @@ from offline_cli.formats.tables.arrow_messages import (
     parquet_schema,
 )
 from offline_cli.formats.tables.claims import cells_of_csv, cells_of_json
-from offline_cli.formats.tables.csv_files import csv_batches, csv_header, delimiter_of
+from offline_cli.formats.tables.csv_files import csv_batches, csv_header, delimiter_of, likely_encoding
 from offline_cli.formats.tables.json_files import json_batches, json_schemas
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, seekable, unpacked
@@ -202,6 +202,11 @@ class TableFile:
             return partial(cells_of_json, wanted=columns)
         names = list(self.types(form, None))
         return partial(cells_of_csv, delimiter=delimiter_of(form, self.url), names=names, wanted=columns)
+
+    def likely_encoding(self, temp_dir: str | None) -> str:
+        """Of a CSV file; see `csv_files.likely_encoding`."""
+        with damage(self.url), Scope() as held:
+            return likely_encoding(self._open(temp_dir, held))
 
     def _open(self, temp_dir: str | None, scope: Scope) -> Any:
         if self.kind == "npz":

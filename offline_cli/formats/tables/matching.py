@@ -13,7 +13,6 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from gymnasium import spaces
 
@@ -21,6 +20,7 @@ from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.column_looks import Seen
+from offline_cli.formats.tables.csv_files import NO_LETTER, SAY_ENCODING
 from offline_cli.formats.tables.json_files import wholes
 from offline_cli.formats.tables.mapping import (
     AS_USUAL,
@@ -37,12 +37,10 @@ from offline_cli.formats.tables.mapping import (
 from offline_cli.formats.tables.proposals import MAX_GUESSED, starting_mapping
 from offline_cli.spaces import Space
 
-__all__ = ["Matched", "category_space", "default_mapping", "likely_form", "match"]
+__all__ = ["Matched", "category_space", "default_mapping", "match"]
 
 MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
 INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
-NO_LETTER: Final = "\N{REPLACEMENT CHARACTER}"
-LATIN_1, UTF_16 = "latin-1", "utf-16"
 DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
 MAX_SHOWN = 40  # columns listed in a message
 MAX_TOLD = 1000  # to programs
@@ -76,7 +74,11 @@ def match(mapping: TableMapping, files: FileColumns) -> Matched:
     rest = [name for name in anywhere if not named.intersection(wholes(name))]
     problems += _refused(rest, used.unmapped)
     if problems:
-        fix = f"the columns are: {_listed(every)}{_other_delimiter(every)}" if every or len(files) == 1 else NOTHING_SHARED
+        fix = (
+            f"the columns are: {_listed(every)}{_other_delimiter(every)}{_lost_letters(every)}"
+            if every or len(files) == 1
+            else NOTHING_SHARED
+        )
         raise BadMapping.of(problems, where=_where(mapping, files), fix=fix)
     shown, acted = (
         {name for part in used.parts if part.role == role for name in part.columns} for role in (Columns.OBS, Columns.ACTIONS)
@@ -94,12 +96,6 @@ def _why_dropped(name: str, unmapped: str, every: Collection[str]) -> str:
     return "not in every file" if name not in every else "the numbers of a data frame's rows"
 
 
-def likely_form(files: FileColumns) -> CsvForm:
-    """How CSV files are written, as the names show that were read as UTF-8: those of other encodings have no letters there."""
-    names = "".join(name for columns in files.values() for name in columns)
-    return CsvForm(encoding=(UTF_16 if "\0" in names else LATIN_1)) if NO_LETTER in names else AS_USUAL
-
-
 def default_mapping(
     files: FileColumns, seen: Callable[[Sequence[str], CsvForm], Seen], form: CsvForm = AS_USUAL
 ) -> TableMapping:
@@ -109,7 +105,7 @@ def default_mapping(
     """
     columns = list(_common(files))
     default = mapping_of(preset_text(DEFAULT), DEFAULT)
-    if not _lacking(default, columns):
+    if not _lacking(default, columns) and form == AS_USUAL:
         return default
     near = [text for name in preset_names() if (text := _nearly(mapping_of(preset_text(name), name), columns))]
     more = f"; {'; '.join(near)}" if near else ""
@@ -146,10 +142,15 @@ def _other_delimiter(columns: Collection[str]) -> str:
     return "" if found is None else f"; if that is no name, say [csv] delimiter = {json.dumps(found)} in the mapping"
 
 
+def _lost_letters(columns: Collection[str]) -> str:
+    """What to do about names with letters that were not understood."""
+    return f"; for the letters that are missing there, {SAY_ENCODING}" if any(NO_LETTER in name for name in columns) else ""
+
+
 def _other_encoding(form: CsvForm) -> str:
-    """What to do about names that are not UTF-8."""
+    """What to do about names that are not UTF-8, and in what they seem to be."""
     is_usual = form.encoding == AS_USUAL.encoding
-    return "" if is_usual else f"; the names are not UTF-8: say [csv] encoding = {json.dumps(form.encoding)} in the mapping"
+    return "" if is_usual else f"; the names are not UTF-8, perhaps [csv] encoding = {json.dumps(form.encoding)}"
 
 
 def _nearly(preset: TableMapping, columns: Collection[str]) -> str:

@@ -28,7 +28,7 @@ from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
 from offline_cli.files.local_files import checked_folder
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
-from offline_cli.formats.tables.column_facts import MOST_SEEN, columns_of, gather, seen_rows
+from offline_cli.formats.tables.column_facts import MOST_SEEN, columns_of, gather, in_likely_form, seen_rows
 from offline_cli.formats.tables.column_layout import VALUES, Layout, Leaf, lay_out, looked_at
 from offline_cli.formats.tables.column_looks import Seen
 from offline_cli.formats.tables.episodes import EpisodeMaker
@@ -48,7 +48,7 @@ from offline_cli.formats.tables.mapping import (
     load_mapping,
     mapping_text,
 )
-from offline_cli.formats.tables.matching import Matched, category_space, default_mapping, likely_form, match
+from offline_cli.formats.tables.matching import Matched, category_space, default_mapping, match
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.proposals import looks_like_ids
 from offline_cli.formats.tables.reading import ChunkReader
@@ -132,7 +132,8 @@ class TableSource(FileSource):
         form = AS_USUAL if mapping is None else mapping.csv
         self._types = columns_of(self._tables, form, self.options.temp_dir)
         if mapping is None:
-            mapping = self._default_mapping(likely_form(self._types) if self.kind == "csv" else AS_USUAL)
+            types, form = in_likely_form(self._tables, self._types, self.options.temp_dir)
+            mapping = default_mapping(types, lambda names, form: self._seen(names, form=form), form)
         self._matched = match(mapping, self._types)
         self.info = declared or SourceInfo(
             format=self.format,
@@ -324,13 +325,6 @@ class TableSource(FileSource):
         return lay_out(
             self._matched, self._types, facts, known, untyped=untyped, texts_of=lambda names: self._seen(names, None).texts
         )
-
-    def _default_mapping(self, form: CsvForm) -> TableMapping:
-        """The one that is used where none is given; `form`: how the files are likely to be written."""
-        types = self._types
-        if form != AS_USUAL:
-            types = columns_of([replace(table) for table in self._tables], form, self.options.temp_dir)
-        return default_mapping(types, lambda names, form: self._seen(names, form=form), form)
 
     def _seen(self, columns: Sequence[str], most_rows: int | None = MOST_SEEN, form: CsvForm | None = None) -> Seen:
         """Rows for proposals, read from the beginning; `form`: another one than that of the mapping."""
