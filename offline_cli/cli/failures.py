@@ -59,6 +59,7 @@ UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 _NO_NUMBER: Final = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (?:integer|number)")
 
 _AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
+_NOT_THERE: Final = (MissingPackage, StorageNotFound)  # what others make of an interrupt that they catch
 _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _WITH_ON_ERROR = (("convert",), ("inspect",))
 # What is in --out once writing has begun:
@@ -186,7 +187,7 @@ def _exit_code(error: BaseException, told: OfflineCliError, invocation: Invocati
 
 def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     """`error` as something that a user can act on."""
-    if isinstance(error, OfflineCliError) and not (invocation.interrupts and isinstance(error, MissingPackage)):
+    if isinstance(error, OfflineCliError) and not (invocation.interrupts and isinstance(error, _NOT_THERE)):
         return error
     lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
     if lost is not None:  # torchrun stops those that are left, which may be on their way out

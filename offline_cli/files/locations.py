@@ -204,7 +204,7 @@ class Location(Place):
         with storage_failures(self.url, "making the folder"):
             made: list[Location] = []
             here: Location | None = self
-            while here is not None and not self.fs.exists(here.path):
+            while here is not None and not here.exists():
                 made.insert(0, here)
                 here = here.parent()
             self.fs.makedirs(self.path, exist_ok=True)

@@ -170,7 +170,7 @@ class Place:
 
     def exists(self) -> bool:
         """Whether a file or folder is here. Raises StorageNotFound where the bucket is missing, if the store reports it."""
-        return bool(self.fs.exists(self.path)) if self.is_local else self._info("looking it up") is not None
+        return os.path.lexists(self.path) if self.is_local else self._info("looking it up") is not None
 
     def is_dir(self) -> bool:
         """Whether a folder is here."""
@@ -178,7 +178,7 @@ class Place:
 
     def is_file(self) -> bool:
         """Whether a file is here."""
-        return bool(self.fs.isfile(self.path)) if self.is_local else self._is("file")
+        return os.path.isfile(self.path) if self.is_local else self._is("file")
 
     def _is(self, kind: str) -> bool:
         found = self._info("looking it up")

@@ -214,7 +214,7 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
         except FileExistsError:
             return False
         except OSError:
-            if target.is_local or not target.fs.exists(target.path):
+            if target.is_local or not target.exists():
                 raise
             return False  # refused without a usable message: radosgw does
         return True

@@ -31,7 +31,7 @@ import multiprocessing, os, sys, time
 import typer
 from offline_cli.cli.app import ErrorBoundary
 from offline_cli.cli.streams import write
-from offline_cli.errors import Interrupted, MissingPackage
+from offline_cli.errors import Interrupted, MissingPackage, StorageNotFound
 
 AsJson = typer.Option(False, "--json")
 app = typer.Typer(name="offline-cli", cls=ErrorBoundary, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -51,13 +51,15 @@ def wait(out: str = "", as_json: bool = AsJson):
     sleep_long()
 
 @app.command()
-def half_loaded(missing: bool = False):
+def half_loaded(kind: str = "bug"):
     write(sys.stderr, "ready\\n")
     try:
         sleep_long()
     except BaseException:  # as some modules do around an import
         pass
-    raise MissingPackage("this needs numpy", "install numpy") if missing else AttributeError("numpy has no matrix")
+    if kind == "bug":
+        raise AttributeError("numpy has no matrix")
+    raise {"package": MissingPackage, "place": StorageNotFound}[kind]("it is not there", where="here", fix="look")
 
 @app.command()
 def save():
@@ -131,11 +133,11 @@ def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("option", [[], ["--missing"]], ids=("bug", "package"))
+@pytest.mark.parametrize("kind", ["bug", "package", "place"])
 def test_what_fails_because_an_interrupt_was_swallowed_is_no_bug(
-    option: list[str], number: int, exit_code: int, started: Start
+    kind: str, number: int, exit_code: int, started: Start
 ) -> None:
-    process = started("half-loaded", *option)
+    process = started("half-loaded", "--kind", kind)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr.splitlines()[0]) == (exit_code, "error: interrupted")

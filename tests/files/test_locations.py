@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -18,6 +19,18 @@ def put(location: Location, data: bytes = b"x") -> Location:
     location.fs.makedirs(location.path.rpartition("/")[0], exist_ok=True)
     location.fs.pipe_file(location.path, data)
     return location
+
+
+def test_an_interrupt_is_no_answer_to_whether_something_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    file = put(open_location(str(tmp_path / "a")))
+    assert file.exists()
+    for name in ("stat", "lstat", "scandir"):
+        monkeypatch.setattr(os, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        file.exists()
 
 
 class TestPlaces:
