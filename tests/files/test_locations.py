@@ -27,10 +27,11 @@ def test_an_interrupt_is_no_answer_to_whether_something_is_there(tmp_path: Path,
 
     file = put(open_location(str(tmp_path / "a")))
     assert file.exists()
-    for name in ("stat", "lstat", "scandir"):
-        monkeypatch.setattr(os, name, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        file.exists()
+    with monkeypatch.context() as patched:
+        for name in ("stat", "lstat", "scandir"):
+            patched.setattr(os, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            file.exists()
 
 
 class TestPlaces:
