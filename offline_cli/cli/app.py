@@ -89,7 +89,8 @@ class ErrorBoundary(TyperGroup):
         with Signals(invocation.interrupts) as signals:
             try:
                 outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
-                signals.settle()
+                if not outcome:
+                    signals.settle()
                 code = outcome if isinstance(outcome, int) else 0
             except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  a wrong command line, help that cannot be written
                 code = report(error, invocation)

@@ -23,9 +23,7 @@ class Invocation:
     """The arguments after the program's name."""
 
     args: tuple[str, ...]
-    interrupts: list[type[KeyboardInterrupt]] = field(
-        default_factory=list, compare=False
-    )  # raised, also if somebody caught them
+    interrupts: list[type[KeyboardInterrupt]] = field(default_factory=list, compare=False)  # raised, whoever caught them
 
     @property
     def as_json(self) -> bool:
