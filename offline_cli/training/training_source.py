@@ -245,6 +245,7 @@ def open_training_source(
     Raises what `read_episodes` raises; BadConfig for an unknown scale of Box actions, and where either pipeline is wrong;
     SpaceMismatch where the policy could not play in `environment` or a piece cannot take the spaces.
     """
+    asked = None if config.env is None or environment is not None else AskedEnvironment.of(asdict(config))
     given = PipelineSpec.of(pipeline, "learner")
     beside = PipelineSpec.of(env_to_module, "env_to_module", "learner")
 
@@ -252,7 +253,7 @@ def open_training_source(
         return read_episodes(
             sources,
             from_=from_,
-            env=AskedEnvironment.of(asdict(config)) if environment is None else environment.spec,
+            env=asked if environment is None else environment.spec,
             action_scale=config.action_scale,
             tables=tables,
             episode_limit=episode_limit,
