@@ -23,19 +23,21 @@ from offline_cli.cli import signals
 from offline_cli.cli.signals import Signals, Terminated
 
 SOON = 10.0  # seconds
+PAUSE = 0.4  # in place of that of the code: what a test does meanwhile may take long on a busy machine
 MODULE = "colorsys"  # small, and imported by nobody here
 EVERY = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)]
 Import = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test that fails has left does not end those after it."""
+    monkeypatch.setattr(signals, "PAUSE", PAUSE)
     handlers = {number: signal.getsignal(number) for number, _ in EVERY}
     yield
     for number in handlers:
         signal.signal(number, signal.SIG_IGN)
-    time.sleep(2 * signals.PAUSE)
+    time.sleep(1.5 * PAUSE)
     for number, handler in handlers.items():
         signal.signal(number, handler)
     while _imp.lock_held():
@@ -93,16 +95,15 @@ def test_afterwards_threads_import(signalled_import: Import) -> None:
     assert not thread.is_alive()
 
 
-def test_several_signals_while_one_waits_are_one_interrupt(signalled_import: Import, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "PAUSE", 0.2)
+def test_several_signals_while_one_waits_are_one_interrupt(signalled_import: Import) -> None:
     raised: list[type[KeyboardInterrupt]] = []
     with Signals(raised):
         with pytest.raises(KeyboardInterrupt):
             signalled_import(signal.SIGINT)
-            time.sleep(0.1)
+            time.sleep(PAUSE / 4)
             signalled_import(signal.SIGINT)
             wait()
-        time.sleep(0.5)
+        time.sleep(1.5 * PAUSE)
     assert raised == [KeyboardInterrupt]
 
 
@@ -159,7 +160,7 @@ def test_a_postponed_signal_does_not_reach_the_program_around_the_command(signal
     with Signals():
         signalled_import(signal.SIGTERM)
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    time.sleep(10 * signals.PAUSE)
+    time.sleep(1.5 * PAUSE)
     signal.signal(signal.SIGTERM, before)
     assert came == []
 
