@@ -170,7 +170,7 @@ class Place:
 
     def exists(self) -> bool:
         """Whether a file or folder is here. Raises StorageNotFound where the bucket is missing, if the store reports it."""
-        return os.path.lexists(self.path) if self.is_local else self._info("looking it up") is not None
+        return os.path.exists(self.path) if self.is_local else self._info("looking it up") is not None
 
     def is_dir(self) -> bool:
         """Whether a folder is here."""
