@@ -6,6 +6,7 @@ they could be parsed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ class Invocation:
     """The arguments after the program's name."""
 
     args: tuple[str, ...]
+    began: float = field(default_factory=time.time, compare=False)  # by the clock that files' times come from
     interrupts: list[type[KeyboardInterrupt]] = field(default_factory=list, compare=False)  # raised, whoever caught them
 
     @property

@@ -7,6 +7,7 @@ lock taken which every import needs, and threads that import would wait for ever
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Final, Self
 __all__ = ["Signals", "Terminated"]
 
 PAUSE: Final = 0.01  # seconds until a signal is sent again
+SAME: Final = 0.5  # seconds in which signals are one, such as those that a terminal and a parent send; time to clean up
 PATIENCE: Final = 5.0  # seconds for the import system: where it waits for another thread, that may be for ever
 IMPORT_SYSTEM: Final = "<frozen importlib."  # how the names of its files begin
 
@@ -42,6 +44,7 @@ class Signals:
         self._waiting = set[int]()  # signals that are about to be sent again
         self._sending = threading.Lock()  # never taken by the handler
         self._is_open = True
+        self._last = -math.inf  # when one was raised
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -71,7 +74,9 @@ class Signals:
         if os.getpid() != self._owner and number != signal.SIGINT:  # a forked worker is to stop, not to unwind our stack
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif os.getpid() != self._owner or not (_imports(frame) and self._postponed(number)):
+        elif os.getpid() != self._owner:
+            raise KeyboardInterrupt
+        elif time.monotonic() - self._last > SAME and not (_imports(frame) and self._postponed(number)):
             self._raise(number)
 
     _handle.ends_the_command = True  # type: ignore[attr-defined]  # what engines/watchdog.py asks of handlers
@@ -80,6 +85,7 @@ class Signals:
         self._since.pop(number, None)
         kind = KeyboardInterrupt if number == signal.SIGINT else Terminated
         self._raised.append(kind)
+        self._last = time.monotonic()
         raise kind
 
     def _postponed(self, number: int) -> bool:

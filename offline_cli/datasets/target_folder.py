@@ -375,13 +375,17 @@ class TargetFolder:
             self._lock.leave()
 
     def leave_no_trace(self) -> None:
-        """Put everything back as it was before `begin`; for a write that has no complete shard.
+        """Put everything back as it was before `begin`; for a write that has no complete shard. Where an interrupt came between
+        the end of one and the moment in which its writer knew, `leave` it.
 
         Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
         """
         if self._lock.is_lost:
             return
         if self._lock.held:
+            if self.generation in _shards(self.folder, self.kind):
+                self.leave()
+                return
             mine = [file for number, file in quarantine_files(self.folder).items() if number >= self._first_quarantine]
             with self._lock.guard():  # checked after the listing
                 for file in mine:

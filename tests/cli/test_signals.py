@@ -123,6 +123,19 @@ def test_a_signal_during_the_handler_of_another_waits_as_that_does(
     assert next(signalling, None) is None
 
 
+def test_two_signals_at_once_are_one_and_a_later_one_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[type[KeyboardInterrupt]] = []
+    with Signals(raised):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert raised == [KeyboardInterrupt]
+        monkeypatch.setattr(signals, "SAME", 0.0)
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_a_signal_is_not_postponed_for_ever(signalled_import: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "PATIENCE", -1.0)
     with pytest.raises(KeyboardInterrupt), Signals():

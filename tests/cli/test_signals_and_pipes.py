@@ -45,6 +45,7 @@ def sleep_long():
 
 @app.command("train")
 @app.command("train-bc")
+@app.command("convert")
 def wait(out: str = "", as_json: bool = AsJson):
     write(sys.stdout, "" if as_json else "ready\\n")
     write(sys.stderr, "ready\\n")
@@ -130,6 +131,35 @@ def test_a_signal_ends_a_command_with_its_exit_code_and_says_how_to_go_on(
     assert stderr.startswith("error: interrupted\n")
     assert "--resume" in stderr
     assert "Traceback" not in stderr
+
+
+WRITTEN = {
+    "a dataset": (["manifest.json"], "nothing: what was to be written to {} is complete"),
+    "all parts of a split": (["train/manifest.json", "val/manifest.json"], "nothing: what was to be written to {} is complete"),
+    "one part of two": (["train/manifest.json", "val/manifest.json", "val/_writing.json"], "the same command again"),
+    "a dataset that is being written": (["manifest.json", "_writing.json"], "the same command with --resume"),
+}
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_an_interrupt_after_the_commit_says_what_is_complete(what: str, started: Start, tmp_path: Path) -> None:
+    names, told = WRITTEN[what]
+    process = started("convert", "--out", str(tmp_path))
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"try: {told.format(tmp_path)}" in stderr
+
+
+def test_a_dataset_that_was_there_before_is_not_taken_for_a_committed_one(started: Start, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
+    os.utime(tmp_path / "manifest.json", (1.0, 1.0))
+    process = started("convert", "--out", str(tmp_path))
+    process.send_signal(signal.SIGINT)
+    assert "nothing had been written" in process.communicate(timeout=30)[1]
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow.parquet as pq
 import pytest
@@ -129,6 +129,31 @@ class TestEarlyEnds:
             assert pq.read_metadata(file.open()).num_rows == 2
         with pytest.raises(Uncommitted):
             Dataset.open(place)
+
+    def test_an_interrupt_right_after_a_shard_is_complete_keeps_it(
+        self,
+        place: Location,
+        format: str,
+        make_batch: Make,
+        writer_for: WriterFor,
+        monkeypatch: pytest.MonkeyPatch,
+        paths_of: Paths,
+    ) -> None:
+        def interrupted(*_: Any) -> NoReturn:
+            raise KeyboardInterrupt
+
+        batch = make_batch((1, 1, 1, 1, 1))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("offline_cli.datasets.shard_sequence.ShardSequence.adopt", interrupted)
+            with writer_for(place, format=format, max_rows_per_file=2) as writer:
+                writer.write(batch)
+        assert [path.partition("/")[0] for path in paths_of(place)] == ["_writing.json", "data"]
+        with writer_for(place, format=format, max_rows_per_file=2, resume=True) as writer:
+            left = [number for number, name in enumerate(batch.ids) if name not in writer.ids_written]
+            assert left == [2, 3, 4]
+            writer.write(batch.select(left))
+            writer.commit()
+        assert Dataset.open(place).manifest.counts.episodes == 5
 
     @pytest.mark.parametrize(
         ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, shard_writing.BUFFER) for nth in (0, 1))]
