@@ -74,7 +74,17 @@ def test_for_files_in_different_encodings_none_is_proposed(others: str, tmp_path
     encoded(tmp_path / "b.csv", "run,k,é,cmd,done", others)
     with pytest.raises(BadMapping) as caught:
         open_sources(str(tmp_path))
-    assert "encoding" not in caught.value.fix
+    assert "encoding" not in caught.value.details.get("starting_mapping", "")
+
+
+def test_files_without_a_common_column_are_told_apart(tmp_path: Path) -> None:
+    encoded(tmp_path / "a.csv", "run,k,é,cmd,done", "utf-8", ";")
+    encoded(tmp_path / "b.csv", "run,k,é,cmd,done", "latin-1", ";")
+    with pytest.raises(BadMapping) as caught:
+        open_sources(str(tmp_path))
+    assert "no column in common" in caught.value.what
+    assert "run;k;é;cmd;done" in caught.value.what
+    assert "[csv] encoding" in caught.value.fix
 
 
 def test_a_mapping_in_the_wrong_encoding_gets_a_hint(tmp_path: Path, read_table: Read) -> None:

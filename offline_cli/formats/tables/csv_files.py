@@ -46,7 +46,7 @@ BOM = "\ufeff"
 UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such files begin
 UTF_32: Final = codecs.BOM_UTF32_LE  # which begins as one of these
 NO_LETTER: Final = "\N{REPLACEMENT CHARACTER}"
-SAY_ENCODING: Final = 'set [csv] encoding = "latin-1", or the right one, in the mapping'
+SAY_ENCODING: Final = 'set [csv] encoding = "cp1252", "latin-1" or "utf-16", as the file has it, in the mapping'
 ENDINGS = ("", ".gz", ".zst", ".zstd")
 BLOCKS_AHEAD = 8  # blocks in a batch; the parser reads four times as many ahead, and a row has to lie within one
 LEAST_BLOCK = 1 << 18

@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from gymnasium import spaces
 
@@ -104,6 +105,11 @@ def default_mapping(
     `seen`: reads rows of these columns, for that one; `form`: that the columns were read in.
     """
     columns = list(_common(files))
+    if not columns and len(files) > 1:
+        listed = "; ".join(f"{url}: {_listed(names)}" for url, names in islice(files.items(), 2))
+        encodings = f", or {SAY_ENCODING}" if NO_LETTER in listed else ""
+        fix = "convert them apart, each with its own mapping, and merge the datasets"
+        raise BadMapping(f"the files have no column in common; {listed}", where=_first(files), fix=f"{fix}{encodings}")
     default = mapping_of(preset_text(DEFAULT), DEFAULT)
     if not _lacking(default, columns) and form == AS_USUAL:
         return default
