@@ -62,6 +62,14 @@ def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, 
     assert "--on-error skip" in error.fix
 
 
+@pytest.mark.parametrize("row", [",,,,,,", ",1,1.5,1,0,1,0"])
+def test_of_a_row_without_an_id_no_cell_is_to_be_filled(row: str, read_table: Read, write_lines: Write) -> None:
+    error = refused(read_table, write_lines("robot.csv", HEADER, *rows(), row), MAPPING, BadData)
+    assert error.what == "column ep has no value"
+    assert "delete the row if it is empty" in error.fix
+    assert "[fill]" not in error.fix
+
+
 @pytest.mark.parametrize("on_error", ["skip", "quarantine"])
 def test_an_episode_that_lost_a_row_is_set_aside_whole(on_error: str, read_table: Read, write_lines: Write) -> None:
     lines = rows()

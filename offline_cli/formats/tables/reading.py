@@ -61,6 +61,7 @@ __all__ = ["FILE", "ROW", "ChunkReader"]
 FILE: Final = "__file"
 ROW: Final = "__row"
 FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
+UNNAMED: Final = "delete the row if it is empty, or give it its id; --on-error skip leaves out each episode that it may be of"
 MISSING: Final = "[fill] or split_at_gaps in the mapping (docs/tables.md), or --on-error skip to leave out the episode"
 
 
@@ -377,11 +378,10 @@ class _Preparing:
                 reader.lost_by_nobody(place, file, number, anonymous[position].raw)
                 continue
             row = bad_rows[position]
-            reader.rejects.add(
-                BadEpisode(self.reasons[row](), where=place, fix=MISSING if row in self.fillable else FIX),
-                raw=self._quoted(row),
-            )
-            if ids is None or not ids[row]:
+            nobodys = ids is None or not ids[row]
+            fix = UNNAMED if nobodys and ids is not None else MISSING if row in self.fillable else FIX
+            reader.rejects.add(BadEpisode(self.reasons[row](), where=place, fix=fix), raw=self._quoted(row))
+            if nobodys:
                 reader.lost_by_nobody(place, file, number)
             else:
                 reader.losses.keys.setdefault(reader.key_of(table, row), place)
