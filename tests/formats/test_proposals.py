@@ -225,6 +225,24 @@ def test_a_column_of_agents_is_proposed_as_such(
     assert batch.num_steps == 20
 
 
+def test_texts_whose_rows_follow_each_other_are_offered_as_ids(write_lines: Write) -> None:
+    rows = [
+        (f"2024-03-0{e} 10:0{k}:00", f"essai {e}", ("on", "off", "wait")[k // 2], (-1) ** k * (5 * e + k), k % 2)
+        for e in range(1, 7)
+        for k in range(5)
+    ]
+    text = proposed(csv_of(write_lines, "stamp,essai,mode,x,cmd", *rows))
+    assert '# eps_id = "essai"  # may be an id: rows of one value follow each other' in text
+    assert tomllib.loads(text)["columns"]["obs"] == ["mode", "x"]
+
+
+def test_few_texts_are_modes_though_their_rows_follow_each_other(write_lines: Write) -> None:
+    rows = [(k, ("on", "off", "wait")[k // 10], 0.3 * k, k % 2) for k in range(30)]
+    text = proposed(csv_of(write_lines, "k,mode,x,cmd", *rows))
+    assert "eps_id" not in text
+    assert "mode" in tomllib.loads(text)["columns"]["obs"]
+
+
 def test_how_many_players_there_are_is_an_observation(write_lines: Write) -> None:
     rows = [(e, k, 4 - k // 2, 0.3 * k, k % 2, int(k == 4), 1.0) for e in (7, 8) for k in range(5)]
     found = tomllib.loads(proposed(csv_of(write_lines, "episode,step,players,x,action,done,reward", *rows)))["columns"]

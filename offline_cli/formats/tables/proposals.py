@@ -51,6 +51,7 @@ BYTES: Final = frozenset({"binary", "large_binary"})
 MAX_GUESSED: Final = 64  # columns; a longer list is of no use
 MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
 ENOUGH_ROWS: Final = 5  # for what values alone show
+FEWEST_IDS: Final = 5  # different texts, each in rows that follow each other: fewer may be modes
 ROLE_WORDS: Final = {
     Columns.EPS_ID: "an id",
     Columns.AGENT_ID: "an agent",
@@ -122,6 +123,10 @@ def starting_mapping(columns: Collection[str], seen: Seen | None = None, form: C
             draft.left_out[name] = "where an image was"
         elif look.kind in ("", "number", "flag", "list", "image"):
             draft.take(Columns.OBS, name)
+        elif (
+            look.kind == "text" and Columns.EPS_ID not in draft.roles and look.different >= FEWEST_IDS and _in_runs(look.codes)
+        ):
+            draft.left_out[name], draft.maybe[name] = "may be an id: rows of one value follow each other", Columns.EPS_ID
         elif look.kind in ("text", "answer") and seen is not None and texts and _are_categories(texts, seen.rows):
             draft.take(Columns.OBS, name)
             categories[name] = texts
