@@ -309,7 +309,7 @@ def _wrappers(texts: Sequence[str]) -> list[Any]:
         except BadConfig as err:
             wrong.append(err)
         else:
-            made.append(_called(text, found, arguments) if arguments else found)
+            made.append(_called(text, found, arguments))
     if len(wrong) > 1:
         texts = [f"{err.what} ({err.fix})" for err in wrong]
         raise BadConfig.of(texts, where="; ".join(err.where for err in wrong), fix="correct each --wrapper")

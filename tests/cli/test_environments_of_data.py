@@ -99,6 +99,13 @@ def test_an_evaluation_elsewhere_than_the_run_says_so(
     assert f"is of Pendulum-v1 with other wrappers: --wrapper {SHORT}" in caplog.text
 
 
+def test_a_wrapper_without_an_argument_that_it_needs_is_told_as_such(tmp_path: Path, call_json: Call) -> None:
+    words = ("record", "CartPole-v1", "--out", tmp_path / "E", "--policy", "random", "--episodes", "1", *CPU)
+    code, told = call_json(*words, "--wrapper", "TimeLimit")
+    assert (code, told["error"]["where"]) == (4, "--wrapper TimeLimit")
+    assert "max_episode_steps" in told["error"]["what"]
+
+
 OTHERWISE = {
     "another value": ({"g": 5.0}, {"g": 1.0}, "--env-kwargs '{\"g\": 1.0}'"),
     "another value beside a secret": ({"g": 5.0, "api_key": "mine"}, {"g": 1.0, "api_key": "***"}, '"api_key": "***"'),
