@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # several test processes share th
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from offline_cli.episodes.batch import EpisodeBatch
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))  # modules that tests of several packages share
 pytest_plugins = ["called_commands", "cloud_servers", "installed_packages", "rllib_answers", "time_limits", "warm_commands"]
+settings.register_profile("busy machine", deadline=None)  # an example that takes long there is no failure
+settings.load_profile("busy machine")
 # A child counts the memory of the process that started it as its own, until it runs its program: so a small one starts it.
 LAUNCHER = """
 import os, subprocess, sys
