@@ -153,10 +153,11 @@ def inspect(ctx: typer.Context, flags: InspectFlags, options: InspectOptions) ->
 
     with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
         result = inspect(places, **options, on_progress=on_progress)
-    if flags["as_json"] or options.get("deep", False) or (result.first_episodes is None and result.shown_episode is None):
+    deep = options.get("deep", False)
+    if flags["as_json"] or deep or (result.first_episodes is None and result.shown_episode is None):
         render.show(result, as_json=flags["as_json"], summary=_figures)
     if not flags["as_json"]:
-        _show_closer(result.as_dict(), deep=options.get("deep", False))
+        _show_closer(result.as_dict(), deep=deep)
 
 
 def _show_closer(told: Mapping[str, Any], *, deep: bool) -> None:

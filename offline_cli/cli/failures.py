@@ -23,7 +23,6 @@ from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.streams import colour_wanted, printable, write
 from offline_cli.cli.termination import end_uninterrupted, interrupt_behind
-from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.engines.ranks import is_first
 from offline_cli.errors import (
     BadData,
@@ -63,8 +62,6 @@ _AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that trai
 _NOT_THERE: Final = (MissingPackage, StorageNotFound)  # what others make of an interrupt that they catch
 _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _WITH_ON_ERROR = (("convert",), ("inspect",))
-# What is in --out once writing has begun:
-_BEGUN = {"record": WRITING, "convert": WRITING, "train": "*", "train-bc": "*"}
 _MEANT = {  # of options, by what they are called elsewhere
     "--learning-rate": "--lr",
     "--steps": "--updates",
@@ -265,7 +262,10 @@ def _meant(error: Exception) -> str | None:
 
 def _again(invocation: Invocation) -> str:
     """What was written is kept; but nothing is to be resumed where the signal came before anything was."""
-    begun = _BEGUN.get(invocation.args[0] if invocation.args else "")
+    from offline_cli.datasets.file_names import WRITING
+
+    in_out = {"record": WRITING, "convert": WRITING, "train": "*", "train-bc": "*"}  # once writing has begun
+    begun = in_out.get(invocation.args[0] if invocation.args else "")
     out = invocation.value_of("--out", "-o")
     if out is not None and _is_committed(Path(out), invocation.began):
         return f"nothing: what was to be written to {out} is complete"
@@ -280,6 +280,8 @@ def _again(invocation: Invocation) -> str:
 
 def _is_committed(out: Path, since: float) -> bool:
     """Whether a dataset here, or all of its parts one folder below, have been committed `since` then."""
+    from offline_cli.datasets.file_names import MANIFEST, WRITING
+
     found = list(out.glob(MANIFEST)) or list(out.glob(f"*/{MANIFEST}"))
     whole = [place for place in found if place.stat().st_mtime >= since and not (place.parent / WRITING).exists()]
     return bool(found) and len(whole) == len(found)

@@ -71,11 +71,11 @@ class Signals:
             self._raise(number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner and number != signal.SIGINT:  # a forked worker is to stop, not to unwind our stack
-            signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != self._owner:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            signal.signal(number, signal.SIG_DFL)  # a forked worker is to stop, not to unwind our stack
             os.kill(os.getpid(), number)
-        elif os.getpid() != self._owner:
-            raise KeyboardInterrupt
         elif time.monotonic() - self._last > SAME and not (_imports(frame) and self._postponed(number)):
             self._raise(number)
 

@@ -60,7 +60,8 @@ class Matched:
     dropped: Mapping[str, str]  # columns of any file, not named, that are left out unread, and why
 
 
-NOTHING_SHARED = "the files have no column in common: convert them apart, each with its own mapping"
+NOTHING_SHARED = "the files have no column in common"
+APART = "convert them apart, each with its own mapping"
 
 
 def match(mapping: TableMapping, files: FileColumns) -> Matched:
@@ -78,7 +79,7 @@ def match(mapping: TableMapping, files: FileColumns) -> Matched:
         fix = (
             f"the columns are: {_listed(every)}{_other_delimiter(every)}{_lost_letters(every)}"
             if every or len(files) == 1
-            else NOTHING_SHARED
+            else f"{NOTHING_SHARED}: {APART}"
         )
         raise BadMapping.of(problems, where=_where(mapping, files), fix=fix)
     shown, acted = (
@@ -107,9 +108,8 @@ def default_mapping(
     columns = list(_common(files))
     if not columns and len(files) > 1:
         listed = "; ".join(f"{url}: {_listed(names)}" for url, names in islice(files.items(), 2))
-        encodings = f", or {SAY_ENCODING}" if NO_LETTER in listed else ""
-        fix = "convert them apart, each with its own mapping, and merge the datasets"
-        raise BadMapping(f"the files have no column in common; {listed}", where=_first(files), fix=f"{fix}{encodings}")
+        fix = f"{APART}, and merge the datasets{_lost_letters([listed])}"
+        raise BadMapping(f"{NOTHING_SHARED}; {listed}", where=_first(files), fix=fix)
     default = mapping_of(preset_text(DEFAULT), DEFAULT)
     if not _lacking(default, columns) and form == AS_USUAL:
         return default
