@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final, Self
 
 import numpy as np
@@ -296,8 +297,8 @@ class BatchArrays:
         digest.update(repr((b - a, bool(self.terminated[episode]), bool(self.truncated[episode]), start)).encode())
         parts = [(path, leaf[a + episode : b + episode + 1]) for path, leaf in flatten(self.obs, "obs")]
         parts += [(path, leaf[a:b]) for path, leaf in (*flatten(self.actions, "actions"), ("rewards", self.rewards))]
-        parts += [(path, leaf[a:b]) for name in sorted(self.extra) for path, leaf in flatten(self.extra[name], f"extra.{name}")]
-        for path, rows in parts:
+        parts += [(path, leaf[a:b]) for path, leaf in flatten(dict(self.extra), "extra")]
+        for path, rows in sorted(parts, key=itemgetter(0)):  # dicts of one episode may have their keys in different orders
             digest.update(f"{path} {rows.dtype.str} {rows.shape}".encode())
             digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
         return digest.digest()

@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.key_index import KeyHashes, KeyIndex, key_hashes
-from offline_cli.trees import flatten, map_leaves
+from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["EarlierEpisodes", "KnownIds", "fingerprints", "normal"]
 
@@ -118,9 +119,8 @@ class EarlierEpisodes:
 
 def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
     """(E,) numbers, equal for episodes with the same steps (extra outputs included), flags and length; ids, infos: no."""
-    extra = [batch.extra[name] for name in sorted(batch.extra)]
-    steps = [leaf for tree in (batch.actions, batch.rewards, *extra) for _, leaf in flatten(tree)]
-    observations = [leaf for _, leaf in flatten(batch.obs)]
+    steps = [leaf for tree in (batch.actions, batch.rewards, dict(batch.extra)) for leaf in _by_path(tree)]
+    observations = _by_path(batch.obs)
     if sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in (*steps, *observations)) > 8 * MAX_WORDS:
         plain = replace(
             batch, t_started=None, start_kind=None
@@ -131,6 +131,11 @@ def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
         flags = batch.terminated.astype(np.uint64) + batch.truncated.astype(np.uint64) * np.uint64(2)
         named = np.uint64(zlib.crc32(repr(sorted(batch.extra)).encode()))  # equal values under other names are not equal
         return _mix(mixed ^ named, flags + batch.lengths.astype(np.uint64) * np.uint64(4))
+
+
+def _by_path(tree: Tree) -> list[NDArray[Any]]:
+    """The leaves in the order of their paths: dicts of one episode may have their keys in different orders."""
+    return [leaf for _, leaf in sorted(flatten(tree), key=itemgetter(0))]
 
 
 def _sums(leaves: list[NDArray[np.generic]], starts: NDArray[np.int64]) -> NDArray[np.uint64]:
