@@ -39,6 +39,7 @@ __all__ = [
     "RUN_POLICY",
     "SHARD_PATH",
     "TRAIN_BATCHES",
+    "UNFINISHED_WRITING",
     "WRITING",
     "FolderKind",
     "batch_name",
@@ -55,6 +56,7 @@ BATCHES: Final = "batches.json"
 WRITING: Final = "_writing.json"
 DATA: Final = "data"
 QUARANTINE: Final = "quarantine"
+UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
 RUN_CONFIG: Final = "config.toml"
 RUN_POLICY: Final = "policy.json"
 RUN_MODULES: Final = "modules.json"  # of a run of several modules
