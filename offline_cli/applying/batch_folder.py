@@ -202,9 +202,13 @@ class Asked:
         names = ("format", "steps_per_batch", "limit")
         return {**{name: getattr(self, name) for name in names}, "pipeline": self.file.where, "sources": list(self.sources)}
 
-    def provenance(self, commands: Sequence[str], mappings: Sequence[Mapping[str, Any]], started: str) -> dict[str, Any]:
-        """`commands`: those that made the sources; `mappings`: by which tables among them were read."""
+    def provenance(
+        self, commands: Sequence[str], mappings: Sequence[Mapping[str, Any]], started: str, policy: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """`commands`: those that made the sources; `mappings`: by which tables among them were read; `policy`: pieces' own."""
         known: dict[str, Any] = {"sources": list(self.sources), "pipeline_file": self.file.where}
+        if policy:
+            known["policy"] = policy
         if mappings:
             known["mappings"] = list(mappings)
         if self.command:
@@ -246,10 +250,6 @@ def _interrupted(folder: BatchFolder, *, overwrite: bool) -> Interrupted:
     return Interrupted(f"interrupted; no train batch was kept{left}", where=folder.url, fix="run the command again")
 
 
-def _of_policy(ready: Ready) -> dict[str, Any]:
-    return {"policy": told} if (told := ready.network.told()) else {}
-
-
 def _document(batches: TrainBatches, ready: Ready, asked: Asked, started: str) -> Mapping[str, Any]:
     """batches.json, as schemas/batches.v1.json describes it, but for what the folder knows itself."""
     stream = ready.stream
@@ -266,5 +266,5 @@ def _document(batches: TrainBatches, ready: Ready, asked: Asked, started: str) -
         "action_scale": stream.action_scale,
         "counts": batches.counts(),
         "assumptions": dict(sorted(stream.assumptions.items())),
-        "provenance": asked.provenance(stream.commands, stream.mapping_documents, started) | _of_policy(ready),
+        "provenance": asked.provenance(stream.commands, stream.mapping_documents, started, ready.network.told()),
     }

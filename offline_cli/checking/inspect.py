@@ -36,7 +36,7 @@ from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
-    from offline_cli.datasets.statistics import HistogramBuilder
+    from offline_cli.datasets.statistics import SpreadBuilder
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.files.locations import Sources
     from offline_cli.formats.source import Source
@@ -84,7 +84,7 @@ class Inspection:
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
     from_manifest: bool  # False: every episode has been read for the figures above
     agents: Mapping[str, int] | None = None  # episodes by agent id, as `modules`
-    histograms: Mapping[str, Any] | None = None  # of return, length and columns: low, high, counts; None: steps were not read
+    histograms: Mapping[str, Any] | None = None  # of return, length and columns: see Spread.as_json; None: steps were not read
     first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
     shown_episode: Mapping[str, Any] | None = None  # the one that was asked for: the same, its steps, its columns over time
     shards: int | None = None  # that the manifest of a dataset lists; None: it is none, or several sources
@@ -201,7 +201,7 @@ def _looked_at(
 def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
     from offline_cli.converting.reading import read_opened
-    from offline_cli.datasets.statistics import HistogramBuilder
+    from offline_cli.datasets.statistics import SpreadBuilder
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
@@ -209,7 +209,7 @@ def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgre
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
     manifest = opened[0].info.manifest if len(opened) == 1 else None
     reads_all = manifest is None or options["deep"]
-    look = _CloserLook(options["head"], options["episode"], HistogramBuilder() if reads_all else None)
+    look = _CloserLook(options["head"], options["episode"], SpreadBuilder() if reads_all else None)
     if manifest is not None:
         dataset, where = cast(Any, opened[0]).dataset, opened[0].info.location
         is_local, is_gated = dataset.location.is_local, bool(options["expect"])
@@ -311,7 +311,7 @@ class _CloserLook:
 
     head: int | None  # so many first episodes
     episode: str | None  # the one of this id, or of this id in the table that it is from
-    histograms: HistogramBuilder | None  # None: no batch is wanted for them, nor for agents and modules
+    histograms: SpreadBuilder | None  # None: no batch is wanted for them, nor for agents and modules
     rows: list[dict[str, Any]] = field(default_factory=list)
     found: dict[str, Any] | None = None
     agents: Counter[str] = field(default_factory=Counter)

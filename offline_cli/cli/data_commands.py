@@ -228,11 +228,11 @@ def _shards(told: Mapping[str, Any]) -> str | render.Lines:
 
 def _spread(told: Mapping[str, Any], name: str) -> str:
     """Mean, range and histogram, of a dataset from its quantiles."""
-    from offline_cli.report.inspection import bars_of, sparkline
+    from offline_cli.report.inspection import bars_of, sparkline, spread_of
 
     figures, counted = told[name], told["histograms"]
     low, mean, high = (render.in_words(figures.get(name)) for name in ("min", "mean", "max"))
-    bars = sparkline(counted[name]["counts"] if counted else bars_of(figures), _letters())
+    bars = sparkline(bars_of(counted[name] if counted else spread_of(figures)), _letters())
     return f"mean {mean}, from {low} to {high}  {bars}".rstrip()
 
 

@@ -12,6 +12,7 @@ import importlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat, tee
@@ -26,16 +27,16 @@ from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import APPENDS_TO, WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.ownership import listed_paths, replaced_place
+from offline_cli.datasets.ownership import listed_paths
 from offline_cli.datasets.reading import BlockCache, ShardReader, ShardsAhead
 from offline_cli.datasets.row_formats import EpisodeFrames, StepFrames, lazy_frame, whole_frame
 from offline_cli.datasets.row_groups import KeptRows
-from offline_cli.datasets.shard_list import total, where_episodes_are
+from offline_cli.datasets.shard_list import replaced_meanwhile, total, where_episodes_are
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted, UsageError
+from offline_cli.errors import BadData, MissingPackage, NoData, StorageNotFound, Uncommitted, UsageError
 from offline_cli.files.locations import Location, open_location
 from offline_cli.parquet.safety import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, opened
@@ -108,6 +109,7 @@ class Dataset:
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
         (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or changed,
         also where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
+        StorageError for one that went because the dataset was replaced meanwhile;
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
         A caller that does not read to the end closes it.
         """
@@ -124,13 +126,11 @@ class Dataset:
         with scope.part() as held:
             coming = self._ahead((shard for shard, _ in expected), reader.columns_of, held)
             for shard, mine in wanted:
-                try:
+                with self._told_if_replaced(shard):
                     for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held, mine):
                         ends["terminated"] += int(batch.terminated.sum())
                         ends["truncated"] += int(batch.truncated.sum())
                         yield batch
-                except BadData as error:
-                    raise self._overwritten(shard) or error from error.__cause__
         self.check_ends(**ends)
 
     def check_ends(self, terminated: int, truncated: int) -> None:
@@ -212,11 +212,9 @@ class Dataset:
     def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
         """The episodes of a shard in parts, each with its places in `episodes`."""
         place = self.location.join(shard.path)
-        opening = partial(opened, place, size=shard.bytes, moved=partial(replaced_place, self.location))
-        try:
+        opening = partial(opened, place, size=shard.bytes)
+        with self._told_if_replaced(shard):
             return self._cache.read(place, self._reader(), opening, Trust(shard.sha256), shard.episodes, episodes)
-        except BadData as error:
-            raise self._overwritten(shard) or error from error.__cause__
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -300,8 +298,8 @@ class Dataset:
             coming = self._ahead(shards, lambda _: reader.plain_columns(**wanted), held)
             for shard in shards:
                 place = self.location.join(shard.path)
-                opening = opened(place, size=shard.bytes, moved=partial(replaced_place, self.location))
-                with coming.turn() if coming else opening as file, held.part() as reading:
+                opening = coming.turn() if coming else opened(place, size=shard.bytes)
+                with self._told_if_replaced(shard), opening as file, held.part() as reading:
                     tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), **wanted, scope=reading)
                     table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
                     if table is not None and table.num_rows != shard.episodes:
@@ -322,10 +320,7 @@ class Dataset:
     ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
         whole = reader.keep is None or not place.is_in_bucket  # in a bucket, unneeded columns would have to be fetched
-        moved = partial(replaced_place, self.location)
-        opening = (
-            opened(place, size=shard.bytes, moved=moved, trust=trust if whole else None) if coming is None else coming.turn()
-        )
+        opening = opened(place, size=shard.bytes, trust=trust if whole else None) if coming is None else coming.turn()
         reading = reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope, chosen=chosen)
         for batch in reading:
             episodes += len(batch)
@@ -341,14 +336,16 @@ class Dataset:
         if steps != shard.steps:
             raise BadData(f"the shard holds {steps} steps, its manifest says {shard.steps}", where=place.url, fix=FIX)
 
-    def _overwritten(self, shard: Shard) -> BadData | None:
-        """The error of a shard that could not be read, if another dataset is here by now."""
-        place, listed = self.location.join(shard.path), listed_paths(self.location)
-        kept = replaced_place(self.location, place)
-        if not listed or shard.path in listed or place.exists() or (kept is not None and kept.exists()):
-            return None
-        what = "the shard is gone: the dataset was overwritten after this began to read it"
-        return BadData(what, where=place.url, fix="run the same again: it reads the dataset that is here now")
+    @contextmanager
+    def _told_if_replaced(self, shard: Shard) -> Iterator[None]:
+        """Within it, a shard that cannot be read raises StorageError where another dataset is here by now."""
+        try:
+            yield
+        except (BadData, StorageNotFound) as error:
+            place, listed = self.location.join(shard.path), listed_paths(self.location)
+            if not listed or shard.path in listed or place.exists():
+                raise
+            raise replaced_meanwhile(place) from error.__cause__
 
     def refuse_unexplained(self) -> None:
         """Raise BadData for `complete: false` that nothing else in the manifest explains.
@@ -393,5 +390,5 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
     fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if has_manifest:
         done = "added to" if note is not None and APPENDS_TO in note.options else "overwritten"
-        fix += f"; or remove {WRITING} to go back to the dataset that was being {done}"
+        fix += f"; or offline-cli repair --keep old to go back to the dataset that was being {done}"
     return Uncommitted(f"{NOT_FINISHED}{began}", where=folder.url, fix=fix)

@@ -5,8 +5,7 @@
     D/manifest/part-<16 hex>.json         parts of a manifest of many shards (`shard_list.py`)
     D/_writing.json                       a writer is, or was, at work
     D/_part-*                             a local file being written; never in data/
-    D/quarantine/rows-000000.parquet      rows set aside
-    D/_replaced/shard-<8 hex>-000000.parquet   shards of the dataset before, until the next write (`ownership.py`)
+    D/quarantine/rows-000000.rejects      rows set aside, as Parquet that no pattern *.parquet finds
 
     RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py lists the rest
 
@@ -24,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.files.local_files import PART_PREFIX, REPLACED
+from offline_cli.files.local_files import PART_PREFIX
 
 __all__ = [
     "BATCHES",
@@ -35,12 +34,12 @@ __all__ = [
     "PART_PATH",
     "PART_PREFIX",
     "QUARANTINE",
-    "REPLACED",
     "RUN_CONFIG",
     "RUN_MODULES",
     "RUN_POLICY",
     "SHARD_PATH",
     "TRAIN_BATCHES",
+    "UNFINISHED_WRITING",
     "WRITING",
     "FolderKind",
     "batch_name",
@@ -57,6 +56,7 @@ BATCHES: Final = "batches.json"
 WRITING: Final = "_writing.json"
 DATA: Final = "data"
 QUARANTINE: Final = "quarantine"
+UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
 RUN_CONFIG: Final = "config.toml"
 RUN_POLICY: Final = "policy.json"
 RUN_MODULES: Final = "modules.json"  # of a run of several modules
@@ -66,7 +66,7 @@ PART_PATH: Final = re.compile(r"manifest/part-[0-9a-f]{16}\.json", re.ASCII)
 BATCH_PATH: Final = re.compile(
     r"data/batch-(?P<number>[0-9]{6,12})(?P<generation>(?:-[0-9]{1,12})?)\.(?:parquet|safetensors)", re.ASCII
 )
-QUARANTINE_PATH: Final = re.compile(r"quarantine/rows-(?P<number>[0-9]{6,12})\.parquet", re.ASCII)
+QUARANTINE_PATH: Final = re.compile(r"quarantine/rows-(?P<number>[0-9]{6,12})\.rejects", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,6 @@ class FolderKind:
     commit: str  # the file that is written last
     data_path: re.Pattern[str]  # of its files in data/; groups `generation` and `number`
     resumable: bool  # whether an interrupted write can be resumed
-    keeps_replaced: bool  # whether files that a new commit replaces stay for readers with the older one
     generation: Callable[[Mapping[str, Any], Collection[str], str | None], str]
     """The part of a write's file names that no other has, from its options. Second, those that the folder has already. Third,
     a text that no other write in this folder has had; None: nothing was ever written there."""
@@ -96,10 +95,8 @@ def _counted(_: Mapping[str, Any], taken: Collection[str], salt: str | None) -> 
     return "" if salt is None else f"-{max((int(name[1:] or 0) for name in taken), default=0) + 1}"
 
 
-DATASET: Final = FolderKind("dataset", MANIFEST, SHARD_PATH, resumable=True, keeps_replaced=True, generation=_hashed)
-TRAIN_BATCHES: Final = FolderKind(
-    "set of train batches", BATCHES, BATCH_PATH, resumable=False, keeps_replaced=False, generation=_counted
-)
+DATASET: Final = FolderKind("dataset", MANIFEST, SHARD_PATH, resumable=True, generation=_hashed)
+TRAIN_BATCHES: Final = FolderKind("set of train batches", BATCHES, BATCH_PATH, resumable=False, generation=_counted)
 
 
 def batch_name(generation: str, number: int, suffix: str) -> str:
@@ -130,4 +127,4 @@ def generation_of(path: str) -> str:
 
 def quarantine_name(number: int) -> str:
     """Path of a file of rows set aside, below the dataset folder."""
-    return f"{QUARANTINE}/rows-{number:06d}.parquet"
+    return f"{QUARANTINE}/rows-{number:06d}.rejects"

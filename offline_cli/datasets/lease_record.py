@@ -30,10 +30,10 @@ from typing import Any, Final
 
 import orjson
 
-from offline_cli.datasets.file_names import DATASET, WRITING, FolderKind
+from offline_cli.datasets.file_names import DATASET, UNFINISHED_WRITING, WRITING, FolderKind
 from offline_cli.engines.watchdog_process import began, runs
 from offline_cli.errors import BadConfig, BadData, Locked, StorageNotFound
-from offline_cli.files.blanking import blanked_values
+from offline_cli.files.blanking import blanked_values, without_folders
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 
@@ -64,7 +64,6 @@ AT_WORK: Final[set[str]] = set()
 """Tokens of the writers in this process, which runs whether they do or not."""
 
 APPENDS_TO: Final = "appends_to"  # among the options of a note: the dataset that the writer adds to
-UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
 HASHED = "blake2b:"
 FIX = "write the dataset again, with --overwrite"
 KINDS: Final = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict}
@@ -184,17 +183,19 @@ class WritingNote:
         return replace(found, options=_as_written_now(known["options"]))
 
     def within_manifest(self, environment: Any) -> dict[str, Any]:
-        """Plain values to keep in a manifest, which has `environment` itself."""
+        """Plain values to keep in a manifest, which has `environment` itself: what to resume from, and not who wrote where."""
         options = dict(self.options)
         if options.get("environment") == environment:
             options.pop("environment", None)
-        return {**asdict(self), "options": options}
+        kept = {name: getattr(self, name) for name in ("generation", "first_quarantine", "started")}
+        return {**kept, "options": options, "command": without_folders(self.command, is_line=True)}
 
     @staticmethod
     def of_manifest(kept: Any, environment: Any, *, where: str) -> WritingNote:
         """The note that a manifest with `environment` keeps. Raises BadData for what is none."""
         if isinstance(kept, dict) and isinstance(kept.get("options"), dict):
-            kept = {**kept, "options": {"environment": environment, **kept["options"]}}
+            nobody = {"host": "", "pid": 0, "process_started": ""}
+            kept = {**nobody, **kept, "options": {"environment": environment, **kept["options"]}}
         return WritingNote.of_document(kept, where=where)
 
     def to_bytes(self) -> bytes:

@@ -9,7 +9,6 @@ import datetime
 import json
 import platform
 import re
-import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from offline_cli import __version__
-from offline_cli.datasets.file_names import MANIFEST, PART_PATH, SHARD_PATH, part_name
+from offline_cli.datasets.file_names import MANIFEST, PART_PATH, SHARD_PATH, UNFINISHED_WRITING, part_name
 from offline_cli.datasets.shard_list import (
     MAX_COUNT,
     Part,
@@ -35,7 +34,7 @@ from offline_cli.datasets.shard_list import (
 )
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, StorageNotFound, UnsupportedSpace
-from offline_cli.files.blanking import blanked_call, blanked_keys, blanked_values, this_command
+from offline_cli.files.blanking import blanked_call, blanked_keys, blanked_values, this_command, without_folders
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space, space_from_json, space_to_json
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
     from offline_cli.files.locations import Location
 
 __all__ = [
+    "LEARNED",
     "RECORDING",
     "WRAPPERS",
     "Counts",
@@ -68,17 +68,21 @@ FIX = "offline-cli repair builds it anew from the shards; or write the dataset a
 
 RECORDING: Final = "recording"  # part of the provenance: how `record` made the episodes
 WRAPPERS: Final = "wrappers"
+LEARNED: Final = "connector_state"  # part of the provenance: what pieces learned while `record` played
+NO_TEXTS: Final = frozenset({LEARNED, UNFINISHED_WRITING, "mappings"})
+"""Parts of a provenance whose texts are no paths, but names that are looked up: they stay as they are."""
 
 PACKAGES = ("numpy", "pyarrow", "gymnasium")
 
 
 @dataclass(frozen=True, slots=True)
 class Environment(EnvironmentSpec):
-    """What the episodes were played in; secret arguments are blanked out."""
+    """What the episodes were played in; secret arguments are blanked out, and folders of this machine left out."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kwargs", blanked_values(self.kwargs))
-        object.__setattr__(self, "wrappers", tuple(map(blanked_call, self.wrappers)))
+        object.__setattr__(self, "id", without_folders(self.id))
+        object.__setattr__(self, "kwargs", without_folders(blanked_values(self.kwargs)))
+        object.__setattr__(self, "wrappers", tuple(without_folders([*map(blanked_call, self.wrappers)])))
 
     @classmethod
     def of(cls, spec: EnvironmentSpec | None) -> Environment | None:
@@ -321,15 +325,13 @@ def now() -> str:
 
 
 def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
-    """`given` with commands, times, host and versions filled in where they are missing."""
-    return {
-        "commands": [this_command()],
-        "started": started,
-        "finished": now(),
-        "host": socket.gethostname(),
-        **given,
-        "versions": {**_versions(), **given.get("versions", {})},
-    }
+    """`given` with commands, times and versions filled in where they are missing.
+
+    Folders of this machine are left out: a dataset is passed on, and where its maker keeps files is nobody's business.
+    """
+    known = {"commands": [this_command()], "started": started, "finished": now(), **given}
+    as_given = {name: part for name, part in known.items() if name in NO_TEXTS}
+    return {**without_folders(known), **as_given, "versions": {**_versions(), **given.get("versions", {})}}
 
 
 @cache

@@ -12,10 +12,7 @@
 * `keep_names` and the like sync names before anything depends on them: disks of this machine (`local_files.py`); other storage
   is durable once it has answered.
 * `set_aside`: into `quarantine/`; what cannot be moved stays where it was.
-* `retire`: shards that a new manifest has replaced leave `data/`, because other tools read all of it, and stay in `_replaced/`
-  until the next write, for readers with the older manifest. Local disks and memory:// rename in one step. Object stores would
-  copy every shard while the lease is held, and charge for both: there replaced shards are removed, and a reader with the older
-  manifest fails. It never reads other episodes: no name is reused (`target_folder.py`).
+* No name in `quarantine/` ends in `.parquet`: other tools read `D/**/*.parquet`, and would take its rows for data.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -41,8 +38,6 @@ from offline_cli.datasets.file_names import (
     PART_PREFIX,
     QUARANTINE,
     QUARANTINE_PATH,
-    REPLACED,
-    SHARD_PATH,
     WRITING,
     FolderKind,
     quarantine_name,
@@ -60,7 +55,6 @@ from offline_cli.tally import Reject
 __all__ = [
     "all_but_parts",
     "begins_as",
-    "forget_replaced",
     "free_place",
     "head",
     "is_link",
@@ -79,9 +73,6 @@ __all__ = [
     "refuse_foreign_data",
     "refuse_foreign_folder",
     "refuse_links",
-    "replaced_files",
-    "replaced_place",
-    "retire",
     "set_aside",
     "write_rejects",
 ]
@@ -92,6 +83,7 @@ _STARTS: Final[dict[str, Callable[[bytes], bool]]] = {
     "json": lambda begun: begun.startswith(b"{"),
     "jsonl": lambda begun: begun.startswith(b"{"),
     "parquet": lambda begun: begun.startswith(b"PAR1"),
+    "rejects": lambda begun: begun.startswith(b"PAR1"),
     "png": lambda begun: begun.startswith(b"\x89PNG"),
     "safetensors": lambda begun: begun[8:9] == b"{",
     "msgpack": lambda begun: begun[0] in (0xDE, 0xDF) or 0x80 <= begun[0] < 0x90,  # a map
@@ -100,7 +92,7 @@ _STARTS: Final[dict[str, Callable[[bytes], bool]]] = {
 _STAGED: Final = (
     r"manifest\.json(\.[0-9]+)?|batches\.json|_writing\.json|_training\.json|policy\.json|result\.json|state\.json|config\.toml"
     r"|part-[0-9a-f]{16}\.json|curve\.png|(policy|tensors)\.safetensors|connectors(-[0-9]{1,12})?\.msgpack"
-    r"|(shard-[0-9a-f]{8}|rows)-[0-9]{6,12}\.parquet|batch-[0-9]{6,12}(-[0-9]{1,12})?\.(parquet|safetensors)"
+    r"|shard-[0-9a-f]{8}-[0-9]{6,12}\.parquet|rows-[0-9]{6,12}\.rejects|batch-[0-9]{6,12}(-[0-9]{1,12})?\.(parquet|safetensors)"
 )
 PART: Final = re.compile(f"{PART_PREFIX}(?:[0-9a-f]{{8}}-)?(?P<name>{_STAGED})", re.ASCII)
 """A file that was being written; earlier versions gave it no number."""
@@ -217,7 +209,7 @@ def numbered(file: Location, folder: Location, kind: FolderKind) -> re.Match[str
 
 def refuse_links(folder: Location, kind: FolderKind) -> None:
     """Raise OutputExists where a link has one of our names in `folder`: nothing is written or removed through it."""
-    for name in (kind.commit, WRITING, DATA, MANIFEST_PARTS, QUARANTINE, REPLACED):
+    for name in (kind.commit, WRITING, DATA, MANIFEST_PARTS, QUARANTINE):
         if is_link(folder.join(name)):
             what = f"{name} is a symbolic link, and nothing is written or removed through one"
             raise OutputExists(what, where=folder.join(name).url, fix="name the folder that it leads to, or another --out")
@@ -227,7 +219,7 @@ def refuse_foreign_folder(folder: Location, kind: FolderKind) -> None:
     """Raise OutputExists for a folder with neither commit nor note of ours, nor what a killed writer of ours may leave."""
     if _is_commit(folder.join(kind.commit), kind) or is_note(folder.join(WRITING)):
         return
-    ours = {DATA, MANIFEST_PARTS, QUARANTINE, REPLACED}
+    ours = {DATA, MANIFEST_PARTS, QUARANTINE}
     data = folder.join(DATA)
     if any(numbered(file, folder, kind) and begins_as(file, file.name) for file in data.children()):
         ours |= {kind.commit, WRITING}  # damaged
@@ -314,7 +306,11 @@ def keep_names(*folders: Location) -> None:
 
 
 def free_place(folder: Location, name: str) -> Location:
-    """A place in the quarantine of dataset `folder` for a file called `name`, or `name.1`, ...: the first that is free."""
+    """A place in the quarantine of dataset `folder` for a file called `name`, or `name.1`, ...: the first that is free.
+
+    `shard.parquet` is called `shard.aside` there.
+    """
+    name = f"{stem}.aside" if (stem := name.removesuffix(".parquet")) != name else name
     names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
     return next(place for name in names if not (place := folder.join(QUARANTINE, name)).exists())
 
@@ -326,7 +322,11 @@ def set_aside(file: Location, folder: Location) -> Location:
     """
     folder.join(QUARANTINE).make_folder()
     target = free_place(folder, file.name)
-    _rename(file, target)
+    if file.is_local:
+        file.ask("setting it aside", partial(os.rename, file.path, target.path))
+    else:
+        file.ask("setting it aside", partial(file.fs.cp_file, file.path, target.path))
+        file.remove()
     return target
 
 
@@ -338,57 +338,3 @@ def keep_moves(files: Sequence[Location], folder: Location) -> None:
     if files:
         before = sorted({os.path.dirname(file.path) for file in files})
         keep_names(folder.join(QUARANTINE), *(replace(folder, path=path, url=path) for path in before))
-
-
-def replaced_place(folder: Location, shard: Location) -> Location | None:
-    """Where `shard` of dataset `folder` is once another has replaced it; None where such are not kept."""
-    return folder.join(REPLACED, shard.name) if _keeps(folder) else None
-
-
-def replaced_files(folder: Location) -> list[Location]:
-    """The shards and parts that are kept of the dataset before; other files in `_replaced/` belong to the user."""
-    kept = folder.join(REPLACED).children() if _keeps(folder) else []
-    names = ((file, SHARD_PATH if file.name.startswith("shard-") else PART_PATH) for file in kept)
-    ours = [file for file, pattern in names if pattern.fullmatch(f"{_home(file.name)}/{file.name}")]
-    return [file for file in ours if begins_as(file, file.name)]
-
-
-def _home(name: str) -> str:
-    """The folder that a file in `_replaced/` came from."""
-    return MANIFEST_PARTS if name.startswith("part-") else DATA
-
-
-def retire(shards: Iterable[Location], folder: Location) -> None:
-    """Have `shards` leave `data/`; on a disk, for good once this returns. Raises StorageError."""
-    kept = folder.join(REPLACED)
-    moved = False
-    for shard in shards:
-        target = replaced_place(folder, shard)
-        if target is None or target.exists():
-            shard.remove()
-            continue
-        kept.make_folder()
-        _rename(shard, target)
-        moved = True
-    if moved:
-        keep_names(folder, kept, folder.join(DATA), folder.join(MANIFEST_PARTS))
-
-
-def _rename(shard: Location, target: Location) -> None:
-    if shard.is_local:
-        shard.ask("setting it aside", partial(os.rename, shard.path, target.path))
-    else:
-        shard.ask("setting it aside", partial(shard.fs.cp_file, shard.path, target.path))
-        shard.remove()
-
-
-def forget_replaced(kept: Iterable[Location], folder: Location) -> None:
-    """Remove the shards that were `kept` of dataset `folder`: another write begins. Raises StorageError."""
-    for file in kept:
-        file.remove()
-    folder.join(REPLACED).remove_empty_folder()
-
-
-def _keeps(folder: Location) -> bool:
-    """Whether a file gets another name here in one step."""
-    return folder.is_local or folder.is_memory

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import numpy as np
 import orjson
 
-from offline_cli.datasets.file_names import PART_PATH, REPLACED, SHARD_PATH, part_name
-from offline_cli.errors import BadData, StorageNotFound
+from offline_cli.datasets.file_names import MANIFEST, PART_PATH, SHARD_PATH, part_name
+from offline_cli.errors import BadData, StorageError, StorageNotFound
 from offline_cli.json_documents import mistakes
 
 if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
@@ -41,6 +41,7 @@ __all__ = [
     "part_bytes",
     "parts_of",
     "read_part",
+    "replaced_meanwhile",
     "total",
     "where_episodes_are",
     "whole_numbers",
@@ -178,13 +179,20 @@ class ShardParts(Sequence[Shard]):
 
 
 def read_part(folder: Location, path: str) -> bytes:
-    """A part of the manifest of dataset `folder`, which may have been replaced since its manifest was read."""
+    """A part of the manifest of dataset `folder`. Raises StorageError where that was replaced since its manifest was read."""
     try:
         return folder.join(path).read_bytes()
-    except StorageNotFound:
-        if not folder.is_local and not folder.is_memory:
+    except StorageNotFound as err:
+        manifest = folder.join(MANIFEST)
+        if not manifest.exists() or path.encode() in manifest.read_bytes():
             raise
-        return folder.join(REPLACED, path.rpartition("/")[2]).read_bytes()
+        raise replaced_meanwhile(folder.join(path)) from err
+
+
+def replaced_meanwhile(place: Location) -> StorageError:
+    """The error of a reader with an older manifest: the file at `place` went with the dataset that it was part of."""
+    what = "this file is gone: the dataset was replaced after this began to read it"
+    return StorageError(what, where=place.url, fix="open the dataset again, or run the same again: it reads what is here now")
 
 
 def _entries(part: Part, read: ReadPart, where: str) -> tuple[Shard, ...]:

@@ -24,16 +24,17 @@ from offline_cli.errors import BadEpisode
 from offline_cli.tally import UNFINISHED
 from offline_cli.trees import flatten
 
-__all__ = ["MAX_BARS", "ColumnStatistics", "Histogram", "HistogramBuilder", "StatisticsBuilder", "means_over_time"]
+__all__ = ["PARTS", "ColumnStatistics", "Spread", "SpreadBuilder", "StatisticsBuilder", "means_over_time"]
 
 MAX_ELEMENTS = 1024
 FAR = 1000  # a mean of so many standard deviations is kept in one part without loss
 CHUNK = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
 PLURALS = {Columns.OBS: "observations", Columns.ACTIONS: "actions", Columns.REWARDS: "rewards"}
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
-MAX_BARS: Final = 16  # of a histogram as it is shown
-MAX_HISTOGRAMS: Final = 16  # of one leaf; a larger one has one for all its elements
-FINE: Final = 1 << 10  # bins that are counted, of which those shown are made
+MAX_SPREADS: Final = 16  # of one leaf; a larger one has one for all its elements
+RUNS: Final = 1 << 12  # that are counted at most, of which the parts shown are made
+PARTS: Final = 32
+HUGE: Final = 1e300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +101,7 @@ class ColumnStatistics:
         """Figures of these values and the `later` ones together."""
         finite = self.finite + later.finite
         share = np.divide(later.finite, finite, out=np.zeros(len(finite)), where=finite > 0)
-        with np.errstate(all="ignore"):  # values near the largest float64 may overflow, which inf shows
+        with np.errstate(all="ignore"):  # values near the largest float64 may overflow: then there is no mean or std
             delta = (later.mean - self.mean) + (later.mean_rest - self.mean_rest)
             mean, rest = _two_sum(self.mean, self.mean_rest + delta * share)
             m2 = self.m2 + later.m2 + delta * delta * self.finite * share
@@ -290,73 +291,76 @@ def _distribution(values: NDArray[Any]) -> dict[str, Any]:
         return {"count": 0, **none, "quantiles": dict.fromkeys(map(str, QUANTILES))}
     figures = ColumnStatistics.of(values).as_json()
     finite = values[np.isfinite(values)]
-    quantiles = np.quantile(finite, np.array(QUANTILES) / 100).tolist() if len(finite) else [None] * len(QUANTILES)
+    by = 4.0 if len(finite) and max(abs(finite.min()), abs(finite.max())) > HUGE else 1.0  # what is interpolated would overflow
+    quantiles = (np.quantile(finite / by, np.array(QUANTILES) / 100) * by).tolist() if len(finite) else [None] * len(QUANTILES)
     kept = {name: figures[name] for name in ("count", "min", "max", "mean", "std")}
     return {**kept, "quantiles": dict(zip(map(str, QUANTILES), quantiles, strict=True))}
 
 
-# ---- histograms ----
+# ---- how values are spread ----
 
 
 @dataclass(slots=True)
-class Histogram:
-    """Counts of values that come in blocks, in equal bins over a range that is not known before.
+class Spread:
+    """Counts of values that come in blocks: of each by itself while they are few, else of runs of neighbours.
 
-    A bin is [i * width, (i + 1) * width). The width is a power of two: neighbours are joined where a block goes beyond the
-    range, and no value is counted wrongly. NaN and infinities are left out.
+    The bits of a float64 are an integer, here in the order of the values. A run is all values whose integers agree but for the
+    last `shift` bits, which grow where there would be more than RUNS. So the result is the same in any blocks, and nothing is
+    subtracted or divided that could overflow, or be 0. NaN and infinities are left out.
     """
 
-    width: float = 0.0  # 0: nothing counted yet
-    first: int = 0  # i of the first bin
+    least: int = np.iinfo(np.int64).max  # as such integers: of all values
+    most: int = np.iinfo(np.int64).min
+    shift: int = 0
+    runs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # ascending
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    low: float = math.inf
-    high: float = -math.inf
-    whole: bool = True  # whole numbers alone
 
     def add(self, values: NDArray[Any]) -> None:
         """Count `values` (N,)."""
-        if values.dtype.kind == "f":
-            self.whole, is_finite = False, np.isfinite(values)
-            values = values if is_finite.all() else values[is_finite]
-        if not len(values):
-            return
-        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-        self._widen()
-        numbers = np.floor(values.astype(np.float64) / self.width).astype(np.int64)
-        first = math.floor(self.low / self.width)
-        counts = np.bincount(numbers - first, minlength=math.floor(self.high / self.width) - first + 1)
-        counts[self.first - first :][: len(self.counts)] += self.counts
-        self.first, self.counts = first, counts
+        known = values.astype(np.float64) + 0.0  # no negative zeros
+        bits = _in_order(known[np.isfinite(known)].view(np.int64))
+        if len(bits):
+            self.least, self.most = min(self.least, int(bits.min())), max(self.most, int(bits.max()))
+            runs, counts = np.unique(bits >> self.shift, return_counts=True)
+            self._keep(np.concatenate([self.runs, runs]), np.concatenate([self.counts, counts]))
 
-    def _widen(self) -> None:
-        """Join bins until there are at most FINE between `low` and `high`, whose numbers a float64 tells apart."""
-        smallest = max(self.high / FINE - self.low / FINE, max(abs(self.low), abs(self.high)) * 2.0**-50, 2.0**-1000)
-        before, self.width = self.width, max(self.width, 2.0 ** math.floor(math.log2(smallest)), 1.0 if self.whole else 0.0)
-        while math.floor(self.high / self.width) - math.floor(self.low / self.width) >= FINE:
-            self.width *= 2
-        if len(self.counts) and self.width != before:
-            numbers = np.floor((self.first + np.arange(len(self.counts))) * (before / self.width)).astype(np.int64)
-            self.first, self.counts = int(numbers[0]), np.bincount(numbers - numbers[0], weights=self.counts).astype(np.int64)
+    def _keep(self, runs: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        self.runs, at = np.unique(runs, return_inverse=True)
+        self.counts = np.bincount(at, counts, len(self.runs)).astype(np.int64)
+        if len(self.runs) > RUNS:
+            apart = np.sort((self.runs[1:] ^ self.runs[:-1]).view(np.uint64))  # neighbours join where they differ in lower bits
+            more = int(apart[-RUNS]).bit_length()
+            self.shift += more
+            self._keep(self.runs >> more, self.counts)
 
-    def as_json(self) -> dict[str, Any]:
-        """Range and counts: a bar for each number of few whole ones, else MAX_BARS equal ones, to 1/500 of the range."""
-        if not len(self.counts):
-            return {"low": None, "high": None, "counts": []}
-        of_each = self.whole and self.width == 1 and self.high - self.low < MAX_BARS
-        bars = int(self.high - self.low) + 1 if of_each else MAX_BARS if self.high > self.low else 1
-        middles = (self.first + np.arange(len(self.counts)) + (0 if of_each else 0.5)) * self.width
-        span = self.high / 2 - self.low / 2 or 1.0  # halves: the difference may be more than the largest float64
-        places = middles - self.low if of_each else (middles / 2 - self.low / 2) / span * bars
-        counts = np.bincount(np.clip(places, 0, bars - 1).astype(np.int64), weights=self.counts, minlength=bars)
-        return {"low": self.low, "high": self.high, "counts": counts.astype(np.int64).tolist()}
+    def as_json(self) -> dict[str, list[Any]]:
+        """The values in parts, ascending: what each is between, and how many are in it.
+
+        Each value by itself up to PARTS; of more, quantiles: so many parts of about one count, and a run of more by itself.
+        """
+        if not len(self.runs):
+            return {"low": [], "high": [], "counts": []}
+        ends = np.cumsum(self.counts)
+        alone = np.cumsum((self.counts * PARTS > ends[-1]) | (len(ends) <= PARTS))
+        part = (ends - 1) * PARTS // ends[-1] + alone + np.append(0, alone[:-1])
+        first = np.flatnonzero(np.diff(part, prepend=-1))
+        lowest = self.runs[first] << self.shift
+        highest = (self.runs[np.append(first[1:], len(part)) - 1] << self.shift) + ((1 << self.shift) - 1)
+        low, high = (_in_order(edge.clip(self.least, self.most)).view(np.float64).tolist() for edge in (lowest, highest))
+        return {"low": low, "high": high, "counts": np.add.reduceat(self.counts, first).tolist()}
+
+
+def _in_order(bits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bits of float64 as integers in the order of the values, and back."""
+    return bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
 
 
 @dataclass(slots=True)
-class HistogramBuilder:
-    """Collects histograms of all columns, by the paths of `StatisticsBuilder`: one per element, or one of a large leaf."""
+class SpreadBuilder:
+    """Collects how all columns are spread, by the paths of `StatisticsBuilder`: each element, or a large leaf as a whole."""
 
-    columns: dict[str, list[Histogram]] = field(default_factory=dict)
-    episodes: dict[str, Histogram] = field(default_factory=lambda: {"return": Histogram(), "length": Histogram()})
+    columns: dict[str, list[Spread]] = field(default_factory=dict)
+    episodes: dict[str, Spread] = field(default_factory=lambda: {"return": Spread(), "length": Spread()})
 
     def add(self, batch: EpisodeBatch) -> None:
         """Count `batch`: observations acted on, actions, rewards, extra model outputs."""
@@ -366,12 +370,11 @@ class HistogramBuilder:
         for name, tree in {**trees, **batch.extra}.items():
             for path, leaf in flatten(tree, name):
                 if leaf.dtype.kind in "biuf" and leaf.size:
-                    self._add_leaf(path, leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf)
+                    self._add_leaf(path, leaf)
 
     def _add_leaf(self, path: str, leaf: NDArray[Any]) -> None:
-        elements = math.prod(leaf.shape[1:])
-        rows = leaf.reshape(len(leaf), -1) if elements <= MAX_HISTOGRAMS else leaf.reshape(-1, 1)
-        found = self.columns.setdefault(path, [Histogram() for _ in range(rows.shape[1])])
+        rows = leaf.reshape(len(leaf), -1) if math.prod(leaf.shape[1:]) <= MAX_SPREADS else leaf.reshape(-1, 1)
+        found = self.columns.setdefault(path, [Spread() for _ in range(rows.shape[1])])
         for number, one in enumerate(found):
             for start in range(0, len(rows), CHUNK):
                 one.add(rows[start : start + CHUNK, number])
@@ -388,11 +391,12 @@ def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
     """
     edges = np.unique(np.linspace(0, len(leaf), parts + 1).astype(np.int64))
     rows = leaf.reshape(len(leaf), -1)
-    elements = rows.T if rows.shape[1] <= MAX_HISTOGRAMS else [rows]
+    elements = rows.T if rows.shape[1] <= MAX_SPREADS else [rows]
     return [[_mean(values[start:stop]) for start, stop in pairwise(edges.tolist())] for values in elements]
 
 
 def _mean(values: NDArray[Any]) -> float | None:
     known = values.astype(np.float64)
     known = known[np.isfinite(known)]
-    return float(known.mean()) if len(known) else None
+    largest = float(np.abs(known).max(initial=0.0)) or 1.0  # of large values the sum would overflow
+    return float((known / largest).mean() * largest) if len(known) else None

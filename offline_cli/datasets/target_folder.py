@@ -15,7 +15,7 @@ reader with an older manifest would find other episodes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
@@ -25,7 +25,6 @@ from offline_cli.datasets.lease_record import UNFINISHED_WRITING, WritingNote, r
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import (
     all_but_parts,
-    forget_replaced,
     is_own_part,
     keep_names,
     listed_parts,
@@ -37,8 +36,6 @@ from offline_cli.datasets.ownership import (
     refuse_foreign_data,
     refuse_foreign_folder,
     refuse_links,
-    replaced_files,
-    retire,
 )
 from offline_cli.datasets.shard_sequence import Base, check_base, note_in, refuse_note_of_others
 from offline_cli.errors import (
@@ -183,7 +180,6 @@ class TargetFolder:
         self._made: list[Location] = []  # folders that were not there before, outermost first
         self._note_before: bytes | None = None  # of a crashed write that this one overwrites
         self._salt = secrets.token_hex(8)
-        self._listed: set[str] | None = None  # paths of the shards of the dataset that this one overwrites; None: not known
         self._base: Base | None = None  # what this one adds to
         self._seen: list[Location] | None = None  # the files in data/ when a write was resumed
         self._had_parts = False  # whether parts of manifests may be here that this one does not list
@@ -230,8 +226,6 @@ class TargetFolder:
             if self._choose_names(options, overwrite=overwrite):
                 self._lock.rewrite(generation=self.generation, first_quarantine=self._first_quarantine)
             self._remove_parts()
-            if overwrite or self._base is not None:
-                self._forget_replaced()
             self._made += self.folder.join(DATA).make_folder()
         except (Changed, Locked):  # what is there is another writer's
             raise
@@ -246,13 +240,6 @@ class TargetFolder:
             what = "another writer has changed the dataset since this command read it"
             raise Locked(what, where=self.folder.url, fix="run the same command again: it adds to what is there now")
 
-    def _forget_replaced(self) -> None:
-        """Remove what the write before this one has replaced."""
-        old = replaced_files(self.folder)
-        if old:
-            with self._lock.guard():  # checked after the listing
-                forget_replaced(old, self.folder)
-
     def _choose_names(self, options: Mapping[str, Any], *, overwrite: bool) -> bool:
         """Choose names that no file of the folder has, or has had; whether they are others than before."""
         before = self.generation, self._first_quarantine
@@ -260,9 +247,9 @@ class TargetFolder:
         is_new = True
         if overwrite:
             commit = whole_file(self.folder.join(self.kind.commit))
-            self._listed = listed_paths(self.folder, self.kind)
-            taken |= {match["generation"] for path in self._listed if (match := self.kind.data_path.fullmatch(path))}
-            is_new = commit is None and self._note_before is None and not (taken or replaced_files(self.folder))
+            listed = listed_paths(self.folder, self.kind)
+            taken |= {match["generation"] for path in listed if (match := self.kind.data_path.fullmatch(path))}
+            is_new = commit is None and self._note_before is None and not taken
         elif self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
             taken |= self._base.generations
             is_new = REPAIRED not in self._base.manifest.provenance
@@ -288,7 +275,7 @@ class TargetFolder:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
         with self._lock.guard():  # so that none belongs to a writer that is starting
             for child in self.folder.children():
-                self._had_parts |= child.name == MANIFEST_PARTS and self.kind.keeps_replaced
+                self._had_parts |= child.name == MANIFEST_PARTS and self.kind is DATASET
                 if is_own_part(child):
                     child.remove()
             if self.resumed or self._note_before is not None:
@@ -333,41 +320,33 @@ class TargetFolder:
     # ---- ends ----
 
     def finish(self) -> None:
-        """End what the new manifest has replaced, and then remove the note: the dataset is committed."""
-        replaced, forgotten = map(list.__add__, self._old_shards(), self._old_parts() if self._had_parts else ([], []))
+        """Remove what the new manifest has replaced, and then the note: the dataset is committed.
+
+        A reader with the older manifest is told (`shard_list.replaced_meanwhile`); it never reads other rows.
+        """
+        replaced = [*self._old_shards(), *(self._old_parts() if self._had_parts else ())]
         if self._base is None:
-            forgotten += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
+            replaced += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
+        folders = [self.folder.join(name) for name in (DATA, MANIFEST_PARTS, QUARANTINE)]
         with self._lock.guard():  # checked after the listing: none of these is another writer's
-            for file in forgotten:
+            for file in replaced:
                 file.remove()
-            retire(replaced, self.folder)
-            keep_names(
-                *(self.folder.join(name) for name in (DATA, MANIFEST_PARTS, QUARANTINE))
-            )  # gone for good before the note is
-            for name in (DATA, MANIFEST_PARTS, QUARANTINE):
-                self.folder.join(name).remove_empty_folder()
+            keep_names(*folders)  # gone for good before the note is
+            for folder in folders:
+                folder.remove_empty_folder()
             self._lock.release()
 
-    def _old_shards(self) -> tuple[list[Location], list[Location]]:
-        """Those in `data/` that were the dataset until now, and others, which no reader has ever seen."""
-        replaced: list[Location] = []
-        forgotten: list[Location] = []
+    def _old_shards(self) -> Iterator[Location]:
+        """Those in `data/` of another write, but for the ones that are added to."""
         kept = frozenset() if self._base is None else self._base.paths
         for generation, shards in _shards(self.folder, self.kind).items():
-            for file in shards.values() if generation != self.generation else ():
-                path = f"{DATA}/{file.name}"
-                was_read = self._base is None and (self._listed is None or path in self._listed)
-                if path not in kept:
-                    (replaced if was_read and self.kind.keeps_replaced else forgotten).append(file)
-        return replaced, forgotten
+            if generation != self.generation:
+                yield from (file for file in shards.values() if f"{DATA}/{file.name}" not in kept)
 
-    def _old_parts(self) -> tuple[list[Location], list[Location]]:
-        """The same of the parts of manifests."""
-        listed, files = listed_parts(self.folder), manifest_parts(self.folder)
-        before = self._listed if self._base is None else self._base.paths
-        old = {file: f"{MANIFEST_PARTS}/{file.name}" for file in files if f"{MANIFEST_PARTS}/{file.name}" not in listed}
-        replaced = [file for file, path in old.items() if before is None or path in before]
-        return replaced, [file for file in old if file not in replaced]
+    def _old_parts(self) -> Iterator[Location]:
+        """Parts of manifests that the new one does not list."""
+        listed = listed_parts(self.folder)
+        return (file for file in manifest_parts(self.folder) if f"{MANIFEST_PARTS}/{file.name}" not in listed)
 
     def leave(self) -> None:
         """End the write, so that it can be resumed at once; nothing where another writer has taken over."""

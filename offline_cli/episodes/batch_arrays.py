@@ -109,8 +109,9 @@ class BatchArrays:
         return np.diff(self.starts)
 
     @property
+    @np.errstate(all="ignore")
     def returns(self) -> NDArray[np.float64]:
-        """(E,) undiscounted sum of rewards, in the environment's units."""
+        """(E,) undiscounted sum of rewards, in the environment's units; infinite or NaN where the sum is."""
         lengths = self.lengths
         found = np.zeros(len(self), np.float64)
         by_length = np.argsort(lengths, kind="stable")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -26,6 +28,7 @@ __all__ = [
     "looks_secret",
     "secrets_among",
     "this_command",
+    "without_folders",
 ]
 
 BLANK: Final = "***"
@@ -53,6 +56,10 @@ _IN_TEXT: Final = (
     (_WITH_SLASH, f"://{BLANK}@"),
     (_IN_CONNECTION_STRING, rf"\1={BLANK}"),
 )
+_FOLDERS: Final = re.compile(
+    r"(^|[\s=:,;'\"(\[{])(?:file://)?(?:[A-Za-z]:[\\/]|/)(?![\\/\s])(?:[^'\"\\/]+[\\/]+)+(?=[^'\"\\/])"  # names may hold spaces
+)
+_LINES: Final = frozenset({"command", "commands"})  # keys of command lines, as a shell takes them
 _IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
 _IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
 
@@ -103,6 +110,21 @@ def blanked(text: str) -> str:
 
 def _is_secret_in_query(name: str) -> bool:
     return name.lower() == "key" or looks_secret(name)  # Google's services take one of that name
+
+
+def without_folders(value: Any, *, is_line: bool = False) -> Any:
+    """Plain JSON values without the folders of this machine: `/home/me/a.csv`, wherever it stands in a text, becomes `a.csv`.
+
+    Relative paths and URLs stay as they were given. `is_line`: texts are command lines, as those under _LINES are.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_folders(part, is_line=key in _LINES) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(part, is_line=is_line) for part in value]
+    if isinstance(value, str) and is_line:
+        with suppress(ValueError):  # a caller's own, with a quote that does not end
+            return shlex.join(map(without_folders, shlex.split(value)))
+    return _FOLDERS.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ from offline_cli.errors import BadData, StorageError, StorageNotFound
 
 __all__ = [
     "PART_PREFIX",
-    "REPLACED",
     "SIGNS",
     "TempFile",
     "begin_sync",
@@ -47,7 +46,6 @@ __all__ = [
 ]
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
-REPLACED: Final = "_replaced"  # a folder of a dataset, see datasets/file_names.py
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
 
 UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})

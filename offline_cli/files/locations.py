@@ -30,7 +30,7 @@ from offline_cli.files.blanking import BLANK, blanked
 from offline_cli.files.clients import cache_of, check_inner_options, client_for, options_for, patience_of, quiet_clients
 from offline_cli.files.failures import has_code, no_bucket, storage_failures
 from offline_cli.files.file_info import FileInfo, list_together
-from offline_cli.files.local_files import REPLACED, SIGNS, open_plain, read_plain, read_start, sync_names
+from offline_cli.files.local_files import SIGNS, open_plain, read_plain, read_start, sync_names
 from offline_cli.files.place import Place, StoredVersion
 from offline_cli.files.prefetch import Ahead
 from offline_cli.files.providers import HERE, buckets, provider_of
@@ -386,9 +386,7 @@ def _expand_one(location: Location) -> list[Location]:
         return [location]
     if not _is_pattern(location):
         raise location.missing()
-    found = location.matches()
-    # Shards that a dataset has replaced would be read as more data.
-    return [place for place in found if REPLACED not in place.path.split("/")] or found
+    return location.matches()
 
 
 def _is_pattern(location: Location) -> bool:

@@ -13,9 +13,10 @@ from typing import Any, Final
 import gymnasium as gym
 import gymnasium.wrappers
 
+from offline_cli.datasets.manifest import Environment
 from offline_cli.environments import EnvironmentSpec, check_registered
 from offline_cli.errors import BadConfig, UsageError
-from offline_cli.files.blanking import BLANK, blanked, blanked_call, blanked_keys, blanked_values
+from offline_cli.files.blanking import BLANK, blanked, blanked_keys, without_folders
 from offline_cli.import_path import call_of
 
 __all__ = ["AskedEnvironment", "refused"]
@@ -66,8 +67,8 @@ class AskedEnvironment:
         Raises BadConfig, with the flags to give, where data says something that only a user may say, or not one thing.
         """
         known = [(place, spec) for place, spec in declared if spec is not None]
-        same = [(place, spec) for place, spec in known if spec.id == self.id]
-        others = {self._apart(spec, alone=not same): place for place, spec in known if spec.id != self.id}
+        same = [(place, spec) for place, spec in known if self._is(spec)]
+        others = {self._apart(spec, alone=not same): place for place, spec in known if not self._is(spec)}
         notes = [f"{place} is of {apart}" for apart, place in others.items()]
         kwargs, wrappers = self.kwargs, self.wrappers
         otherwise: dict[str, list[str]] = {}
@@ -94,12 +95,17 @@ class AskedEnvironment:
         kwargs, wrappers = said.kwargs if kwargs is None else kwargs, said.wrappers if wrappers is None else wrappers
         return EnvironmentSpec(self.id, kwargs, tuple(wrappers)), [*map(blanked, notes)]
 
+    def _is(self, spec: EnvironmentSpec) -> bool:
+        """Whether data is of this environment, of which it says a file, and not its folder."""
+        return without_folders(spec.id) == without_folders(self.id)
+
     def _otherwise(self, spec: EnvironmentSpec) -> str:
         """What data of this very environment says that was asked to be otherwise; empty: nothing."""
-        said = EnvironmentSpec(spec.id, blanked_values(spec.kwargs), tuple(map(blanked_call, spec.wrappers)))
+        said, mine = Environment.of(spec), Environment(self.id, self.kwargs or {}, tuple(self.wrappers or ()))
+        assert said is not None, "of a record"
         differs = {
-            "kwargs": self.kwargs is not None and blanked_values(self.kwargs) != said.kwargs,
-            "wrappers": self.wrappers is not None and [*map(_call, self.wrappers)] != [*map(_call, said.wrappers)],
+            "kwargs": self.kwargs is not None and mine.kwargs != said.kwargs,
+            "wrappers": self.wrappers is not None and [*map(_call, mine.wrappers)] != [*map(_call, said.wrappers)],
         }
         return f"other {_words(differs)}: {said.flags(**differs)}" if any(differs.values()) else ""
 
@@ -121,7 +127,7 @@ class AskedEnvironment:
 
 def _call(text: str) -> Any:
     """A wrapper with its arguments, however these are written; a text that is no call as it stands."""
-    name, arguments, mistakes = call_of(blanked_call(text))
+    name, arguments, mistakes = call_of(text)
     return text if mistakes else (name, arguments)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -53,9 +53,6 @@ __all__ = [
 ]
 
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
-MISSING: Final = "the shard is missing"
-Moved: TypeAlias = Callable[[Location], Location | None]
-"""Where a shard is that is no longer in its place; None: nowhere."""
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 
 
@@ -88,15 +85,13 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
     Entering it raises BadData where the shard is missing, has another size, or is not Parquet.
     """
 
-    def __init__(
-        self, location: Location, *, size: int | None = None, moved: Moved | None = None, trust: Trust | None = None
-    ) -> None:
-        """`size`: the bytes it must have; None: any. `moved`: see `opened_stream`. `trust`: compared at once if it is small."""
-        self._location, self._size, self._moved, self._trust, self._stack = location, size, moved, trust, ExitStack()
+    def __init__(self, location: Location, *, size: int | None = None, trust: Trust | None = None) -> None:
+        """`size`: the bytes it must have; None: any. `trust`: compared at once if it is small."""
+        self._location, self._size, self._trust, self._stack = location, size, trust, ExitStack()
 
     def __enter__(self) -> OpenShard:
         with ExitStack() as stack:
-            stream = stack.enter_context(opened_stream(self._location, size=self._size, moved=self._moved))
+            stream = stack.enter_context(opened_stream(self._location, size=self._size))
             is_own = self._trust is not None and self._trust.is_true_at_once(stream, self._location)
             content = None if self._trust is None else self._trust.content(stream, self._location)
             source = arrow_file(stream) if content is None else pa.BufferReader(content)
@@ -108,30 +103,17 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
         self._stack.__exit__(kind, error, trace)
 
 
-def opened_stream(
-    location: Location, *, size: int | None = None, ahead: Ahead | None = None, moved: Moved | None = None
-) -> BinaryIO:
-    """The bytes of the shard at `location`. Raises BadData where it is missing, or has another size than it must have.
-
-    `moved` says where it is if it is not there any more.
-    """
+def opened_stream(location: Location, *, size: int | None = None, ahead: Ahead | None = None) -> BinaryIO:
+    """The bytes of the shard at `location`. Raises BadData where it is missing, or has another size than it must have."""
     try:
         stream = location.open(ahead)
     except StorageNotFound as err:
-        stream = _opened_elsewhere(None if moved is None else moved(location), location, err)
+        raise _bad("the shard is missing", location) from err
     have = stream.seek(0, io.SEEK_END)
     if size is not None and have != size:
         stream.close()
         raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
     return stream
-
-
-def _opened_elsewhere(place: Location | None, location: Location, missing: StorageNotFound) -> BinaryIO:
-    """Asked for second, as a shard moves in that order. Raises BadData where it is not there either."""
-    if place is not None:
-        with suppress(StorageNotFound):
-            return place.open()
-    raise _bad(MISSING, location) from missing
 
 
 def parsed(stream: BinaryIO, location: Location, source: Any = None, *, is_own: bool = False) -> OpenShard:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from offline_cli.connectors.pipeline_spec import PlayPipelines
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote
-from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.manifest import LEARNED, Manifest
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError
 from offline_cli.files.locations import Location, open_location
@@ -42,7 +42,6 @@ MAX_INT: Final = 1 << 63
 MAX_DEPTH: Final = 50  # a manifest's own limit is not far
 FIX: Final = "give numbers, text, lists, dicts with text as keys, and arrays of numbers in its get_state"
 
-LEARNED: Final = "connector_state"  # in a manifest's provenance
 MAX_BYTES: Final = 64 << 20  # of the manifest
 SIDES: Final = ("env_to_module", "module_to_env")
 

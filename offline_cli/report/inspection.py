@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-__all__ = ["ASCII", "BLOCKS", "Grid", "bars_of", "columns_grid", "episode_grids", "head_grid", "sparkline"]
+__all__ = ["ASCII", "BLOCKS", "Grid", "bars_of", "columns_grid", "episode_grids", "head_grid", "sparkline", "spread_of"]
 
 Grid = tuple[Sequence[str], Sequence[Sequence[str]]]  # headings, rows
 
@@ -36,25 +36,39 @@ def sparkline(values: Sequence[float | None], letters: str) -> str:
 def timeline(values: Sequence[float | None], letters: str) -> str:
     """A letter for each value, from the lowest to the highest of them; the first of `letters` for nothing."""
     known = [value for value in values if value is not None]
-    low, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
-    return "".join(letters[0] if value is None else letters[1 + round(7 * (value - low) / span)] for value in values)
+    places = iter(_places(known, min(known, default=0.0), max(known, default=0.0)))
+    return "".join(letters[0] if value is None else letters[1 + round(7 * next(places))] for value in values)
 
 
-def bars_of(figures: Mapping[str, Any]) -> list[float]:
-    """Shares of BARS equal parts between min and max, from the quantiles of a manifest; none where there is nothing."""
+def _places(values: Sequence[float], low: float, high: float) -> list[float]:
+    """Where `values` are between `low`, 0, and `high`, 1; all 0 where these are equal. No difference overflows."""
+    largest = max(abs(low), abs(high)) or 1.0
+    span = high / largest - low / largest or 1.0
+    return [(value / largest - low / largest) / span for value in values]
+
+
+def bars_of(spread: Mapping[str, Sequence[float]]) -> list[float]:
+    """Bars of how values are `spread` (`low`, `high` and `counts` of parts): one for each value where each is by itself, else
+    BARS equal ones between the least and the largest, where those of a part are taken to be spread evenly.
+    """
+    lows, highs, counts = spread["low"], spread["high"], spread["counts"]
+    if lows == highs or lows[0] == highs[-1]:
+        return [*counts] if lows == sorted({*lows}) else [sum(counts)]
+    bars, ends = [0.0] * BARS, (lows[0], highs[-1])
+    for first, last, count in zip(_places(lows, *ends), _places(highs, *ends), counts, strict=True):
+        for number in range(min(int(first * BARS), BARS - 1), min(int(last * BARS), BARS - 1) + 1):
+            within = min(last * BARS, number + 1) - max(first * BARS, number)
+            bars[number] += count * (within / ((last - first) * BARS) if last > first else 1.0)
+    return bars
+
+
+def spread_of(figures: Mapping[str, Any]) -> dict[str, list[float]]:
+    """How values are spread by the quantiles of a manifest; none where there is nothing."""
     points = [(float(percent), value) for percent, value in (figures.get("quantiles") or {}).items()]
     if not points or any(not isinstance(value, int | float) or not math.isfinite(value) for _, value in points):
-        return []
-    low, high = points[0][1], points[-1][1]
-    if low == high:
-        return [1.0]
-    bars = [0.0] * BARS
-    for (before, start), (after, stop) in pairwise(points):
-        first, last = ((value - low) / (high - low) * BARS for value in (start, stop))
-        for number in range(min(int(first), BARS - 1), min(int(last), BARS - 1) + 1):
-            share = (min(last, number + 1) - max(first, number)) / (last - first) if last > first else 1.0
-            bars[number] += (after - before) * share
-    return bars
+        return {"low": [], "high": [], "counts": []}
+    parts = [(start, stop, after - before) for (before, start), (after, stop) in pairwise(points)]
+    return dict(zip(("low", "high", "counts"), map(list, zip(*parts, strict=True)), strict=True))
 
 
 def columns_grid(told: Mapping[str, Any], letters: str) -> tuple[Grid, int]:
@@ -63,7 +77,7 @@ def columns_grid(told: Mapping[str, Any], letters: str) -> tuple[Grid, int]:
     rows = [
         row
         for path, figures in told["columns"].items()
-        for row in _rows(path, figures, told["elements"], [sparkline(one["counts"], letters) for one in drawn.get(path, ())])
+        for row in _rows(path, figures, told["elements"], [sparkline(bars_of(one), letters) for one in drawn.get(path, ())])
     ]
     return _as_grid((*COLUMN, "histogram"), rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS)
 

@@ -134,7 +134,7 @@ def a_footer_that_hides_the_smallest_reward(make: Make) -> Path:
 @made({"damaged-quarantine": 1, "quarantined-rows": 1}, deep=True)
 def rows_set_aside_that_cannot_be_read(make: Make) -> Path:
     folder = make.dataset(rejects=[Reject("a", "bad-data", "cut", b"")])
-    (folder / "quarantine" / "rows-000000.parquet").write_bytes(b"PAR1")
+    (folder / "quarantine" / "rows-000000.rejects").write_bytes(b"PAR1")
     return folder
 
 

@@ -107,6 +107,11 @@ def local(tmp_path: Path, make: Make) -> Folder:
     return Folder(open_location(tmp_path / "D"), "columns", make.batch((4, 3, 5, 2, 6, 1)))
 
 
+def set_aside(name: str) -> str:
+    """The path of a shard of this name after `repair` has set it aside."""
+    return f"quarantine/{name.removesuffix('.parquet')}.aside"
+
+
 class TestOfAWriterThatWasKilled:
     """Complete shards are adopted."""
 
@@ -238,7 +243,7 @@ class TestOfADatasetThatWasBeingOverwritten:
         found = both.repair(keep="old")
         assert (found.episodes, found.complete, found.adopted, found.dropped) == (2, True, 0, 5)
         assert both.place.join("manifest.json").read_bytes() == manifest
-        assert [path.removeprefix("quarantine/") for path in both.bytes() if path.startswith("quarantine/")] == new
+        assert [path for path in both.bytes() if path.startswith("quarantine/")] == [*map(set_aside, new)]
         both.assert_holds(["e0", "e1"])
 
     def test_the_new_one_stays_and_the_old_one_with_its_manifest_is_set_aside(self, both: Folder) -> None:
@@ -247,7 +252,7 @@ class TestOfADatasetThatWasBeingOverwritten:
         found = both.repair(keep="new")
         assert (found.episodes, found.complete, found.adopted, found.dropped) == (5, False, 5, 2)
         files = both.bytes()
-        assert {f"quarantine/{name}" for name in old} <= files.keys()
+        assert {*map(set_aside, old)} <= files.keys()
         assert files["quarantine/manifest.json"] == manifest
         both.assert_holds([f"e{i}" for i in range(5)])
 
@@ -436,7 +441,7 @@ class TestOfADamagedDataset:
         found = folder.repair(drop_broken=True)
         assert (found.episodes, found.adopted, found.dropped, found.complete) == (5, 0, 1, False)
         assert found.set_aside == (shard.url,)
-        assert folder.bytes()[f"quarantine/{shard.name}"] == data
+        assert folder.bytes()[set_aside(shard.name)] == data
         assert folder.manifest()["assumptions"]["broken-shard-left-out"] == 1
         folder.assert_holds(["e0", "e1", "e3", "e4", "e5"])
 
@@ -473,7 +478,7 @@ class TestOfADamagedDataset:
         folder.put("notes.txt", b"theirs")
         found = folder.repair()
         assert (found.set_aside, found.dropped, found.complete) == ((copy.url,), 1, True)
-        assert {"data/_SUCCESS", "notes.txt", "quarantine/copy.parquet"} <= folder.bytes().keys()
+        assert {"data/_SUCCESS", "notes.txt", "quarantine/copy.aside"} <= folder.bytes().keys()
 
     def test_nothing_in_quarantine_is_written_over(self, folder: Folder) -> None:
         folder.write()
@@ -481,7 +486,7 @@ class TestOfADamagedDataset:
             folder.put("data/copy.parquet", b"%d" % number)
             folder.repair()
         files = folder.bytes()
-        assert [files[f"quarantine/copy.parquet{end}"] for end in ("", ".1", ".2")] == [b"0", b"1", b"2"]
+        assert [files[f"quarantine/copy.aside{end}"] for end in ("", ".1", ".2")] == [b"0", b"1", b"2"]
 
     def test_spaces_that_do_not_follow_from_the_columns_are_asked_for(self, tmp_path: Path, make: Make) -> None:
         from gymnasium import spaces

@@ -18,7 +18,7 @@ from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
-from offline_cli.report.inspection import ASCII, BLOCKS, bars_of, sparkline
+from offline_cli.report.inspection import ASCII, BLOCKS, bars_of, sparkline, spread_of
 
 Call = Callable[..., Any]
 TABLES = Path(__file__).resolve().parents[1] / "testdata" / "tables"
@@ -68,7 +68,8 @@ def test_deep_reads_the_steps_for_histograms_that_count_each_value(
     dataset: Path, recorded: Any, call: Call, call_json: Call
 ) -> None:
     found = call_json("inspect", dataset, "--deep")[1]["histograms"]
-    assert found["columns"]["actions"] == [{"low": 0, "high": 1, "counts": np.bincount(recorded.actions).tolist()}]
+    counts = np.bincount(recorded.actions).tolist()
+    assert found["columns"]["actions"] == [{"low": [0, 1], "high": [0, 1], "counts": counts}]
     assert [sum(one["counts"]) for one in found["columns"]["obs"]] == [52] * 4
     assert sum(found["length"]["counts"]) == 8
     shown = call("inspect", dataset, "--deep").stdout
@@ -141,13 +142,11 @@ def test_sparklines_are_ascii_where_stdout_cannot_show_blocks(
 
 def test_bars_from_quantiles_hold_the_shares_between_them() -> None:
     percents = (0, 1, 5, 25, 50, 75, 95, 99, 100)
-    even = bars_of({"quantiles": {str(percent): float(percent) for percent in percents}})
-    assert even == pytest.approx([100 / 16] * 16)
-    assert bars_of({"quantiles": dict.fromkeys(map(str, percents), 7.0)}) == [1.0]
-    assert bars_of({"quantiles": dict.fromkeys(map(str, percents))}) == []
-    most = bars_of(
-        {"quantiles": {**{str(percent): float(percent) for percent in percents}, "50": 100, "75": 100, "95": 100, "99": 100}}
-    )
+    ascending = {str(percent): float(percent) for percent in percents}
+    assert bars_of(spread_of({"quantiles": ascending})) == pytest.approx([100 / 16] * 16)
+    assert bars_of(spread_of({"quantiles": dict.fromkeys(map(str, percents), 7.0)})) == [100.0]
+    assert bars_of(spread_of({"quantiles": dict.fromkeys(map(str, percents))})) == []
+    most = bars_of(spread_of({"quantiles": {**ascending, "50": 100, "75": 100, "95": 100, "99": 100}}))
     assert sum(most) == pytest.approx(100)
     assert sparkline(most, BLOCKS)[-1] == "█"
     assert sparkline([0, 1, 8, None], BLOCKS) == "·▁█·"

@@ -163,7 +163,7 @@ def test_repair_adopts_what_is_whole_and_sets_the_rest_aside(place: Location) ->
     found = repair(place)  # type: ignore[arg-type]
     assert (found.episodes, found.adopted, found.dropped) == (3, 3, 2)
     assert (found.removed, found.set_aside) == ((empty.url,), (stray.url,))
-    assert place.join("quarantine/copy.parquet").read_bytes() == b"what somebody put here"
+    assert place.join("quarantine/copy.aside").read_bytes() == b"what somebody put here"
     assert {problem.code for problem in validate(place, deep=True).problems} == {"incomplete-dataset"}
     with writer(place, resume=True) as resumed:
         assert resumed.episodes_written == 3

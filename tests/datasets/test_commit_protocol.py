@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pyarrow.parquet as pq
 import pytest
 
+from offline_cli import repair
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import check_target
@@ -272,10 +273,9 @@ class TestOverwrite:
         with writer_for(place, max_rows_per_file=1) as writer:
             writer.write(make_batch((1, 1, 1)))
             writer.quarantine([Reject("a", "bad-data", "x", b"")])
-            old = writer.commit()
+            writer.commit()
         manifest = write_dataset(place, make_batch((2,), seed=1), format=format, overwrite=True)
-        kept = [shard.path.replace("data/", "_replaced/") for shard in old.shards]
-        assert paths_of(place) == sorted([*kept, *(shard.path for shard in manifest.shards), "manifest.json"])
+        assert paths_of(place) == sorted([*(shard.path for shard in manifest.shards), "manifest.json"])
         assert Dataset.open(place).manifest.counts.steps == 2
 
     def test_the_same_options_give_new_names_each_time(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
@@ -303,7 +303,7 @@ class TestOverwrite:
         assert snapshot(place) == before
         assert Dataset.open(place).manifest.counts.episodes == 3
 
-    def test_after_a_later_failure_removing_the_note_gives_the_old_dataset_back(
+    def test_after_a_later_failure_repair_gives_the_old_dataset_back(
         self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
     ) -> None:
         write_dataset(place, make_batch())
@@ -312,8 +312,9 @@ class TestOverwrite:
             raise Crash
         with pytest.raises(Uncommitted) as caught:
             Dataset.open(place)
-        assert "remove _writing.json" in caught.value.fix
-        place.join("_writing.json").remove()
+        assert "repair --keep old" in caught.value.fix
+        repair(place, keep="old")
+        assert len(place.join("data").files()) == 1
         assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 9
 
     def test_what_a_crashed_writing_left_goes_too(

@@ -385,9 +385,9 @@ class TestOfAWriterThatHasLost:
         with pytest.raises(Crash) as caught, writer_for(place):
             self.taken_over(place)
             place.join("quarantine").make_folder()
-            place.fs.pipe_file(place.join("quarantine/rows-000000.parquet").path, b"theirs")
+            place.fs.pipe_file(place.join("quarantine/rows-000000.rejects").path, b"theirs")
             raise Crash
-        assert place.join("quarantine/rows-000000.parquet").exists()
+        assert place.join("quarantine/rows-000000.rejects").exists()
         assert note_of(place)["token"] == "another's"
         assert any("taken it over" in note for note in caught.value.__notes__)
 
@@ -404,9 +404,9 @@ class TestOfAWriterThatHasLost:
         with pytest.raises(TakenOver), writer_for(place) as writer:
             self.taken_over(place)
             place.join("quarantine").make_folder()
-            place.fs.pipe_file(place.join("quarantine/rows-000000.parquet").path, b"theirs")
+            place.fs.pipe_file(place.join("quarantine/rows-000000.rejects").path, b"theirs")
             writer.commit()
-        assert place.join("quarantine/rows-000000.parquet").exists()
+        assert place.join("quarantine/rows-000000.rejects").exists()
 
 
 def start(folder: Path, how: str, episodes: int = 20, pause: float = 0.0, rivals: int = 1) -> subprocess.Popen[str]:

@@ -83,7 +83,7 @@ def test_copies_of_shards_in_a_folder_of_their_own_are_refused_and_stay(dataset:
     refused(dataset, match="1 files that no dataset put there")
 
 
-@pytest.mark.parametrize("name", ["data/shard-0123abcd-000000.parquet", "quarantine/rows-000000.parquet"])
+@pytest.mark.parametrize("name", ["data/shard-0123abcd-000000.parquet", "quarantine/rows-000000.rejects"])
 def test_other_content_under_a_writers_names_is_refused(dataset: Path, name: str) -> None:
     (dataset / name).parent.mkdir(exist_ok=True)
     (dataset / name).write_text("my measurements")
@@ -91,7 +91,7 @@ def test_other_content_under_a_writers_names_is_refused(dataset: Path, name: str
 
 
 def test_the_users_own_files_stay(dataset: Path) -> None:
-    own = ["README.md", "_part-notes", "_part-0123abcd-diary.json", "quarantine/why.md", "quarantine/old/rows-000000.parquet"]
+    own = ["README.md", "_part-notes", "_part-0123abcd-diary.json", "quarantine/why.md", "quarantine/old/rows-000000.rejects"]
     for name in own:
         (dataset / name).parent.mkdir(parents=True, exist_ok=True)
         (dataset / name).write_text("mine")
@@ -119,8 +119,7 @@ def test_what_killed_writers_left_is_replaced(dataset: Path) -> None:
     (dataset / "_part-0123abcd-manifest.json").write_text('{"form')
     write(dataset, overwrite=True, value=0.5)
     assert len(list((dataset / "data").iterdir())) == 1
-    assert sorted(os.listdir(dataset)) == ["_replaced", "data", "manifest.json"]
-    assert os.listdir(dataset / "_replaced") == [left.name]
+    assert sorted(os.listdir(dataset)) == ["data", "manifest.json"]
 
 
 PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'

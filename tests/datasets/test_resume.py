@@ -156,7 +156,7 @@ def test_rows_set_aside_before_the_crash_are_not_kept_twice(place: Location, mak
     with writer_for(place, max_rows_per_file=1, resume=True) as writer:
         writer.quarantine([Reject("a", "bad-data", "x", b"")])
         writer.commit()
-    assert [file.name for file in place.join("quarantine").files()] == ["rows-000000.parquet"]
+    assert [file.name for file in place.join("quarantine").files()] == ["rows-000000.rejects"]
 
 
 @pytest.mark.parametrize("note", [b"", b"[]", b"{}", b'{"generation": 1}'])

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offline_cli.datasets.statistics import MAX_BARS, ColumnStatistics, Histogram, StatisticsBuilder
+from offline_cli.datasets.statistics import PARTS, RUNS, ColumnStatistics, Spread, StatisticsBuilder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
+from offline_cli.report.inspection import bars_of
 
 Make = Callable[..., EpisodeBatch]
 
@@ -142,36 +143,59 @@ def test_a_column_that_changes_its_shape_is_refused_by_name(make_batch: Make) ->
         builder.add(make_batch((2,), extra={"h": np.zeros((2, 4))}))
 
 
-# ---- histograms ----
+# ---- how values are spread ----
+
+BLOCKS = st.lists(st.lists(st.floats(width=64), max_size=20), min_size=1, max_size=5)
+WHOLE = st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=20), min_size=1, max_size=5)
 
 
-@given(
-    st.lists(st.lists(st.floats(width=64), max_size=20), min_size=1, max_size=5)
-    | st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=20), min_size=1, max_size=5)
-)
-def test_a_histogram_counts_every_finite_value_once_whatever_the_blocks(blocks: list[list[float]]) -> None:
-    found, kind = Histogram(), np.int64 if all(isinstance(value, int) for block in blocks for value in block) else np.float64
+@example([[1.0, -2.5e-275], [5.98e51]])
+@example([[1.0, 1.0000000000000002]])
+@example([[0.0, 5e-324]])
+@example([[-1.7e308, 1.7e308]])
+@example([[2**63 - 1, -(2**63)]])
+@example([[math.nan, math.inf], []])
+@given(BLOCKS | WHOLE)
+def test_every_finite_value_is_counted_once_between_the_ends_of_its_part_and_drawn(blocks: list[list[float]]) -> None:
+    found = Spread()
     for block in blocks:
-        found.add(np.array(block, kind))
+        found.add(np.array(block))
     told = found.as_json()
-    values = [value for block in blocks for value in block if np.isfinite(value)]
+    values = np.array([value for block in blocks for value in block if math.isfinite(value)], np.float64)
     assert sum(told["counts"]) == len(values)
-    assert (told["low"], told["high"]) == ((float(min(values)), float(max(values))) if values else (None, None))
-    assert len(told["counts"]) <= MAX_BARS
+    for low, high, count in zip(told["low"], told["high"], told["counts"], strict=True):
+        assert np.count_nonzero((low <= values) & (values <= high)) == count
+    assert (told["low"][:1], told["high"][-1:]) == (([values.min()], [values.max()]) if len(values) else ([], []))
+    assert len(told["counts"]) <= 2 * PARTS
+    assert sum(bars_of(told)) == pytest.approx(len(values))
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.0, 1e9, 1e-300]), st.integers(1, 9))
+@settings(max_examples=20)
+def test_how_many_values_are_spread_depends_on_no_block(seed: int, offset: float, blocks: int) -> None:
+    values = offset + np.random.default_rng(seed).normal(size=20_000) * (offset or 1.0)
+    at_once, parted = Spread(), Spread()
+    at_once.add(values)
+    for block in np.array_split(values, blocks):
+        parted.add(block)
+    assert parted.as_json() == at_once.as_json()
+    assert len(parted.runs) <= RUNS
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e9])
-def test_the_bars_are_those_of_equal_parts_of_the_range(offset: float) -> None:
+def test_the_parts_of_many_values_are_quantiles(offset: float) -> None:
     values = offset + np.random.default_rng(0).normal(size=20_000)
-    found = Histogram()
+    found = Spread()
     for block in np.array_split(values, 7):
         found.add(block)
-    want = np.histogram(values, MAX_BARS)[0]
-    assert np.abs(np.array(found.as_json()["counts"]) - want).sum() < len(values) / 50
+    told = found.as_json()
+    assert len(told["counts"]) == PARTS
+    assert np.abs(np.array(told["counts"]) - len(values) / PARTS).max() < len(values) / PARTS / 10
+    assert np.abs(np.array(told["high"]) - np.quantile(values, np.arange(1, PARTS + 1) / PARTS)).max() < 0.02
 
 
-def test_few_whole_numbers_have_a_bar_each() -> None:
-    found = Histogram()
-    for block in ([3, 3, 5], [1], [5, 5]):
-        found.add(np.array(block, np.int32))
-    assert found.as_json() == {"low": 1.0, "high": 5.0, "counts": [1, 0, 2, 0, 3]}
+def test_a_value_that_is_most_of_all_is_a_part_of_its_own() -> None:
+    found = Spread()
+    found.add(np.concatenate([np.linspace(-2, -1, 500), np.zeros(9_000), np.linspace(1, 2, 500)]))
+    told = found.as_json()
+    assert (0.0, 0.0, 9_000) in zip(told["low"], told["high"], told["counts"], strict=True)

@@ -111,7 +111,7 @@ def _of_note(note: WritingNote, found: Survey) -> Known:
         what = "the note of the writer has no readable format or spaces"
         fix = f"the command that wrote it, with --overwrite: {note.command}"
         raise BadData(what, where=found.folder.join(WRITING).url, fix=fix)
-    provenance = {"commands": [note.command], "started": note.started, "host": note.host}
+    provenance = {"commands": [note.command], "started": note.started}
     return replace(known, said_by="note", provenance=provenance, go_on_from=note)
 
 
