@@ -16,7 +16,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
@@ -46,7 +46,6 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
-from offline_cli.tally import MISSING_REWARDS
 from offline_cli.trees import flatten
 
 __all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "not_written", "provenance_of"]
@@ -234,14 +233,14 @@ def not_written(batch: EpisodeBatch, writer: Sink) -> NDArray[np.bool_]:
 
 def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
     """What was assumed and left out, by kind, once all of `stream` is read; a writer may still add to its tally."""
-    counts = {
-        "duplicate-episode": stream.tally.duplicates_dropped,
-        "stitched-fragment": stream.tally.fragments_stitched,
-        "unreadable-row": stream.rejects.count,
-    }
-    counts[MISSING_REWARDS] = stream.assumptions.get(MISSING_REWARDS, 0)  # with those of datasets among the sources
-    kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
-    return ChainMap(kept, stream.tally.assumptions)
+    before, counts = stream.tally.assumptions, Counter[str]()
+    for kind, count in (
+        ("duplicate-episode", stream.tally.duplicates_dropped),
+        ("stitched-fragment", stream.tally.fragments_stitched),
+        ("unreadable-row", stream.rejects.count),
+    ):
+        counts[kind] = before[kind] + count
+    return ChainMap(+counts | dict(stream.lost_by_reason), before)
 
 
 def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
@@ -299,7 +298,7 @@ def _result(
         episodes_lost=stream.episodes_lost,
         rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
         rejected_in_all=stream.rejects.problems,
-        assumptions={**stream.assumptions, **stream.lost_by_reason},
+        assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
         action_scale=stream.action_scale,

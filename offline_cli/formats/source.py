@@ -15,6 +15,7 @@ example.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import IntEnum
@@ -35,7 +36,7 @@ from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree
 
 __all__ = [
@@ -137,6 +138,12 @@ class SourceInfo:
     def spaces(self) -> tuple[Space | None, Space | None]:
         """Of observations and of actions."""
         return self.observation_space, self.action_space
+
+    @property
+    def inherited(self) -> Counter[str]:
+        """What was assumed when a dataset of ours was written, by kind, for all its episodes; lost ones are counted apart."""
+        counted = {} if self.manifest is None else self.manifest.assumptions
+        return Counter({kind: times for kind, times in counted.items() if kind not in set(Lost)})
 
     def check_scale(self, said: str | None) -> None:
         """Raise UsageError where the caller says another scale of actions than this declares."""

@@ -127,7 +127,7 @@ def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any])
         stream.set_aside_to(lambda _: None)
         for batch in stream:
             episodes, steps = episodes + len(batch), steps + batch.num_steps
-    duplicates, assumed = stream.tally.duplicates_dropped, dict(stream.assumptions)
+    duplicates, assumed = stream.tally.duplicates_dropped, dict(stream.tally.assumptions)
     counts = {"episodes": episodes, "steps": steps, "shards": 0, "assumptions": assumed}
     return operation.figures(stream, dropped=duplicates, duplicates_dropped=duplicates, **counts)
 

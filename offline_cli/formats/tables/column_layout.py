@@ -257,7 +257,7 @@ def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: Problems) -> 
 
 def _counts_steps(leaves: Sequence[Leaf]) -> bool:
     order = next((leaf for leaf in leaves if leaf.role == Columns.T), None)
-    if order is None or order.dtype.kind != "i":
+    if order is None or order.dtype.kind not in "iu":
         return False
     return order.columns[0].cells != "time"
 
