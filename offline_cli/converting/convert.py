@@ -85,7 +85,7 @@ class ConvertResult:
     rows_in: int  # rows of tables, lines of JSON
     duplicates_dropped: int
     fragments_stitched: int
-    rows_quarantined: int  # rows that could not be read: skipped, or set aside
+    rows_quarantined: int  # rows skipped, or set aside: those that could not be read, and the others of their episodes
     episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: unknown for a source
     rejected: tuple[Mapping[str, str], ...]  # the first 10 problems among them: where, code, what
     rejected_in_all: int  # problems, each of which cost a row or more
@@ -237,7 +237,7 @@ def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
     for kind, count in (
         ("duplicate-episode", stream.tally.duplicates_dropped),
         ("stitched-fragment", stream.tally.fragments_stitched),
-        ("unreadable-row", stream.rejects.count),
+        ("unreadable-row", stream.rejects.unreadable),
     ):
         counts[kind] = before[kind] + count
     return ChainMap(+counts | dict(stream.lost_by_reason), before)

@@ -334,7 +334,7 @@ def _check_batch(
     batch: EpisodeBatch,
     spaces: tuple[Space, Space],
     said_by: tuple[str, str],
-    place_of: Callable[[str], str],
+    place_of: Callable[[str, int], str],
     elements: ElementNames,
 ) -> None:
     """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
@@ -344,8 +344,9 @@ def _check_batch(
 
         def where(row: int | None, starts: NDArray[np.int64] = starts) -> str:
             entry = 0 if row is None else int(np.searchsorted(starts, row, side="right")) - 1
-            step = "" if row is None else f", step {row - int(starts[entry])}"
-            return f"{place_of(batch.ids[entry])}, episode {batch.ids[entry]}{step}"
+            step = 0 if row is None else row - int(starts[entry])
+            said = "" if row is None else f", step {step}"
+            return f"{place_of(batch.ids[entry], min(step, int(batch.lengths[entry]) - 1))}, episode {batch.ids[entry]}{said}"
 
         check_fits(tree, space, name=name, said_by=by, where=where, elements=elements)
 

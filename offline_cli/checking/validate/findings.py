@@ -286,12 +286,11 @@ class ListeningRejects(Rejects):
     def __init__(self, findings: Findings, tally: Tally) -> None:
         super().__init__(OnError.SKIP)
         self._findings, self._tally = findings, tally
-        self._last: BadData | UnsupportedSpace | None = None
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Count and report; several parts of one refused episode come with one error."""
+        is_new = error is not self._last
         super().add(error, rows=rows)
-        if error is not self._last:
+        if is_new:
             whole_thing = PROBLEM in error.details and error.details[PROBLEM] != "length-mismatch"
             self._findings.add_error(self._tally.location, error, "unreadable-row", 1 if whole_thing else rows)
-        self._last = error

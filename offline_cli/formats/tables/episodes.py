@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import compress
 from typing import Any, Final
 
@@ -133,11 +134,12 @@ class EpisodeMaker:
             reset_infos=None,
             file=np.zeros(len(rows), np.int64),
             follows=False,
+            where=partial(self._where, rows),
         )
         batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
         if rows.t is not None:
             self._count_gaps(rows, rows.t, first, named.ids)
-        origins = Origins(self.urls, rows.file[begun].astype(np.int64), rows.row[begun])
+        origins = Origins.of_rows(self.urls, rows.file.astype(np.int64), rows.row, begun)
         last = np.append(begun[1:], len(rows)) - 1
         return Fragments(self._finished(batch, code[begun], named, rows, last), origins)
 
@@ -155,7 +157,7 @@ class EpisodeMaker:
         left = set(whole.of.tolist())
         bad = (np.searchsorted(first, whole.unfilled, side="right") - 1).tolist()
         for row, e in zip(whole.unfilled.tolist(), bad, strict=True):
-            place = f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
+            place = self._where(rows, row)
             raw = rows.quoted(row) if self.rejects.on_error is OnError.QUARANTINE else ""
             self.rejects.add(BadEpisode(rows.why_unfilled(row), where=place, fix=UNFILLED), raw=raw)
             if e in left:
@@ -179,12 +181,7 @@ class EpisodeMaker:
             row, kept[e] = int(whole.first[e]), False
             what = f"two episodes are called {name}: one of the table, and a part of {PART.sub('', name)}, split at a gap"
             fix = "give the one of the table another id, or fill the missing cells, without split_at_gaps"
-            error = BadEpisode(
-                what,
-                where=f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}",
-                fix=fix,
-                details={PROBLEM: "conflicting-episode"},
-            )
+            error = BadEpisode(what, where=self._where(rows, row), fix=fix, details={PROBLEM: "conflicting-episode"})
             raw = rows.quoted(row) if self.rejects.on_error is OnError.QUARANTINE else ""
             self.rejects.add(error, raw=raw, rows=int(lengths[e]))
             self.rejects.lose_episodes(Lost.CONFLICT)
@@ -213,8 +210,11 @@ class EpisodeMaker:
         custom = None if named.theirs is None else tuple({Columns.SOURCE_ID: named.theirs[c]} for c in code.tolist())
         return replace(batch, truncated=batch.truncated | ~ended, t_started=None, custom_data=custom)
 
+    def _where(self, rows: Rows, row: int) -> str:
+        return f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
+
     def _place(self, rows: Rows, row: int, name: str) -> EpisodePlace:
-        return EpisodePlace(f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}, episode {name}", name)
+        return EpisodePlace(f"{self._where(rows, row)}, episode {name}", name)
 
     def _count_gaps(self, rows: Rows, t: NDArray[Any], first: NDArray[np.int64], ids: Sequence[str]) -> None:
         """Count the gaps in `t`, but for those of episodes that lost a row."""
@@ -237,9 +237,7 @@ class EpisodeMaker:
         column = rows.table.column(Columns.INFOS)
         column_field = pa.field(rows.layout.infos or Columns.INFOS, column.type)
 
-        def where(row: int) -> str:
-            return f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
-
+        where = partial(self._where, rows)
         try:
             return infos_of(column, column_field, where=where)
         except BadData:
@@ -279,7 +277,7 @@ class EpisodeMaker:
         return rows.filtered(kept), True
 
     def _refuse_tie(self, rows: Rows, tie: int, count: int) -> None:
-        one, other = (f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}" for row in (tie, tie + 1))
+        one, other = (self._where(rows, row) for row in (tie, tie + 1))
         self.rejects.add(
             BadEpisode(
                 f"two different rows of one episode have t = {rows.t_text(tie)}",
