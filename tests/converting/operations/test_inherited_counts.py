@@ -20,7 +20,7 @@ ASSUMED = {
     "missing-rewards": 18,
     "null-as-nan": 1,
     "unfinished-episode": 1,
-    "unreadable-row": 4,
+    "unreadable-row": 1,
     "lost-episode-bad-row": 1,
 }
 MAPPED: dict[str, Any] = {
