@@ -168,13 +168,11 @@ class WholeEpisodes:
         self._begin()
 
     def _begin(self) -> None:
+        self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
         for source in self.sources:
             source.close()  # a reading before this one may have stopped in the middle
-        self.waiting.close()
-        self.tally, self._ahead = Tally(), deque()
-        for source in self.sources:
             self.tally.assumptions += source.info.inherited
-        self.rejects = Rejects(self.on_error, keep=self.waiting.add)
+        self.waiting.close()
         earlier = None if self.added_to is None else self.added_to.episodes
         self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier, self.distinct)
         self._locations.clear()

@@ -195,8 +195,8 @@ class _Reading:
                 self.tally.assume(UNFINISHED)
             batch, at = fragments_of_rows(self._rows(columns, flags[:, :rows], rows), self.tally)
             self.tally.rows_in += rows
-            numbers = np.arange(first, first + rows)
-            yield Fragments(batch, Origins.of_rows((self.file.url,), np.zeros_like(numbers), numbers, at))
+            file, row = np.zeros(rows, np.int64), np.arange(first, first + rows)
+            yield Fragments(batch, Origins.of_rows((self.file.url,), file, row, at))
             first += rows
 
     def _whole(self, ended: NDArray[np.bool_]) -> int:

@@ -204,8 +204,8 @@ class EpisodeMaker:
         """With the ids of the source, and truncated where nothing ended an episode: its last row (E,) has been seen."""
         ended = batch.terminated | batch.truncated
         if not ended.all():
-            open_ones = [e for e in np.flatnonzero(~ended).tolist() if batch.ids[e] not in self.rejects.incomplete]
-            places = [(int(last[e]), batch.ids[e]) for e in open_ones]
+            open_ones = [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~ended).tolist()]
+            places = [place for place in open_ones if place[1] not in self.rejects.incomplete]
             self.tally.assume(UNFINISHED, len(places), places=lambda: (self._place(rows, *place) for place in places))
         custom = None if named.theirs is None else tuple({Columns.SOURCE_ID: named.theirs[c]} for c in code.tolist())
         return replace(batch, truncated=batch.truncated | ~ended, t_started=None, custom_data=custom)
@@ -219,15 +219,11 @@ class EpisodeMaker:
     def _count_gaps(self, rows: Rows, t: NDArray[Any], first: NDArray[np.int64], ids: Sequence[str]) -> None:
         """Count the gaps in `t`, but for those of episodes that lost a row."""
         t = t if t.dtype.kind == "f" else t.astype(np.int64)
-        inside = np.ones(len(t), np.bool_)
-        inside[first] = False
-        after = np.flatnonzero(inside)  # rows with one before them
-        run = np.cumsum(~inside)[after] - 1
-        found = np.flatnonzero(gaps_in(t[after] - t[after - 1], run, counted=rows.layout.counted_t))
-        if len(found):
-            pairs = zip(after[found].tolist(), (ids[e] for e in run[found].tolist()), strict=True)
-            gaps = [place for place in pairs if place[1] not in self.rejects.incomplete]
-            self.tally.assume("gap-in-t", len(gaps), places=lambda: (self._place(rows, *place) for place in gaps))
+        run = np.repeat(np.arange(len(first)), np.diff(first, append=len(t)))
+        inside = run[1:] == run[:-1]
+        after = np.flatnonzero(inside)[gaps_in(np.diff(t)[inside], run[1:][inside], counted=rows.layout.counted_t)] + 1
+        gaps = [(row, name) for row in after.tolist() if (name := ids[run[row]]) not in self.rejects.incomplete]
+        self.tally.assume("gap-in-t", len(gaps), places=lambda: (self._place(rows, *place) for place in gaps))
 
     # ---- infos ----
 
