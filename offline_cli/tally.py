@@ -13,12 +13,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.errors import PROBLEM, BadData, UnsupportedSpace
 
 __all__ = [
+    "AFTER",
+    "CONFLICT",
     "DROPPED",
+    "GAP",
     "KINDS",
+    "LOST",
     "MISSING_REWARDS",
+    "MIXED",
+    "REASONS",
     "T_FALLS",
     "UNFINISHED",
     "EpisodePlace",
@@ -76,6 +82,18 @@ class Lost(StrEnum):
     GAP = "lost-episode-gap"  # steps of it are missing
     STEPS_AFTER_END = "lost-episode-steps-after-end"  # it continues after an end flag
     MIXED_STRUCTURES = "lost-episode-mixed-structures"  # its parts have other columns or shapes
+
+
+GAP, LOST, CONFLICT = "gap-in-episode", "incomplete-episode", "conflicting-episode"
+AFTER, MIXED = "steps-after-end", "mixed-structures"
+REASONS: Final = {
+    GAP: Lost.GAP,
+    LOST: Lost.BAD_ROW,
+    CONFLICT: Lost.CONFLICT,
+    AFTER: Lost.STEPS_AFTER_END,
+    MIXED: Lost.MIXED_STRUCTURES,
+}
+"""By the problem (`PROBLEM`) of an episode whose rows can be read."""
 
 
 KINDS: Final = frozenset(
@@ -220,14 +238,16 @@ class Rejects:
     """Applies one `OnError` choice to every bad row of a reading."""
 
     on_error: OnError = OnError.FAIL
-    count: int = 0
-    problems: int = 0  # how many times rows were set aside: one problem may cost several
+    count: int = 0  # rows set aside: those that cannot be read, and those of episodes that are left out
+    unreadable: int = 0  # the first of these alone
+    problems: int = 0  # errors for which rows were set aside: one may cost several
     first: list[Reject] = field(default_factory=list)  # the first 10 of these, without `raw`, to be shown
     kept: list[Reject] = field(default_factory=list)  # only under QUARANTINE: those that `keep` has not been given yet
     keep: Callable[[list[Reject]], None] | None = None  # is given `kept` whenever that is full; None: all are held
     incomplete: dict[str, str] = field(default_factory=dict)  # by id: where an episode lost a row, or may have lost its first
     lost: Counter[str] = field(default_factory=Counter)  # episodes that are not in the result, by reason (`Lost`)
     _kept_bytes: int = 0
+    _last: BadData | UnsupportedSpace | None = None  # several parts of one refused episode come with one error
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text).
@@ -237,8 +257,11 @@ class Rejects:
         if self.on_error is OnError.FAIL:
             raise error
         self.count += rows
-        self.problems += 1
-        if len(self.first) < SHOWN:
+        problem = error.details.get(PROBLEM)
+        self.unreadable += rows if problem not in REASONS else 0
+        is_new = problem != LOST and error is not self._last  # the rest of an episode that lost a row is no problem of its own
+        self.problems, self._last = self.problems + is_new, error
+        if is_new and len(self.first) < SHOWN:
             self.first.append(Reject(where=error.where, code=error.code, reason=error.what_in_one_line, raw=b""))
         if self.on_error is OnError.QUARANTINE:
             data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Tree", "flatten", "leaves", "map_leaves", "paths", "unflatten_like"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Tree", "equal_values", "flatten", "leaves", "map_leaves", "paths", "same_leaf", "unflatten_like"]
 
 Tree = Any  # recursive: Mapping[str, Tree] | tuple[Tree, ...] | leaf; mypy cannot follow numpy leaves through the recursion
 
@@ -64,6 +67,20 @@ def unflatten_like(tree: Tree, new_leaves: list[Any]) -> Tree:
     if next(pending, pending) is not pending:
         raise ValueError(f"{len(new_leaves)} leaves for a tree of {len(leaves(tree))}")
     return built
+
+
+def equal_values(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which values of two arrays of one shape are equal; NaN equals NaN."""
+    equal = np.asarray(left == right)
+    if left.dtype.kind in "fc" and right.dtype.kind in "fc" and not equal.all():
+        equal |= np.isnan(left) & np.isnan(right)
+    return equal
+
+
+def same_leaf(left: Any, right: Any) -> bool:
+    """Whether two leaves have one shape and equal values; NaN equals NaN."""
+    one, other = np.asarray(left), np.asarray(right)
+    return one.shape == other.shape and bool(equal_values(one, other).all())
 
 
 def _describe(tree: Tree) -> str:

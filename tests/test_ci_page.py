@@ -57,6 +57,12 @@ def test_the_data_passes_its_gate(ran: Path) -> None:
     assert [problem for problem in told(ran, "validate")["problems"] if problem["severity"] != "note"] == []
 
 
+def test_a_deleted_row_fails_the_gate(ran: Path) -> None:
+    found = told(ran, "damaged")
+    warnings = {one["code"]: one["count"] for one in found["problems"] if one["severity"] == "warning"}
+    assert (found["exit_code"], warnings) == (3, {"gap-in-episode": 1, "broken-chain": 1})
+
+
 def test_the_policy_has_learned_from_rows_alone(ran: Path) -> None:
     assert told(ran, "train")["val_loss"] is not None
     assert (ran / "run" / "policy.safetensors").is_file()

@@ -168,7 +168,7 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
         state=state,
         action_scale=ready.stream.action_scale,
         spaces_inferred=ready.stream.spaces_inferred,
-        assumptions=dict(ready.stream.assumptions),
+        assumptions=dict(ready.stream.tally.assumptions),
         dry_run=dry_run,
         seconds=time.monotonic() - began,
     )

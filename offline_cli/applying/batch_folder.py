@@ -265,6 +265,6 @@ def _document(batches: TrainBatches, ready: Ready, asked: Asked, started: str) -
         "spaces_inferred": stream.spaces_inferred,
         "action_scale": stream.action_scale,
         "counts": batches.counts(),
-        "assumptions": dict(sorted(stream.assumptions.items())),
+        "assumptions": dict(sorted(stream.tally.assumptions.items())),
         "provenance": asked.provenance(stream.commands, stream.mapping_documents, started, ready.network.told()),
     }

@@ -207,7 +207,7 @@ def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
         **({"episodes by module": told["modules"]} if told["modules"] else {}),
         "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
         "duplicate episodes dropped": told["duplicates_dropped"],
-        "unreadable rows": told["rows_quarantined"],
+        "rows set aside": told["rows_quarantined"],
         "lost episodes": render.NOT_KNOWN if told["episodes_lost"] is None else told["episodes_lost"],
         "assumptions": told["assumptions"],
         **({"dropped columns": render.with_reasons(told["dropped_reasons"])} if told["dropped_reasons"] else {}),

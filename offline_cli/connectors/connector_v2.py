@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
 from offline_cli.connectors.piece_options import option_mistakes, signature_of
 from offline_cli.connectors.slot_windows import SlotWindows
@@ -24,6 +22,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadData, BadPiece, SpaceMismatch
 from offline_cli.spaces import Space, bounds_too_large
+from offline_cli.trees import same_leaf
 
 __all__ = [
     "STANDARD",
@@ -256,7 +255,7 @@ def same_state(one: Any, two: Any) -> bool:
         return both and one.keys() == two.keys() and all(same_state(one[key], two[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
         return len(one) == len(two) and all(map(same_state, one, two))
-    return bool(np.array_equal(one, two))
+    return same_leaf(one, two)
 
 
 def shown_names(state: Any) -> str:

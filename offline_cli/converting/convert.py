@@ -16,7 +16,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
@@ -46,7 +46,6 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import describe
-from offline_cli.tally import MISSING_REWARDS
 from offline_cli.trees import flatten
 
 __all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "not_written", "provenance_of"]
@@ -86,7 +85,7 @@ class ConvertResult:
     rows_in: int  # rows of tables, lines of JSON
     duplicates_dropped: int
     fragments_stitched: int
-    rows_quarantined: int  # rows that could not be read: skipped, or set aside
+    rows_quarantined: int  # rows skipped, or set aside: those that could not be read, and the others of their episodes
     episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: unknown for a source
     rejected: tuple[Mapping[str, str], ...]  # the first 10 problems among them: where, code, what
     rejected_in_all: int  # problems, each of which cost a row or more
@@ -234,14 +233,14 @@ def not_written(batch: EpisodeBatch, writer: Sink) -> NDArray[np.bool_]:
 
 def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
     """What was assumed and left out, by kind, once all of `stream` is read; a writer may still add to its tally."""
-    counts = {
-        "duplicate-episode": stream.tally.duplicates_dropped,
-        "stitched-fragment": stream.tally.fragments_stitched,
-        "unreadable-row": stream.rejects.count,
-    }
-    counts[MISSING_REWARDS] = stream.assumptions.get(MISSING_REWARDS, 0)  # with those of datasets among the sources
-    kept = {kind: count for kind, count in counts.items() if count} | dict(stream.lost_by_reason)
-    return ChainMap(kept, stream.tally.assumptions)
+    before, counts = stream.tally.assumptions, Counter[str]()
+    for kind, count in (
+        ("duplicate-episode", stream.tally.duplicates_dropped),
+        ("stitched-fragment", stream.tally.fragments_stitched),
+        ("unreadable-row", stream.rejects.unreadable),
+    ):
+        counts[kind] = before[kind] + count
+    return ChainMap(+counts | dict(stream.lost_by_reason), before)
 
 
 def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
@@ -299,7 +298,7 @@ def _result(
         episodes_lost=stream.episodes_lost,
         rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
         rejected_in_all=stream.rejects.problems,
-        assumptions={**stream.assumptions, **stream.lost_by_reason},
+        assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
         dropped_columns=tuple(stream.tally.dropped_columns),
         dropped_reasons=dict(stream.tally.dropped_columns),
         action_scale=stream.action_scale,

@@ -19,16 +19,10 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.source import StartKind
-from offline_cli.tally import Lost
-from offline_cli.trees import Tree, flatten, leaves, map_leaves
+from offline_cli.tally import AFTER, GAP
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, same_leaf
 
 __all__ = [
-    "AFTER",
-    "CONFLICT",
-    "GAP",
-    "LOST",
-    "MIXED",
-    "REASONS",
     "OpenEpisode",
     "after_end",
     "agree",
@@ -43,16 +37,6 @@ __all__ = [
     "tail",
 ]
 
-GAP, LOST, CONFLICT = "gap-in-episode", "incomplete-episode", "conflicting-episode"
-AFTER, MIXED = "steps-after-end", "mixed-structures"
-REASONS = {
-    GAP: Lost.GAP,
-    LOST: Lost.BAD_ROW,
-    CONFLICT: Lost.CONFLICT,
-    AFTER: Lost.STEPS_AFTER_END,
-    MIXED: Lost.MIXED_STRUCTURES,
-}
-
 
 @dataclass(slots=True)
 class OpenEpisode:
@@ -60,6 +44,7 @@ class OpenEpisode:
 
     pieces: list[EpisodeBatch] = field(default_factory=list)  # one-episode batches, gapless from timestep 0
     waiting: dict[int, EpisodeBatch] = field(default_factory=dict)  # by first timestep: those with a gap before them
+    waiting_at: dict[int, str] = field(default_factory=dict)  # by the same: their places
     length: int = 0  # steps in `pieces`
     place: str = ""  # of the first fragment
     location: str = ""  # of the source that it came from
@@ -77,9 +62,10 @@ class OpenEpisode:
         difference = known[0].structure_difference(piece) if known else ""
         return difference if difference and _shapes(known[0]) != _shapes(piece) else ""
 
-    def add(self, piece: EpisodeBatch, start: int) -> bool:
+    def add(self, piece: EpisodeBatch, start: int, place: str) -> bool:
         """Take `piece`, whose first timestep is `start`; False where it contradicts a step that is already here."""
         if start > self.length:
+            self.waiting_at.setdefault(start, place)
             return self._wait(piece, start)
         return self._put(piece, start) and self._take_waiting()
 
@@ -230,7 +216,7 @@ def agree(left: EpisodeBatch, right: EpisodeBatch) -> bool:
     if left.structure_difference(right) or not steps:
         return False
     same = all(
-        _equal(mine[:steps], theirs[:steps])
+        same_leaf(mine[:steps], theirs[:steps])
         for name in ("obs", "actions", "rewards")
         for mine, theirs in zip(leaves(getattr(left, name)), leaves(getattr(right, name)), strict=True)
     )
@@ -257,11 +243,7 @@ def start_kind(piece: EpisodeBatch) -> StartKind:
 
 def _same_row(left: Tree, i: int, right: Tree, j: int) -> bool:
     mine, theirs = dict(flatten(left)), dict(flatten(right))
-    return mine.keys() == theirs.keys() and all(_equal(leaf[i], theirs[path][j]) for path, leaf in mine.items())
-
-
-def _equal(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    return bool(np.array_equal(left, right, equal_nan=np.asarray(left).dtype.kind in "fc"))
+    return mine.keys() == theirs.keys() and all(same_leaf(leaf[i], theirs[path][j]) for path, leaf in mine.items())
 
 
 # ---- what cannot be an episode ----
@@ -279,7 +261,7 @@ def gap(name: str, episode: OpenEpisode) -> BadData:
     missing = (
         f"timestep {episode.length} is" if after == episode.length + 1 else f"timesteps {episode.length} to {after - 1} are"
     )
-    return broken(name, f"{missing} missing", episode.place, GAP)
+    return broken(name, f"{missing} missing", episode.waiting_at[after], GAP)
 
 
 def after_end(name: str, place: str, what: str = "it has steps after its end") -> BadData:

@@ -103,7 +103,7 @@ class EpisodeStream:
                 yield fitted
                 del batch, fitted
                 self._episodes.give_back()
-        if falls := self.tally.assumptions[T_FALLS]:
+        if falls := self.tally.assumptions[T_FALLS] - sum(one.info.inherited[T_FALLS] for one in self._episodes.sources):
             tell_falls(falls)
 
     def drawn_from(self) -> str:
@@ -129,21 +129,9 @@ class EpisodeStream:
     @property
     def without_rewards(self) -> tuple[str, int] | None:
         """The first source known to have steps without reward, which count as 0, and how many; more are known as it is read."""
+        before = ((one.info.location, one.info.inherited[MISSING_REWARDS]) for one in self._episodes.sources)
         here = self.tally.location, self.tally.assumptions[MISSING_REWARDS]
-        return next((one for one in (*self._without_rewards_before(), here) if one[1]), None)
-
-    def _without_rewards_before(self) -> list[tuple[str, int]]:
-        """Of each source that is a dataset, how many of its steps were written without reward."""
-        said = (source.info for source in self._episodes.sources)
-        return [(one.location, one.manifest.assumptions.get(MISSING_REWARDS, 0)) for one in said if one.manifest is not None]
-
-    @property
-    def assumptions(self) -> Mapping[str, int]:
-        """By kind, how often reading has assumed something so far. Steps without reward count those of datasets among the
-        sources, as these count them for all their episodes.
-        """
-        before = sum(count for _, count in self._without_rewards_before())
-        return Counter(self.tally.assumptions) + Counter({MISSING_REWARDS: before})
+        return next((one for one in (*before, here) if one[1]), None)
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
@@ -346,7 +334,7 @@ def _check_batch(
     batch: EpisodeBatch,
     spaces: tuple[Space, Space],
     said_by: tuple[str, str],
-    place_of: Callable[[str], str],
+    place_of: Callable[[str, int], str],
     elements: ElementNames,
 ) -> None:
     """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
@@ -356,8 +344,9 @@ def _check_batch(
 
         def where(row: int | None, starts: NDArray[np.int64] = starts) -> str:
             entry = 0 if row is None else int(np.searchsorted(starts, row, side="right")) - 1
-            step = "" if row is None else f", step {row - int(starts[entry])}"
-            return f"{place_of(batch.ids[entry])}, episode {batch.ids[entry]}{step}"
+            step = 0 if row is None else row - int(starts[entry])
+            said = "" if row is None else f", step {step}"
+            return f"{place_of(batch.ids[entry], min(step, int(batch.lengths[entry]) - 1))}, episode {batch.ids[entry]}{said}"
 
         check_fits(tree, space, name=name, said_by=by, where=where, elements=elements)
 

@@ -27,11 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.converting.open_episode import (
-    CONFLICT,
-    GAP,
-    LOST,
-    MIXED,
-    REASONS,
     OpenEpisode,
     after_end,
     as_json,
@@ -47,7 +42,7 @@ from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, finge
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
-from offline_cli.tally import UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
+from offline_cli.tally import CONFLICT, GAP, LOST, MIXED, REASONS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 
 __all__ = ["Stitcher"]
 
@@ -199,12 +194,12 @@ class Stitcher:
         self._passed.add(names)
         self._passed_from.append((len(names), None if places is None else places.taken(entries).compact(), location))
 
-    def place_of(self, name: str) -> str:
-        """The place of the episode of that id that was passed on; takes time linear in the number of episodes."""
+    def place_of(self, name: str, step: int = 0) -> str:
+        """The place of a step of the episode of that id that was passed on; takes time linear in the number of episodes."""
         ordinal = self._passed.number(name)
         for count, places, location in self._passed_from:
             if ordinal < count:
-                return location if places is None else places[ordinal]
+                return location if places is None else places.of_step(ordinal, step)
             ordinal -= count
         raise AssertionError(name)
 
@@ -222,7 +217,10 @@ class Stitcher:
         missing = np.flatnonzero(batch.final_missing).tolist()
 
         def in_words() -> Iterator[EpisodePlace]:
-            return (_at(location if places is None else places[int(entries[e])], batch.ids[e]) for e in missing)
+            last = (batch.lengths - 1).tolist()
+            return (
+                _at(location if places is None else places.of_step(int(entries[e]), last[e]), batch.ids[e]) for e in missing
+            )
 
         self.tally.assume(NO_NEXT_OBS, len(missing), places=in_words)
 
@@ -260,7 +258,7 @@ class Stitcher:
         if start is None:
             self._refuse(episode, broken(name, f"its rows do not continue those at {episode.place}", place, GAP), piece)
             return []
-        if not episode.add(piece, start):
+        if not episode.add(piece, start, place):
             self._refuse(episode, self._two_episodes(name, place), piece)
             return []
         if self.limit is not None:

@@ -168,10 +168,11 @@ class WholeEpisodes:
         self._begin()
 
     def _begin(self) -> None:
+        self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
         for source in self.sources:
             source.close()  # a reading before this one may have stopped in the middle
+            self.tally.assumptions += source.info.inherited
         self.waiting.close()
-        self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
         earlier = None if self.added_to is None else self.added_to.episodes
         self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier, self.distinct)
         self._locations.clear()
@@ -209,12 +210,14 @@ class WholeEpisodes:
             self._ahead.append(batch)
         return self._ahead[0]
 
-    def place_of(self, episode: str) -> str:
-        """File and first row, or the source alone where rows are not known, of an episode that was drawn."""
-        return self._stitcher.place_of(episode)
+    def place_of(self, episode: str, step: int) -> str:
+        """File and row, or the source alone where rows are not known, of a step of an episode that was drawn."""
+        return self._stitcher.place_of(episode, step)
 
     def _nothing(self) -> NoData:
-        set_aside = f"; {self.rejects.count} rows could not be read" if self.rejects.count else ""
+        bad, aside = self.rejects.unreadable, self.rejects.count - self.rejects.unreadable
+        said = [f"{bad:,} rows could not be read"] * bool(bad) + [f"{aside:,} were left out with their episodes"] * bool(aside)
+        set_aside = f"; {', and '.join(said)}" if said else ""
         fix = "--on-error fail shows the first bad row" if self.rejects.count else "check that the recording wrote any steps"
         where = ", ".join(source.info.location for source in self.sources)
         return NoData(f"no episode is in the source{set_aside}", where=where, fix=fix)

@@ -27,7 +27,7 @@ from offline_cli.errors import BadData
 from offline_cli.key_index import KeyHashes, KeyIndex, key_hashes
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["EarlierEpisodes", "KnownIds", "fingerprints", "normal"]
+__all__ = ["EarlierEpisodes", "KnownIds", "fingerprints"]
 
 RECENT = 1 << 14  # ids that are kept as they are
 _KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
@@ -122,9 +122,7 @@ def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
     steps = [leaf for tree in (batch.actions, batch.rewards, dict(batch.extra)) for leaf in _by_path(tree)]
     observations = _by_path(batch.obs)
     if sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in (*steps, *observations)) > 8 * MAX_WORDS:
-        plain = replace(
-            batch, t_started=None, start_kind=None
-        )  # a start that the source did not declare is not part of the episode
+        plain = replace(_normal(batch), t_started=None, start_kind=None)  # a start that was not declared is not part of it
         return np.array([int.from_bytes(plain.digest(e)[:8], "little") for e in range(len(batch))], np.uint64)
     with np.errstate(over="ignore"):
         mixed = _sums(steps, batch.starts) ^ (_sums(observations, batch.obs_starts) * _ODD)
@@ -160,7 +158,7 @@ def _mixed_rows(leaves: list[NDArray[np.generic]], starts: NDArray[np.int64], fi
     rows = np.arange(first, stop, dtype=np.uint64) - np.repeat(begins.astype(np.uint64), lengths)
     rows += _KEY
     for leaf in leaves:
-        for words in _words(leaf[first:stop]):
+        for words in _words(_normal_leaf(leaf[first:stop])):
             rows = _mix(rows, words)
     return rows
 
@@ -181,8 +179,8 @@ def _words(leaf: NDArray[np.generic]) -> Iterator[NDArray[np.uint64]]:
     yield from rows.view(np.uint64).T
 
 
-def normal(batch: EpisodeBatch) -> EpisodeBatch:
-    """`batch` with one form of zero and one of NaN: its fingerprints are equal where values are."""
+def _normal(batch: EpisodeBatch) -> EpisodeBatch:
+    """`batch` with one form of zero and one of NaN, so that fingerprints are equal where values are."""
     return replace(
         batch,
         obs=map_leaves(_normal_leaf, batch.obs),

@@ -14,14 +14,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from offline_cli.episodes.accessors import EpisodeAccessors
 from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.episode_data import REWARD_SPACE, EpisodeData
 from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
 from offline_cli.errors import BadEpisode, OfflineCliError, UsageError
-from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
 
 __all__ = [
     "append_chunks",
@@ -266,6 +264,6 @@ def _check_continues(episode: EpisodeAccessors, other: EpisodeAccessors) -> None
 
 def _same(left: Tree, right: Tree) -> bool:
     try:
-        return all(leaves(map_leaves(np.array_equal, left, right)))
+        return all(leaves(map_leaves(same_leaf, left, right)))
     except ValueError:  # other structures
         return False

@@ -160,7 +160,7 @@ class _Reading:
         try:
             made = self._made(rows)
         except BadData as error:
-            if len(rows) == 1 or self.rejects.on_error is OnError.FAIL:
+            if len(rows) == 1:
                 self.rejects.add(error)
                 self.rejects.lose_episodes(Lost.UNREADABLE)
                 return

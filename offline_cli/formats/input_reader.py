@@ -151,7 +151,8 @@ class InputReaderSource(FileSource):
                 tally.rows_in += len(rows.rewards)
                 self.done += len(rows.rewards)
                 found, first = fragments_of_rows(rows, tally)
-                yield Fragments(found, Origins((where,), np.zeros(len(first), np.int64), first))
+                numbers = np.arange(len(rows.rewards))
+                yield Fragments(found, Origins.of_rows((where,), np.zeros_like(numbers), numbers, first))
 
     def _batches(self) -> Iterator[Any]:
         self.done = 0

@@ -1,18 +1,26 @@
-"""What a foreign format has no place for, counted by its sink: nothing of an episode is left out in silence."""
+"""What is left out: what a foreign format has no place for, counted by its sink; and why an array of a file is no column."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.step_rows import equal_rows
 from offline_cli.tally import Tally
 from offline_cli.trees import leaves
 
-__all__ = ["count_finals", "count_left_out"]
+__all__ = ["count_finals", "count_left_out", "why_no_column"]
+
+
+def why_no_column(kind: str, shape: Sequence[int], rows: int) -> str:
+    """Why an array that a file has is no column of `rows` rows: for its shape, or else for what it holds."""
+    if tuple(shape[:1]) != (rows,):
+        return f"of shape {list(shape)}, and not one value for each of {rows:,} rows"
+    return f"{kind} of shape {list(shape)}, and not a number, or an array of numbers, a row"
 
 
 def count_left_out(batch: EpisodeBatch, tally: Tally, *, kept: Collection[str], ids: bool) -> None:
@@ -43,9 +51,5 @@ def count_finals(batch: EpisodeBatch, tally: Tally) -> None:
     last = last[batch.lengths > 0]
     differs = np.zeros(len(last), np.bool_)
     for leaf in leaves(batch.obs):
-        final, before = leaf[last], leaf[last - 1]
-        same = final == before
-        if leaf.dtype.kind == "f":
-            same |= np.isnan(final) & np.isnan(before)
-        differs |= ~same.reshape(len(last), -1).all(axis=1)
+        differs |= ~equal_rows(leaf[last], leaf[last - 1])
     tally.assume("final-observation-not-kept", int(differs.sum()))

@@ -15,6 +15,7 @@ example.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import IntEnum
@@ -35,7 +36,7 @@ from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree
 
 __all__ = [
@@ -87,18 +88,34 @@ class Origins:
     files: tuple[str, ...]  # URLs
     file: NDArray[np.integer[Any]]  # (E,) index into `files`
     row: NDArray[np.integer[Any]]  # (E,) first row in that file, from 0
+    in_order: NDArray[np.bool_] | None = None  # (E,) whether the rows after it are its next steps; None: rows are no steps
+
+    @classmethod
+    def of_rows(cls, files: tuple[str, ...], file: NDArray[Any], row: NDArray[Any], first: NDArray[np.int64]) -> Origins:
+        """Those of runs of rows that are steps; `file`, `row` (N,): of each step, `first` (E,): of each run."""
+        breaks = (np.diff(row, prepend=row[:1]) != 1) | (np.diff(file, prepend=file[:1]) != 0)
+        breaks[first] = False
+        return cls(files, file[first], row[first], np.add.reduceat(breaks, first) == 0)
 
     def taken(self, entries: NDArray[np.int64] | slice) -> Origins:
         """Those of some fragments."""
-        return Origins(self.files, self.file[entries], self.row[entries])
+        in_order = None if self.in_order is None else self.in_order[entries]
+        return Origins(self.files, self.file[entries], self.row[entries], in_order)
 
     def compact(self) -> Origins:
         """As compact as possible: a reading keeps one for every episode."""
         file, row = (part.astype(np.min_scalar_type(part.max(initial=0))) for part in (self.file, self.row))
-        return Origins(self.files, file, row)
+        return Origins(self.files, file, row, self.in_order)
 
     def __getitem__(self, entry: int) -> str:
         return f"{self.files[int(self.file[entry])]} row {int(self.row[entry])}"
+
+    def of_step(self, entry: int, step: int) -> str:
+        """The row of one step of a fragment; the file alone, where that is not known."""
+        if not step or self.in_order is None:
+            return self[entry]
+        file = self.files[int(self.file[entry])]
+        return f"{file} row {int(self.row[entry]) + step}" if self.in_order[entry] else file
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +154,12 @@ class SourceInfo:
     def spaces(self) -> tuple[Space | None, Space | None]:
         """Of observations and of actions."""
         return self.observation_space, self.action_space
+
+    @property
+    def inherited(self) -> Counter[str]:
+        """What was assumed when a dataset of ours was written, by kind, for all its episodes; lost ones are counted apart."""
+        counted = {} if self.manifest is None else self.manifest.assumptions
+        return Counter({kind: times for kind, times in counted.items() if kind not in set(Lost)})
 
     def check_scale(self, said: str | None) -> None:
         """Raise UsageError where the caller says another scale of actions than this declares."""

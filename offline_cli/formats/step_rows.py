@@ -26,7 +26,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import StartKind
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, flatten, map_leaves
+from offline_cli.trees import Tree, equal_values, flatten, map_leaves
 
 __all__ = [
     "END_FLAGS",
@@ -36,6 +36,7 @@ __all__ = [
     "agent_episode_id",
     "chained",
     "end_flags",
+    "equal_rows",
     "fragments_of_rows",
     "timesteps",
 ]
@@ -89,13 +90,12 @@ class SharedIds:
 def chained(obs: Tree, next_obs: Tree) -> NDArray[np.bool_]:
     """(N-1,) whether the observation that row i led to is the one that row i + 1 acted on; both trees have N rows."""
     theirs = dict(flatten(next_obs))
-    return np.asarray(np.logical_and.reduce([_equal_rows(leaf[1:], theirs[path][:-1]) for path, leaf in flatten(obs)]))
+    return np.asarray(np.logical_and.reduce([equal_rows(leaf[1:], theirs[path][:-1]) for path, leaf in flatten(obs)]))
 
 
-def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
-    equal = left == right
-    if left.dtype.kind in "fc" and not equal.all():
-        equal |= np.isnan(left) & np.isnan(right)
+def equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
+    """(N,) whether rows of two leaves (N, ...) are equal; NaN equals NaN."""
+    equal = equal_values(left, right)
     return np.asarray(equal.all(axis=tuple(range(1, equal.ndim))))
 
 
@@ -147,6 +147,7 @@ class StepRows:
     reset_infos: Sequence[Mapping[str, Any]] | None  # (N,) used at first steps
     file: NDArray[np.int64]  # (N,) a number that changes where a file ends, or rows between two were lost
     follows: bool  # the first row stands right after an unfinished row of the same key
+    where: Callable[[int], str] | None = None  # the place of a row, in words; None: the episode and its step tell it
 
 
 def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[np.int64]:
@@ -193,8 +194,9 @@ def _without_lost(broken: NDArray[np.bool_], keys: Keys, lost: Container[str]) -
 
 def _steps_in_words(rows: StepRows, numbers: NDArray[np.int64]) -> Iterator[str]:
     for row in numbers.tolist():
-        name = rows.keys.eps_ids[int(rows.keys.code[row])]
-        yield f"episode {name}" if rows.t is None else f"episode {name}, step {rows.t[row]}"
+        name = f"episode {rows.keys.eps_ids[int(rows.keys.code[row])]}"
+        name = name if rows.t is None else f"{name}, step {rows.t[row]}"
+        yield name if rows.where is None else f"{rows.where(row)}, {name}"
 
 
 def _start_kinds(

@@ -250,7 +250,7 @@ def a_table_without_ids_and_not_in_order(make: Make) -> Path:
     return without_ids(make)
 
 
-@made({"t-falls-back": 1})
+@made({"t-falls-back": 1, "missing-final-observation": 1})
 def a_dataset_of_a_table_without_ids_and_not_in_order(make: Make) -> Path:
     folder: Path = make.path()
     convert(without_ids(make), folder, mapping=NO_IDS)

@@ -84,8 +84,8 @@ def test_a_recording_by_rllib_has_exactly_its_known_problems(folder: str, real_d
 @pytest.mark.parametrize("to", ["episodes", "columns"])
 def test_what_convert_makes_of_a_recording_is_valid(folder: str, to: str, real_data: Path, tmp_path: Path) -> None:
     convert(str(real_data / folder), str(tmp_path / "D"), to=to)
-    told = {p.code for p in validate(tmp_path / "D", deep=True).problems if p.severity != "note"}
-    assert told == set(REAL[folder]) & {"action-outside-space"}
+    told = {p.code: (p.count, p.severity) for p in validate(tmp_path / "D", deep=True).problems if p.severity != "note"}
+    assert told == {code: found for code, found in REAL[folder].items() if code != "duplicate-episode"}
 
 
 def test_the_steps_that_are_counted_are_those_of_whole_episodes(real_data: Path) -> None:
@@ -160,13 +160,13 @@ def test_strict_fails_on_warnings_and_not_on_notes(make: Make, real_data: Path) 
     assert validate(make.rows(make.columns()), strict=True).passed
 
 
-def test_what_reading_assumed_of_a_source_is_a_warning_there_and_a_note_of_its_dataset(make: Make, tmp_path: Path) -> None:
+def test_what_reading_assumed_of_a_source_is_a_warning_of_its_dataset_too(make: Make, tmp_path: Path) -> None:
     source = make.rows({name: values for name, values in make.columns().items() if name != "new_obs"})
     convert(source, tmp_path / "D", action_scale="env")
     of_source, of_dataset = validate(source, strict=True), validate(tmp_path / "D", strict=True)
     assert (severities(of_source)["missing-final-observation"], of_source.passed) == ("warning", False)
-    (note,) = (problem for problem in of_dataset.problems if problem.code == "assumption")
-    assert (note.severity, note.details["kinds"]["missing-final-observation"], of_dataset.passed) == ("note", 3, True)
+    assert (severities(of_dataset)["missing-final-observation"], of_dataset.passed) == ("warning", False)
+    assert of_dataset.problems[0].details["inherited"] == of_source.problems[0].count
 
 
 # ---- what is told ----
@@ -424,6 +424,48 @@ def test_a_table_has_exactly_the_problems_that_it_was_made_with(
 ) -> None:
     told = severities(validate(**table(make, **changes)))
     assert {code: severity for code, severity in told.items() if severity != "note"} == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"d": (6, "0")},
+        {"d": (3, "0"), "drop": (6,)},
+        {"new_obs0": (0, "0.25")},
+        {"drop": (1,)},
+        {"step": (3, "9")},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("to", ["episodes", "columns"])
+def test_a_dataset_made_of_a_table_has_the_warnings_of_the_table(
+    changes: dict[str, Any], to: str, make: Make, tmp_path: Path
+) -> None:
+    def warnings(**given: Any) -> dict[str, tuple[str, int]]:
+        found = validate(**given, strict=True)
+        assert not found.passed
+        return {one.code: (one.severity, one.count) for one in found.problems if one.severity != "note"}
+
+    given = table(make, **changes)
+    convert(**given, out=tmp_path / "D", to=to)
+    assert warnings(sources=tmp_path / "D", deep=True) == warnings(**given)
+
+
+def test_warnings_that_a_dataset_inherited_leave_its_figures_to_be_compared(make: Make, tmp_path: Path) -> None:
+    convert(**table(make, d=(6, "0")), out=tmp_path / "D")
+    file = tmp_path / "D" / "manifest.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["counts"]["terminated"] += 1
+    file.write_text(json.dumps(document), encoding="utf-8")
+    assert {"count-mismatch", "unfinished-episode"} <= set(codes(validate(tmp_path / "D")))
+
+
+def test_a_problem_of_a_table_names_the_row_that_has_it(make: Make) -> None:
+    given = table(make, drop=(1,), d=(6, "0"))
+    told = {problem.code: problem for problem in validate(**given).problems}
+    assert told["gap-in-episode"].where.startswith(f"{given['sources']} row 1, episode ")
+    assert told["unfinished-episode"].where.startswith(f"{given['sources']} row 5, episode ")
+    assert [len(told[code].details["episodes"]) for code in ("gap-in-episode", "unfinished-episode")] == [1, 1]
 
 
 def test_a_problem_of_a_table_names_its_file(make: Make) -> None:

@@ -42,7 +42,7 @@ def test_a_category_that_does_not_exist_is_blamed_on_its_own_episode_and_row_and
     with pytest.raises(SpaceMismatch, match="actions holds 7, which is not a category") as caught:
         convert(table(tmp_path, action="7"), tmp_path / "out", mapping=mapping(tmp_path))
     assert caught.value.where.endswith("-b, step 1")
-    assert "steps.csv row 2" in caught.value.where
+    assert "steps.csv row 3" in caught.value.where
 
 
 def test_a_space_that_a_mapping_says_is_not_ascribed_to_the_source(tmp_path: Path) -> None:

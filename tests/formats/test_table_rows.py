@@ -244,13 +244,37 @@ def test_files_that_number_their_episodes_anew_are_told_apart_where_the_mapping_
     assert [name[9:] for name in batch.ids] == ["0-e0", "0-e1", "0-e2", "1-e0", "1-e1", "1-e2"]
 
 
-def test_gaps_in_a_t_that_counts_steps_are_counted_and_those_of_a_clock_are_not(read_table: Read, write_lines: Write) -> None:
-    for times, gaps in (((0, 1, 2, 5), 1), ((10, 20, 30, 45), 0), ((0.0, 0.5, 1.0, 9.0), 0), ((7, 8, 9, 10), 0)):
-        lines = [f"e,{t},0.5,1,0,1,{int(n == 3)}" for n, t in enumerate(times)]
-        stream, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING)
-        assert batch.lengths.tolist() == [4]
-        assert batch.t_started is None
-        assert stream.tally.assumptions["gap-in-t"] == gaps
+HOURS = ("2024-01-02T00:00", "2024-01-02T01:00", "2024-01-02T02:00")
+
+
+@pytest.mark.parametrize(
+    ("times", "gaps"),
+    [
+        ((0, 1, 2, 5), 1),
+        ((7, 8, 9, 10), 0),
+        ((10, 20, 30, 45), 0),  # a clock, nearly regular
+        ((0.0, 0.5, 1.0, 9.0), 1),
+        ((*HOURS, "2024-01-02T10:00"), 0),  # eight hours are not ten times one
+        ((*HOURS, "2024-01-02T14:00"), 1),
+        ((*HOURS, "2024-01-02T14:00", "2024-01-02T15:00", "2024-01-03T15:00"), 2),
+        ((0.0, 0.1, 9.0, 9.5, 20.0, 400.0), 0),  # no step is usual
+    ],
+)
+def test_gaps_are_steps_that_a_counter_skips_and_long_ones_of_a_regular_clock(
+    times: tuple[Any, ...], gaps: int, read_table: Read, write_lines: Write
+) -> None:
+    lines = [f"e,{t},0.5,1,0,1,{int(n == len(times) - 1)}" for n, t in enumerate(times)]
+    stream, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING)
+    assert batch.lengths.tolist() == [len(times)]
+    assert batch.t_started is None
+    assert stream.tally.assumptions["gap-in-t"] == gaps
+
+
+def test_gaps_are_told_episode_by_episode(read_table: Read, write_lines: Write) -> None:
+    episodes = {"a": (0, 1, 2, 5), "b": (3,), "c": (0, 60, 120, 1200), "d": (5, 6)}
+    lines = [f"{e},{t},0.5,1,0,1,{int(t == times[-1])}" for e, times in episodes.items() for t in times]
+    stream, _ = read_table(write_lines("a.csv", HEADER, *lines), MAPPING)
+    assert stream.tally.assumptions["gap-in-t"] == 2
 
 
 @pytest.mark.parametrize("times", [("2024-01-02", "2024-01-03", "2024-01-10"), ("2024-01-02T00:00:00.5+02:00",) * 1])

@@ -18,7 +18,7 @@ from typing import Any, Final
 from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Severity
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
 from offline_cli.parquet.trust import OTHER_SHARD
-from offline_cli.tally import DROPPED, EpisodePlace, OnError, Rejects, Tally
+from offline_cli.tally import DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
 
@@ -28,6 +28,11 @@ LONGEST_ID: Final = 256  # letters of an id that is named
 
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report themselves."""
+
+LASTING: Final = frozenset(
+    {"broken-chain", "dones-disagree", "gap-in-t", "missing-final-observation", "missing-rewards", T_FALLS, UNFINISHED}
+)
+"""Assumptions that are problems of the dataset, too, that was written by them."""
 
 RENAMED: Final[dict[str, tuple[str, Severity]]] = {
     "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
@@ -49,7 +54,7 @@ class Problem:
     source: str  # the folder, files or URL that was given
     details: Mapping[str, Any] = field(default_factory=dict)
     """places: the first 10; of: how many there are in all; episodes: ids of those concerned, where they are known, and
-    episodes_in_all, where these are more."""
+    episodes_in_all, where these are more; inherited: how many a dataset has from what it was made from."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -228,17 +233,21 @@ class ListeningTally(Tally):
     def assume(self, kind: str, times: int = 1, *, places: Callable[[], Iterable[str]] | None = None) -> None:
         """Count and report."""
         super().assume(kind, times)
-        if times <= 0:
-            return
-        if kind in RENAMED:
-            code, severity = RENAMED[kind]
-            self._findings.add(self.location, code, times, self._placed(places), severity=severity)
-        elif kind in CODES:
-            known = list(places()) if places is not None and CODES[kind].unit == "episode" else []
+        code, severity = RENAMED.get(kind, (kind, None))
+        if times and code in CODES:
+            known = list(places()) if places is not None and CODES[code].unit in ("episode", "gap") else []
             episodes = [place.episode for place in known if isinstance(place, EpisodePlace)]
-            self._findings.add(self.location, kind, times, self._placed(places), episodes=episodes)
-        elif kind not in SILENT:
+            self._findings.add(self.location, code, times, self._placed(places), severity=severity, episodes=episodes)
+        elif times and kind not in SILENT:
             self._counted.setdefault(self.location, Counter())[kind] += times
+
+    def inherit(self, source: str, counts: Mapping[str, int]) -> None:
+        """Report what dataset `source` was written by, as its manifest counts it, as it was reported of its own source."""
+        for kind in LASTING & counts.keys():
+            code, severity = RENAMED.get(kind, (kind, None))
+            more: dict[str, Any] = {"example": "counted when it was written", "details": {"inherited": counts[kind]}}
+            self._findings.add(source, code, counts[kind], [source], severity=severity, **more)
+        self._counted.setdefault(source, Counter()).update({kind: counts[kind] for kind in counts.keys() - LASTING})
 
     def _placed(self, places: Callable[[], Iterable[str]] | None) -> Iterator[str]:
         """The places, with that of the source before those that name an episode only."""
@@ -260,12 +269,9 @@ class ListeningTally(Tally):
     def tell_counted(self) -> None:
         """Report the other assumptions as one note for each source."""
         for source, counts in self._counted.items():
-            self.tell_assumptions(source, counts)
-
-    def tell_assumptions(self, source: str, counts: Counter[str]) -> None:
-        """Report `counts`, by kind, as one note."""
-        kinds = {kind: count for kind, count in sorted(counts.items()) if count > 0}
-        if kinds:
+            kinds = {kind: count for kind, count in sorted(counts.items()) if count > 0}
+            if not kinds:
+                continue
             dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
             named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
             if dropped:
@@ -280,12 +286,11 @@ class ListeningRejects(Rejects):
     def __init__(self, findings: Findings, tally: Tally) -> None:
         super().__init__(OnError.SKIP)
         self._findings, self._tally = findings, tally
-        self._last: BadData | UnsupportedSpace | None = None
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Count and report; several parts of one refused episode come with one error."""
+        is_new = error is not self._last
         super().add(error, rows=rows)
-        if error is not self._last:
+        if is_new:
             whole_thing = PROBLEM in error.details and error.details[PROBLEM] != "length-mismatch"
             self._findings.add_error(self._tally.location, error, "unreadable-row", 1 if whole_thing else rows)
-        self._last = error

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from offline_cli.checking.repair.plan import LEFT_OUT
 from offline_cli.checking.validate.against_manifest import ManifestFigures, PlainColumns
-from offline_cli.checking.validate.findings import Findings, ListeningTally
+from offline_cli.checking.validate.findings import Findings
 from offline_cli.checking.validate.problem_codes import Severity
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset
 from offline_cli.datasets.file_names import DATA, MANIFEST, MANIFEST_PARTS, PART_PREFIX
@@ -44,7 +44,7 @@ from offline_cli.parquet.chunk_statistics import ChunkStatistics, chunk_statisti
 from offline_cli.parquet.shards import opened, read_row_groups
 from offline_cli.parquet.trust import OTHER_SHARD, Trust
 from offline_cli.progress import OnProgress, Progress
-from offline_cli.tally import T_FALLS, Lost
+from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder", "check_footer", "check_leftovers", "told_of"]
 
@@ -176,9 +176,7 @@ class OwnFolder:
     unhashed: int = 0  # shards whose sha256 is not compared, because they are not worth reading
     memory_limit: int = MEMORY_LIMIT
 
-    def check(
-        self, findings: Findings, tally: ListeningTally, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False
-    ) -> None:
+    def check(self, findings: Findings, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False) -> None:
         """Report what is wrong with the folder, and find the shards to read."""
         try:
             self.manifest = self._with_parts(Dataset.open(self.location).manifest)
@@ -193,7 +191,7 @@ class OwnFolder:
         if deep:
             check_leftovers(self.location, findings)
         if self.manifest is not None:
-            self._facts(findings, tally, allow_lost=allow_lost)
+            self._facts(findings, allow_lost=allow_lost)
             self._shards(findings, deep=deep, on_progress=on_progress)
 
     def _read_old_manifest(self, findings: Findings) -> None:
@@ -235,7 +233,7 @@ class OwnFolder:
         for child in [*left, *(child for child in self.location.children() if child.name.startswith(PART_PREFIX))]:
             findings.add(source, "leftover-file", 1, [child.url])
 
-    def _facts(self, findings: Findings, tally: ListeningTally, *, allow_lost: bool) -> None:
+    def _facts(self, findings: Findings, *, allow_lost: bool) -> None:
         """The manifest by itself."""
         assert self.manifest is not None
         source = self.location.url
@@ -246,10 +244,6 @@ class OwnFolder:
             example = ", ".join(f"{kind} {count:,}" for kind, count in lost.items())
             severity: Severity = "note" if allow_lost else "warning"
             findings.add(source, "lost-episodes", self.manifest.episodes_lost, [source], severity=severity, example=example)
-        falls = self.manifest.assumptions.get(T_FALLS, 0)
-        if falls:
-            findings.add(source, T_FALLS, falls, [source], example="in the table that it was made from")
-        tally.tell_assumptions(source, Counter(self.manifest.assumptions) - Counter(lost) - Counter({T_FALLS: falls}))
         aside = quarantine_files(self.location)
         if aside:
             findings.add(source, "quarantined-rows", len(aside), [aside[number].url for number in sorted(aside)])

@@ -61,10 +61,10 @@ CODES: Final[dict[str, Code]] = {
     ),
     "gap-in-episode": Code(
         "error",
-        "episode",
-        "steps are missing, or parts do not follow each other",
+        "gap",
+        "steps are missing, or parts of an episode do not follow each other",
         "give all files of the recording at once",
-        "warning in tables, where such a gap is left open",
+        "warning in tables, and datasets made of them, where such a gap is left open",
     ),
     "incomplete-episode": Code(
         "note", "episode", "left out of the other checks, because a row of it was refused", "see the unreadable rows"

@@ -61,7 +61,7 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
 
     def own_folder(place: Location) -> _Subject:
         own = OwnFolder(place, memory_limit=tables.memory_limit)
-        own.check(findings, tally, deep=options["deep"], on_progress=on_progress, allow_lost=options["allow_lost"])
+        own.check(findings, deep=options["deep"], on_progress=on_progress, allow_lost=options["allow_lost"])
         if own.manifest is not None and from_ not in ("auto", own.manifest.format):
             raise UsageError(f"--from {from_} for a dataset of {own.manifest.format}", where=place.url, fix="leave out --from")
         return _Subject(place.url, own.source(), own)
@@ -139,9 +139,12 @@ def _read(
             scope.enter(closing(source))
         for batch in stitched(watched, Stitcher(tally, rejects), on_progress):
             checks[tally.location].see(batch)
-    tally.tell_counted()
     for check in checks.values():
         check.tell()
+    for subject in subjects:  # now that its figures are compared, which a problem of its own would spoil
+        if subject.source is not None:
+            tally.inherit(subject.name, subject.source.info.inherited)
+    tally.tell_counted()
     return list(checks.values())
 
 

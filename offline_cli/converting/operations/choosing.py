@@ -82,10 +82,11 @@ def problem_ids(place: Location) -> list[str]:
         document = orjson.loads(place.read_bytes())
         serious = [one for one in document["problems"] if one["severity"] != "note" and one["code"] not in PUT_RIGHT]
         lists = {one["code"]: (one["details"].get("episodes"), one["details"].get("episodes_in_all")) for one in serious}
+        inherited = {one["code"] for one in serious if "inherited" in one["details"]}
         ids = [str(name) for one in serious for name in one["details"].get("episodes", ())]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise BadData("this is no result of validate --json", where=place.url, fix=fix) from error
-    vague = [code for code, (named, more) in lists.items() if more or (named is None and code not in OF_FILES)]
+    vague = [code for code, (named, more) in lists.items() if more or (named is None and code not in OF_FILES | inherited)]
     if vague:
         what = f"it does not say which episodes these problems are of: {', '.join(sorted(set(vague)))}"
         raise BadData(what, where=place.url, fix="choose by --where or --ids-file, or correct the source")

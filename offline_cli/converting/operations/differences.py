@@ -29,7 +29,7 @@ from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.batch_arrays import Form, forms, in_words
 from offline_cli.episodes.codec.steps import plain_mapping
-from offline_cli.episodes.known_episodes import fingerprints, normal
+from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.files.locations import Location, expand
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
@@ -42,7 +42,7 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, flatten
+from offline_cli.trees import Tree, equal_values, flatten
 
 __all__ = ["DiffResult", "diff"]
 
@@ -194,7 +194,7 @@ class _Side:
         with self.read() as stream:
             for batch in stream:
                 ids += (name.encode("utf-8", "surrogatepass") for name in batch.ids)
-                of_steps.append(fingerprints(normal(batch)))
+                of_steps.append(fingerprints(batch))
                 of_rest.append(_rest(batch, everything=everything))
                 steps += batch.num_steps
         return _Summary(
@@ -331,9 +331,7 @@ def _unlike_values(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str,
         if left.shape[1:] != right.shape[1:]:
             continue
         rows = min(len(left), len(right))
-        unlike = left[:rows] != right[:rows]
-        if left.dtype.kind in "fc" and right.dtype.kind in "fc":
-            unlike &= ~(np.isnan(left[:rows]) & np.isnan(right[:rows]))
+        unlike = ~equal_values(left[:rows], right[:rows])
         if unlike.any():
             row, *index = place = tuple(int(i) for i in np.unravel_index(int(np.argmax(unlike)), unlike.shape))
             yield _difference(row, path, _value(left[place]), _value(right[place]), index or None)

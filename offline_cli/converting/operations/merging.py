@@ -17,7 +17,6 @@ import numpy as np
 import polars as pl
 
 from offline_cli.columns import Columns
-from offline_cli.converting.open_episode import CONFLICT
 from offline_cli.converting.operations import Operation, OperationResult
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.converting.stitching import Stitcher
@@ -31,7 +30,7 @@ from offline_cli.formats.source import Fragments, ReadOptions, Source, SourceInf
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import MergeOptions, RepackOptions
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
 
 __all__ = ["MergeResult", "RepackResult", "merge", "repack"]
 
@@ -127,7 +126,7 @@ def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any])
         stream.set_aside_to(lambda _: None)
         for batch in stream:
             episodes, steps = episodes + len(batch), steps + batch.num_steps
-    duplicates, assumed = stream.tally.duplicates_dropped, dict(stream.assumptions)
+    duplicates, assumed = stream.tally.duplicates_dropped, dict(stream.tally.assumptions)
     counts = {"episodes": episodes, "steps": steps, "shards": 0, "assumptions": assumed}
     return operation.figures(stream, dropped=duplicates, duplicates_dropped=duplicates, **counts)
 

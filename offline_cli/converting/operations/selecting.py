@@ -302,5 +302,5 @@ def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], u
         return operation.write(stream, by, share, dropped=dropped)
     with stream:
         steps, duplicates = int(survey.column(Columns.LENGTH)[chosen].sum()), survey.duplicates_dropped
-        counts = {"episodes": count, "steps": steps, "shards": 0, "assumptions": {}}
+        counts = {"episodes": count, "steps": steps, "shards": 0, "assumptions": dict(stream.tally.assumptions)}
         return operation.figures(stream, dropped=dropped, duplicates_dropped=duplicates, **counts)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, tree_from_lists
-from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
 
 __all__ = ["check_widening", "concatenate", "has_tuple", "row_count", "same_records", "stack", "tuples_for", "unstack"]
 
@@ -84,7 +84,7 @@ def same_records(left: Any, right: Any) -> bool:
         return same and all(same_records(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return type(left) is type(right) and len(left) == len(right) and all(map(same_records, left, right))
-    return bool(np.array_equal(left, right))
+    return same_leaf(left, right)
 
 
 def _stack(items: Sequence[Any], path: str) -> Tree:

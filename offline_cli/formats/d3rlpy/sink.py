@@ -21,7 +21,7 @@ from offline_cli.formats.hdf5.own_words import OWN, own_text
 from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, equal_values
 
 __all__ = ["D3RLPY"]
 
@@ -50,7 +50,7 @@ class D3rlpySink(EpisodeSink):
             tally.assume("final-observation-not-kept", len(batch))
         with np.errstate(over="ignore"):
             rewards = batch.rewards.astype(self._rewards)
-        tally.assume("rewards-rounded", int((rewards.astype(np.float64) != batch.rewards).sum()))
+        tally.assume("rewards-rounded", int((~equal_values(rewards.astype(np.float64), batch.rewards)).sum()))
         obs, root = batch.acted_obs(view=True), self._file.root
         for episode in range(len(batch)):
             number, rows = self.episodes + episode, slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))

@@ -26,6 +26,7 @@ from offline_cli.formats.hdf5.files import Hdf5File
 from offline_cli.formats.hdf5.messages import FRAMES, TEXT
 from offline_cli.formats.hdf5.nodes import Form
 from offline_cli.formats.hdf5.own_words import OWN, own_words
+from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, chained, fragments_of_rows
@@ -105,7 +106,7 @@ class _Layout:
             if kind in (TEXT, FRAMES) or shape[:1] != (rows,):
                 if head in (*STEPS, NEXT, TIMEOUTS):
                     wrong.append(f"{name} is {kind} {list(shape)}, and rewards have {rows} rows")
-                left_out[name] = "not one number, or array, for each step"
+                left_out[name] = why_no_column(kind, shape, rows)
             elif head not in (*STEPS, NEXT, TIMEOUTS, OLD_ENDS) and _extra_name(name) in RESERVED:
                 left_out[name] = "its name means something else in a dataset"
             else:
@@ -194,7 +195,8 @@ class _Reading:
                 self.tally.assume(UNFINISHED)
             batch, at = fragments_of_rows(self._rows(columns, flags[:, :rows], rows), self.tally)
             self.tally.rows_in += rows
-            yield Fragments(batch, Origins((self.file.url,), np.zeros(len(at), np.int64), at + first))
+            file, row = np.zeros(rows, np.int64), np.arange(first, first + rows)
+            yield Fragments(batch, Origins.of_rows((self.file.url,), file, row, at))
             first += rows
 
     def _whole(self, ended: NDArray[np.bool_]) -> int:

@@ -18,7 +18,7 @@ from offline_cli.formats.d4rl.reader import FORMAT, INFOS, LOGP, NEXT, TIMEOUTS
 from offline_cli.formats.hdf5.own_words import OWN, own_text
 from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, checked_key, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, equal_values
 
 __all__ = ["D4RL"]
 
@@ -67,8 +67,7 @@ class D4rlSink(EpisodeSink):
         with np.errstate(over="ignore"):
             formed = values.astype(said[0])
         if name == "rewards":
-            differ = (formed.astype(np.float64) != values) & ~np.isnan(values)
-            self.context.tally.assume("rewards-rounded", int(differ.sum()))
+            self.context.tally.assume("rewards-rounded", int((~equal_values(formed.astype(np.float64), values)).sum()))
         return formed.reshape(-1, *said[1])
 
     def _append(self, name: str, tree: Tree) -> None:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadData
+from offline_cli.errors import PROBLEM, BadData
 from offline_cli.files.locations import Location
 from offline_cli.formats.lerobot.features import FRAME, Leaf, Plan
 from offline_cli.formats.lerobot.metadata import Episodes, Info, read_episodes, read_info, read_tasks
@@ -27,7 +27,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.rllib_columns import ColumnsReading
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Source, SourceInfo
 from offline_cli.formats.tables.ids import source_hash
-from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
+from offline_cli.tally import GAP, MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["LeRobotSource", "open_lerobot"]
 
@@ -181,7 +181,7 @@ class _Frames:
         strange = known.index[at] != index
         if strange.any():
             row = int(np.argmax(strange))
-            what = f"a frame of episode_index {index[row]}, which has no record in meta/episodes"
+            what = f"a frame of episode_index {table[EPISODE_INDEX][row]}, which has no record in meta/episodes"
             self._rejects.add(BadData(what, where=chunk.where(row), fix=FIX), rows=0)
         self._seen += np.bincount(at[~strange], minlength=len(self._seen))
         found, code = np.unique(at, return_inverse=True)
@@ -192,7 +192,7 @@ class _Frames:
         self._count_times(table, frame)
         columns: dict[str, Any] = {
             Columns.EPS_ID: pa.array(names, pa.string()).take(pa.array(np.ma.masked_array(code, strange))),
-            Columns.T: pa.array(frame),
+            Columns.T: table[FRAME_INDEX].cast(pa.int64()),
             Columns.OBS: _tree(table, plan.observation),
             Columns.ACTIONS: _tree(table, plan.action),
             Columns.REWARDS: self._rewards(table),
@@ -246,15 +246,16 @@ class _Frames:
                 continue
             name = self._dataset.ids([at])[0]
             what = f"episode {known.index[at]} has {self._seen[at]} frames, and its record in meta says {known.length[at]}"
-            self._rejects.add(BadData(what, where=str(place), fix=FIX), rows=0)
+            self._rejects.add(BadData(what, where=str(place), fix=FIX, details={PROBLEM: GAP}), rows=0)
             self._rejects.lose(name, str(place))
 
 
 def _integers(table: pa.Table, name: str, where: str) -> NDArray[np.int64]:
+    """(N,) whole numbers, -1 for null."""
     column = table[name]
-    if not pa.types.is_integer(column.type) or column.null_count:
-        raise BadData(f"column {name} does not hold a whole number in each row", where=where, fix=FIX)
-    return np.asarray(column.to_numpy()).astype(np.int64)
+    if not pa.types.is_integer(column.type):
+        raise BadData(f"column {name} holds {column.type}, not whole numbers", where=where, fix=FIX)
+    return np.asarray(column.fill_null(-1).to_numpy()).astype(np.int64)
 
 
 def _flags(table: pa.Table, name: str | None) -> NDArray[np.bool_] | None:

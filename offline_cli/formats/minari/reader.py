@@ -21,6 +21,7 @@ from offline_cli.formats.hdf5.episode_groups import Recorded, batches, names_of_
 from offline_cli.formats.hdf5.files import Hdf5File
 from offline_cli.formats.hdf5.messages import FRAMES, TEXT
 from offline_cli.formats.hdf5.nodes import Alike, Form, Node
+from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.minari.arrow_storage import IDS, STATISTICS, ArrowEpisodes, nested_rows
 from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, Metadata, is_image
 from offline_cli.formats.reader import OpenContext
@@ -245,7 +246,7 @@ class _Reading:
             if not path.startswith("infos/"):
                 continue
             if shape[:1] != (steps + 1,) or kind == FRAMES:
-                self.tally.drop_column(path, f"not one value for each of the {steps + 1} observations")
+                self.tally.drop_column(path, why_no_column(kind, shape, steps + 1))
             elif kind == TEXT:
                 columns[path.removeprefix("infos/")] = self.file.texts(f"{name}/{path}")
             else:

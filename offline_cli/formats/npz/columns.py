@@ -15,7 +15,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.npz.archive import ArrayInfo, NpzArchive
 from offline_cli.scopes import Scope
 
-__all__ = ["ALIASES", "NO_COLUMN", "mapping_for", "npz_batches", "npz_schema"]
+__all__ = ["ALIASES", "NO_COLUMN", "mapping_for", "npz_batches", "npz_schema", "rows_of"]
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     Columns.EPS_ID: ("eps_id", "episode_ids", "episode_id"),
@@ -58,7 +58,7 @@ def _parts(ours: str, theirs: Collection[str], names: Collection[str]) -> dict[s
 
 def npz_schema(archive: NpzArchive) -> pa.Schema:
     """A column for each array. Raises BadData where no array has rows."""
-    rows = _rows(archive)
+    rows = rows_of(archive)
     return pa.schema([pa.field(name, _type(info, rows)) for name, info in archive.arrays.items()])
 
 
@@ -66,7 +66,7 @@ def npz_batches(
     archive: NpzArchive, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, scope: Scope
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Each batch of rows, and the share of them that has been read with it."""
-    rows = _rows(archive)
+    rows = rows_of(archive)
     schema = npz_schema(archive)
     wanted = [name for name in schema.names if columns is None or name in columns]
     row = sum(archive.arrays[name].nbytes for name in wanted if schema.field(name).type != NO_COLUMN) // max(1, rows)
@@ -83,7 +83,8 @@ def npz_batches(
             yield pa.RecordBatch.from_arrays(arrays, wanted), (first + count) / rows
 
 
-def _rows(archive: NpzArchive) -> int:
+def rows_of(archive: NpzArchive) -> int:
+    """How many rows most of its arrays have. Raises BadData where none has any."""
     sizes = Counter(info.shape[0] for info in archive.arrays.values() if info.shape and info.dtype is not None)
     if not sizes:
         raise BadData("no array has rows", where=archive.url, fix="write arrays with a row a step (docs/formats.md)")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.files.locations import Location
+from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.npz.archive import NpzArchive
-from offline_cli.formats.npz.columns import NO_COLUMN, mapping_for
+from offline_cli.formats.npz.columns import NO_COLUMN, mapping_for, rows_of
 from offline_cli.formats.npz.ogbench import OGBENCH_ARRAYS, OGBENCH_NAME, OGBENCH_OWN
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext
-from offline_cli.formats.source import Source, SourceInfo
+from offline_cli.formats.source import Fragments, Source, SourceInfo
 from offline_cli.formats.tables import TableSource
 from offline_cli.scopes import Scope
+from offline_cli.tally import Rejects, Tally
 
 __all__ = ["NpzSource", "open_npz", "sniff_npz", "sniff_ogbench"]
 
@@ -37,6 +39,16 @@ class NpzSource(TableSource):
                     what = f"the array {bad[:80]!r} ({part.said_as}) does not have a number in each row"
                     fix = "write numbers, as many rows as the other arrays have; or name another one with --mapping"
                     raise BadData(what, where=url, fix=fix)
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """As of a table, which knows by its type alone that an array is no column: what that is of is said before."""
+        for file in self.files:
+            if odd := [name for name, kind in self._types.get(file.url, {}).items() if kind == NO_COLUMN]:
+                with Scope() as scope:
+                    archive = NpzArchive(file, scope, memory_limit=self.options.memory_limit)
+                    for info in map(archive.arrays.__getitem__, odd):
+                        tally.drop_column(info.name, why_no_column(info.said, info.shape, rows_of(archive)))
+        yield from TableSource.fragments(self, tally, rejects)
 
 
 def open_npz(files: Sequence[Location], context: OpenContext) -> Source:

@@ -23,6 +23,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.reader import OpenContext
@@ -129,11 +130,11 @@ class _Reading:
             raise BadData(f"arrays with different numbers of rows: {shapes}", where=archive.url, fix=FIX)
         self._rows = rows[0]
         self._names = [name for name, one in archive.arrays.items() if self._is_read(name, one)]
-        for name in archive.arrays:
+        for name, one in archive.arrays.items():
             if name not in self._names and name != TERMINALS:
-                tally.drop_column(
-                    name, f"{archive.arrays[name].said} {list(archive.arrays[name].shape)}, and not a number a row"
-                )
+                is_taken = name in (Columns.EPS_ID, Columns.T)
+                why = "the name has a meaning here" if is_taken else why_no_column(one.said, one.shape, self._rows)
+                tally.drop_column(name, why)
         ends = np.flatnonzero(archive.whole(TERMINALS).reshape(-1)) + 1
         self._starts = np.unique(np.concatenate([[0], ends, [self._rows]])).astype(np.int64)
         self._ended = np.isin(self._starts[1:], ends)
@@ -161,7 +162,8 @@ class _Reading:
             arrays = {name: part.read(rows) for name, part in parts.items()}
             self._tally.rows_in += rows
             ids = tuple(f"{prefix}{first + number}" for number in range(begin, stop))
-            origins = Origins((self._archive.url,), np.zeros(stop - begin, np.int64), self._starts[begin:stop])
+            in_order = np.ones(stop - begin, np.bool_)
+            origins = Origins((self._archive.url,), np.zeros(len(in_order), np.int64), self._starts[begin:stop], in_order)
             yield Fragments(self._batch(arrays, ids, begin, stop), origins)
             begin = stop
 

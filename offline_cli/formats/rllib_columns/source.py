@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -120,14 +120,13 @@ class ColumnsReading:
             file = chunk.file_of(numbers)
             if not ready.sorted:  # lost rows end a file here
                 file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
-            rows = self._rows(part, taken(ready.keys, part.rows), file)
+            rows = self._rows(part, taken(ready.keys, part.rows), file, _places(chunk, numbers))
             if ready.sorted:
                 self._open += _open_runs(rows)
             else:
                 self._open = [] if self._unfinished is None else [self._unfinished[0]]
             batch, first = fragments_of_rows(rows, self.tally)
-            at = numbers[first]
-            yield Fragments(batch, Origins(chunk.files, chunk.file_of(at), chunk.row_in_file(at)))
+            yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), first))
             following = int(numbers[-1]) + 1
         if ready.sorted or following != chunk.table.num_rows:
             self._unfinished = None
@@ -176,13 +175,11 @@ class ColumnsReading:
             for code in np.unique(ready.keys.code[rows]).tolist():
                 self.rejects.lose(ready.keys.eps_ids[code], place)
 
-        def where(row: int) -> str:
-            return chunk.where(int(ready.numbers[row]))
-
+        where = _places(chunk, ready.numbers)
         parts, self._shapes = parts_of(ready.table, self._shapes, self.rejects, where=where, on_lost=lost)
         return parts
 
-    def _rows(self, part: Part, keys: Keys, file: NDArray[np.int64]) -> StepRows:
+    def _rows(self, part: Part, keys: Keys, file: NDArray[np.int64], where: Callable[[int], str]) -> StepRows:
         trees = part.trees
         self._count_once("missing-end-flags", trees.keys().isdisjoint(END_FLAGS))
         self._count_once("missing-t", Columns.T not in trees and Columns.NEXT_OBS not in trees)
@@ -203,12 +200,18 @@ class ColumnsReading:
             reset_infos=trees.get(Columns.RESET_INFOS),
             file=file,
             follows=follows,
+            where=where,
         )
 
     def _count_once(self, kind: str, holds: bool) -> None:
         if holds and kind not in self._counted:
             self._counted.add(kind)
             self.tally.assume(kind)
+
+
+def _places(chunk: Chunk, numbers: NDArray[np.int64]) -> Callable[[int], str]:
+    """In words, of the rows of a chunk that have these numbers in it."""
+    return lambda row: chunk.where(int(numbers[row]))
 
 
 def _open_runs(rows: StepRows) -> list[str]:

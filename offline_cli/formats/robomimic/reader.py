@@ -36,6 +36,7 @@ from offline_cli.formats.hdf5.files import Hdf5File
 from offline_cli.formats.hdf5.messages import FRAMES, TEXT
 from offline_cli.formats.hdf5.nodes import Node
 from offline_cli.formats.hdf5.own_words import OWN, own_words
+from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import NORMALIZED_SCALE, FileSource, Fragments, SourceInfo
 from offline_cli.json_documents import from_json
@@ -116,7 +117,8 @@ def masks_of(file: Hdf5File, tally: Tally) -> dict[str, list[str]]:
     for name, (kind, _) in file.describe([MASK])[0].datasets.items():
         names = file.texts(f"{MASK}/{name}") if kind == TEXT else []
         if kind != TEXT or not demos.issuperset(names):
-            tally.drop_column(f"{MASK}/{name}", "it names demonstrations that are not in the file")
+            why = "it names demonstrations that are not in the file" if kind == TEXT else f"{kind}, and not names"
+            tally.drop_column(f"{MASK}/{name}", why)
         for demo in demos.intersection(names):
             found.setdefault(demo, []).append(name)
     return found
@@ -215,8 +217,10 @@ class _Reading:
             head = path.partition("/")[0]
             if head in KNOWN:
                 continue
-            if kind in (TEXT, FRAMES) or shape[:1] != (steps,) or head == DONES:
-                self.tally.drop_column(path, "not one number, or array, for each step")
+            if head == DONES:
+                self.tally.drop_column(path, "the name has a meaning here")
+            elif kind in (TEXT, FRAMES) or shape[:1] != (steps,):
+                self.tally.drop_column(path, why_no_column(kind, shape, steps))
             else:
                 found.append(path)
         for attribute in node.left_out:

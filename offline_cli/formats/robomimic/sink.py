@@ -30,7 +30,7 @@ from offline_cli.formats.hdf5.writing import (
 from offline_cli.formats.robomimic.reader import DEMO, DONES, FORMAT, MASK, ONLY
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, equal_values
 
 __all__ = ["ROBOMIMIC"]
 
@@ -107,7 +107,7 @@ class RobomimicSink(EpisodeSink):
         if kind not in FORMS:
             return rewards
         formed: NDArray[Any] = rewards.astype(kind)
-        self.context.tally.assume("rewards-rounded", int((formed.astype(np.float64) != rewards).sum()))
+        self.context.tally.assume("rewards-rounded", int((~equal_values(formed.astype(np.float64), rewards)).sum()))
         return formed
 
     def _dones(self, ends: NDArray[np.bool_]) -> NDArray[Any]:

@@ -64,10 +64,14 @@ class Block:
         keys = _keys(self.policy, self.rows, settlement)
         self._tell_losses(keys, rejects)
         line_starts = np.cumsum(np.concatenate([[0], *(np.diff(rows.starts) for rows in self.rows)]))
-        batch, first = fragments_of_rows(self._step_rows(keys, line_starts), tally)
-        line = np.searchsorted(line_starts, first, side="right") - 1
-        names = tuple(place.where for rows in self.rows for place in rows.lines)
-        origins = Origins(names, line, first - line_starts[line])
+        line = np.repeat(np.arange(len(line_starts) - 1), np.diff(line_starts))
+        names, number = (
+            tuple(place.where for rows in self.rows for place in rows.lines),
+            np.arange(len(line)) - line_starts[line],
+        )
+        steps = replace(self._step_rows(keys, line), where=lambda row: f"{names[line[row]]} row {number[row]}")
+        batch, first = fragments_of_rows(steps, tally)
+        origins = Origins.of_rows(names, line, number, first)
         last = self.rows[-1]
         self._last = None if last.terminateds[-1] or last.truncateds[-1] else _key(last, -1)
         self.trees, self.rows, self.nbytes = [], [], 0
@@ -82,7 +86,7 @@ class Block:
                     rejects.lose(keys.eps_ids[int(keys.code[row + first])], part.lost_before)
             row += part.rows
 
-    def _step_rows(self, keys: Keys, line_starts: NDArray[np.int64]) -> StepRows:
+    def _step_rows(self, keys: Keys, line: NDArray[np.int64]) -> StepRows:
         rows = self.rows
         trees = {name: map_leaves(_concatenated, *(part[name] for part in self.trees)) for name in self.trees[0]}
         return StepRows(
@@ -97,7 +101,7 @@ class Block:
             extra=trees,
             infos=_infos(rows),
             reset_infos=None,
-            file=np.repeat(np.arange(len(line_starts) - 1), np.diff(line_starts)),
+            file=line,
             follows=self._last is not None and self._last == _key(rows[0], 0),
         )
 

@@ -32,7 +32,7 @@ from offline_cli.formats.sample_batch.rows import PolicyRows
 from offline_cli.formats.step_rows import chained
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
+from offline_cli.trees import Tree, equal_values, flatten, map_leaves, same_leaf, unflatten_like
 
 __all__ = ["Identifier", "Settlement", "run_starts"]
 
@@ -147,7 +147,7 @@ def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
 
 def _same(left: Tree, right: Tree) -> bool:
     pairs = zip(flatten(left), flatten(right), strict=True)
-    return all(path == other and np.array_equal(mine, theirs) for (path, mine), (other, theirs) in pairs)
+    return all(path == other and same_leaf(mine, theirs) for (path, mine), (other, theirs) in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ def _is_derivable(rows: PolicyRows, name: str, first: NDArray[np.bool_]) -> bool
     def same(previous: NDArray[Any], current: NDArray[Any]) -> bool:
         if previous.shape != current.shape and len(rows.lines) > 1:  # numpy may find a common one, which depends on the rows
             return False
-        return not previous[begins].any() and bool((previous[1:] == current[:-1])[~first[1:]].all())
+        return not previous[begins].any() and bool(equal_values(previous[1:], current[:-1])[~first[1:]].all())
 
     try:
         return all(flat for _, flat in flatten(map_leaves(same, rows.columns[name].tree, repeated)))

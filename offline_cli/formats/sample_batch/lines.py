@@ -226,7 +226,8 @@ def _why_dropped(name: str, value: Any) -> str:
         return "one row for each sequence, and not for each step"
     if name in NO_PLACE:
         return "a name that SampleBatch gives no meaning, and that means something else in our own columns"
-    return "values that are not numbers" if isinstance(value, (list, dict)) else "one value, and not one for each step"
+    is_one = not isinstance(value, (list, dict, np.ndarray)) and not looks_packed(value)
+    return "one value, and not one for each step" if is_one else "values that are not numbers"
 
 
 def _check_needed(batches: Sequence[Batch]) -> None:

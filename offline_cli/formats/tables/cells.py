@@ -117,8 +117,8 @@ class CellCounts:
         return bool(self.samples) and all(text.lower() in ANSWERS for text in self.samples)
 
     @property
-    def kind(self) -> str:
-        """What most cells are: number, list, bool, time or text; empty where there was none."""
+    def kinds(self) -> dict[str, int]:
+        """How many cells are of each kind, of those that there are."""
         counts = {
             "number": self.ints + self.floats,
             "list": self.int_lists + self.float_lists,
@@ -126,8 +126,13 @@ class CellCounts:
             "time": self.times,
             "text": self.texts,
         }
-        best = max(counts, key=lambda kind: counts[kind])
-        return best if counts[best] else ""
+        return {kind: count for kind, count in counts.items() if count}
+
+    @property
+    def kind(self) -> str:
+        """What most cells are; empty where there was none."""
+        counts = self.kinds
+        return max(counts, key=lambda kind: counts[kind], default="")
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -240,6 +245,8 @@ def _plain_times(cells: pl.Series, unit: TimeUnit) -> pl.Series:
     """Of `2024-03-01`, and of that with `12:00:00` after a blank or a T, with fractions, with `Z` or `+01:00`."""
     import polars as pl
 
+    if unit == "ns":  # which count from 1677 to 2262
+        cells = pl.select(pl.when(cells.str.slice(0, 4).is_between(pl.lit("1678"), pl.lit("2261"))).then(cells)).to_series()
     plain = cells.str.replace("T", " ", literal=True)
     with_day = pl.select(pl.when(plain.str.len_chars() == 10).then(plain + " 00:00:00").otherwise(plain)).to_series()
     local = with_day.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit=unit, strict=False)

@@ -257,7 +257,7 @@ def _order(part: Part, facts: Mapping[str, ColumnFacts], problems: Problems) -> 
 
 def _counts_steps(leaves: Sequence[Leaf]) -> bool:
     order = next((leaf for leaf in leaves if leaf.role == Columns.T), None)
-    if order is None or order.dtype.kind != "i":
+    if order is None or order.dtype.kind not in "iu":
         return False
     return order.columns[0].cells != "time"
 
@@ -265,16 +265,17 @@ def _counts_steps(leaves: Sequence[Leaf]) -> bool:
 def _why_no_extra(name: str, facts: ColumnFacts) -> str:
     """Why an unmapped column cannot be an extra model output; "" where all of it is numbers."""
     cells = facts.cells
-    kinds = cells.ints + cells.floats, cells.bools, cells.int_lists + cells.float_lists
     if facts.odd:
         return f"{min(facts.odd)}, and not numbers"
     if facts.is_empty:
         return "no value in any row"
+    if cells.texts and (hint := hint_for_cells(name, cells.samples)):
+        return hint
+    if len(cells.kinds) > 1:
+        return f"cells of several kinds: {', '.join(cells.kinds)}"
     if cells.texts or cells.times:
-        return hint_for_cells(name, cells.samples) or "text, and not numbers" if cells.texts else "times as text"
-    if sum(map(bool, kinds)) > 1:
-        return "numbers, lists and truth values in one column"
-    return "a part of a struct that the mapping does not name" if "." in name else ""
+        return "text, and not numbers" if cells.texts else "times as text"
+    return "by its name a part of a struct, which the mapping does not name" if "." in name else ""
 
 
 def _spare(name: str, facts: ColumnFacts) -> Leaf:

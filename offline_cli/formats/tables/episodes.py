@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import compress
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from offline_cli.tally import MISSING_REWARDS, UNFINISHED, EpisodePlace, Lost, O
 __all__ = ["EpisodeMaker", "Named", "runs_of"]
 
 UNFILLED = "fill it with zero, mean or a number; split_at_gaps = true; or --on-error skip to leave out the episode"
+LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
 PART: Final = re.compile(r"-gap[0-9]+$", re.ASCII)  # the end of the id of a part
 
 
@@ -66,6 +68,24 @@ class Named:
 def runs_of(joined: NDArray[np.bool_], rows: int) -> NDArray[np.int64]:
     """(E,) first rows of the runs, where `joined` (N-1,) marks rows that continue the one before."""
     return np.flatnonzero(np.concatenate([np.ones(min(1, rows), np.bool_), ~joined]))
+
+
+def gaps_in(steps: NDArray[Any], run: NDArray[np.int64], *, counted: bool) -> NDArray[np.bool_]:
+    """(K,) which of the differences `steps` (K,) of `t` are gaps; `run` (K,), sorted: the episode of each.
+
+    Where `t` is `counted` and most steps of an episode are 1: all others. Where most lie within a half of their median: those
+    of more than LONG_GAP times that. Where steps are irregular, none is.
+    """
+    pairs = np.bincount(run)
+    ones = np.bincount(run[steps == 1], minlength=len(pairs))
+    counts = (counted & (2 * ones >= pairs))[run]
+    if counts.all():
+        return np.asarray(steps != 1)
+    middle = np.cumsum(pairs) - pairs + np.maximum(pairs - 1, 0) // 2
+    median = steps[np.lexsort((steps, run))][np.minimum(middle, len(steps) - 1)]
+    near = np.abs(steps - median[run]) <= median[run] / 2
+    regular = (2 * np.bincount(run[near], minlength=len(pairs)) >= pairs) & (median > 0)
+    return np.where(counts, steps != 1, regular[run] & (steps > LONG_GAP * median[run]))
 
 
 @dataclass(slots=True)
@@ -114,12 +134,14 @@ class EpisodeMaker:
             reset_infos=None,
             file=np.zeros(len(rows), np.int64),
             follows=False,
+            where=partial(self._where, rows),
         )
         batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
-        if rows.t is not None and rows.layout.counted_t:
-            self._count_gaps(rows.t, first, named.ids)
-        origins = Origins(self.urls, rows.file[begun].astype(np.int64), rows.row[begun])
-        return Fragments(self._finished(batch, code[begun], named), origins)
+        if rows.t is not None:
+            self._count_gaps(rows, rows.t, first, named.ids)
+        origins = Origins.of_rows(self.urls, rows.file.astype(np.int64), rows.row, begun)
+        last = np.append(begun[1:], len(rows)) - 1
+        return Fragments(self._finished(batch, code[begun], named, rows, last), origins)
 
     def _whole(self, rows: Rows, first: NDArray[np.int64], named: Named) -> tuple[Rows, NDArray[np.int64], Named]:
         """Without missing cells: what was filled and left out is counted, and a row that cannot be is a bad one."""
@@ -135,7 +157,7 @@ class EpisodeMaker:
         left = set(whole.of.tolist())
         bad = (np.searchsorted(first, whole.unfilled, side="right") - 1).tolist()
         for row, e in zip(whole.unfilled.tolist(), bad, strict=True):
-            place = f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
+            place = self._where(rows, row)
             raw = rows.quoted(row) if self.rejects.on_error is OnError.QUARANTINE else ""
             self.rejects.add(BadEpisode(rows.why_unfilled(row), where=place, fix=UNFILLED), raw=raw)
             if e in left:
@@ -159,12 +181,7 @@ class EpisodeMaker:
             row, kept[e] = int(whole.first[e]), False
             what = f"two episodes are called {name}: one of the table, and a part of {PART.sub('', name)}, split at a gap"
             fix = "give the one of the table another id, or fill the missing cells, without split_at_gaps"
-            error = BadEpisode(
-                what,
-                where=f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}",
-                fix=fix,
-                details={PROBLEM: "conflicting-episode"},
-            )
+            error = BadEpisode(what, where=self._where(rows, row), fix=fix, details={PROBLEM: "conflicting-episode"})
             raw = rows.quoted(row) if self.rejects.on_error is OnError.QUARANTINE else ""
             self.rejects.add(error, raw=raw, rows=int(lengths[e]))
             self.rejects.lose_episodes(Lost.CONFLICT)
@@ -181,27 +198,32 @@ class EpisodeMaker:
         self.tally.assume(MISSING_REWARDS, len(rows))
         return np.zeros(len(rows))
 
-    def _finished(self, batch: EpisodeBatch, code: NDArray[np.int64], named: Named) -> EpisodeBatch:
-        """With the ids of the source, and truncated where nothing ended an episode: its last row has been seen."""
+    def _finished(
+        self, batch: EpisodeBatch, code: NDArray[np.int64], named: Named, rows: Rows, last: NDArray[np.int64]
+    ) -> EpisodeBatch:
+        """With the ids of the source, and truncated where nothing ended an episode: its last row (E,) has been seen."""
         ended = batch.terminated | batch.truncated
         if not ended.all():
-            names = (batch.ids[e] for e in np.flatnonzero(~ended).tolist())
-            open_ones = [EpisodePlace(f"episode {name}", name) for name in names if name not in self.rejects.incomplete]
-            self.tally.assume(UNFINISHED, len(open_ones), places=lambda: open_ones)
+            open_ones = [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~ended).tolist()]
+            places = [place for place in open_ones if place[1] not in self.rejects.incomplete]
+            self.tally.assume(UNFINISHED, len(places), places=lambda: (self._place(rows, *place) for place in places))
         custom = None if named.theirs is None else tuple({Columns.SOURCE_ID: named.theirs[c]} for c in code.tolist())
         return replace(batch, truncated=batch.truncated | ~ended, t_started=None, custom_data=custom)
 
-    def _count_gaps(self, t: NDArray[Any], first: NDArray[np.int64], ids: Sequence[str]) -> None:
-        """Where t counts steps: where most steps of an episode are 1, those that are not, unless it lost a row."""
-        follows = np.zeros(len(t), np.bool_)
-        np.equal(np.diff(t), 1, out=follows[1:])
-        follows[first] = False
-        pairs = np.diff(first, append=len(t)) - 1
-        ones = np.add.reduceat(follows, first, dtype=np.int64)
-        gaps = np.where(2 * ones >= pairs, pairs - ones, 0)
-        if gaps.any():
-            found = [run for run in np.flatnonzero(gaps).tolist() if ids[run] not in self.rejects.incomplete]
-            self.tally.assume("gap-in-t", int(gaps[found].sum()), places=lambda: (f"episode {ids[run]}" for run in found))
+    def _where(self, rows: Rows, row: int) -> str:
+        return f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
+
+    def _place(self, rows: Rows, row: int, name: str) -> EpisodePlace:
+        return EpisodePlace(f"{self._where(rows, row)}, episode {name}", name)
+
+    def _count_gaps(self, rows: Rows, t: NDArray[Any], first: NDArray[np.int64], ids: Sequence[str]) -> None:
+        """Count the gaps in `t`, but for those of episodes that lost a row."""
+        t = t if t.dtype.kind == "f" else t.astype(np.int64)
+        run = np.repeat(np.arange(len(first)), np.diff(first, append=len(t)))
+        inside = run[1:] == run[:-1]
+        after = np.flatnonzero(inside)[gaps_in(np.diff(t)[inside], run[1:][inside], counted=rows.layout.counted_t)] + 1
+        gaps = [(row, name) for row in after.tolist() if (name := ids[run[row]]) not in self.rejects.incomplete]
+        self.tally.assume("gap-in-t", len(gaps), places=lambda: (self._place(rows, *place) for place in gaps))
 
     # ---- infos ----
 
@@ -211,9 +233,7 @@ class EpisodeMaker:
         column = rows.table.column(Columns.INFOS)
         column_field = pa.field(rows.layout.infos or Columns.INFOS, column.type)
 
-        def where(row: int) -> str:
-            return f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}"
-
+        where = partial(self._where, rows)
         try:
             return infos_of(column, column_field, where=where)
         except BadData:
@@ -253,7 +273,7 @@ class EpisodeMaker:
         return rows.filtered(kept), True
 
     def _refuse_tie(self, rows: Rows, tie: int, count: int) -> None:
-        one, other = (f"{self.urls[int(rows.file[row])]} row {int(rows.row[row])}" for row in (tie, tie + 1))
+        one, other = (self._where(rows, row) for row in (tie, tie + 1))
         self.rejects.add(
             BadEpisode(
                 f"two different rows of one episode have t = {rows.t_text(tie)}",

@@ -8,7 +8,7 @@ fixed-size lists, and tensors.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from offline_cli.formats.arrow_leaves import tree_of
 
 __all__ = ["array_of", "dtype_of", "fixed_lists", "is_temporal", "nanoseconds"]
 
+FARTHEST: Final = 9_200_000_000  # seconds before and after 1970 that int64 counts in nanoseconds
 Shape = tuple[int, ...]
 Bad = NDArray[np.bool_]
 
@@ -121,10 +122,12 @@ def _as_int64(array: pa.Array) -> pa.Array:
 
 
 def nanoseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates, times or durations as exact int64, for order only. Raises pa.ArrowInvalid outside 1677 to 2262."""
+    """Dates, times or durations as exact int64, for order only; null for dates before 1678 and after 2261."""
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         unit = pa.timestamp("ns", kind.tz if pa.types.is_timestamp(kind) else None)
+        far = pc.greater(pc.abs(column.cast(pa.timestamp("s"), safe=False).cast(pa.int64())), FARTHEST)
+        column = pc.if_else(far, pa.scalar(None, kind), column)
     else:
         unit = pa.duration("ns") if pa.types.is_duration(kind) else pa.time64("ns")
     return column.cast(unit).cast(pa.int64())

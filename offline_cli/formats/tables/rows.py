@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.step_rows import END_FLAGS, chained
+from offline_cli.formats.step_rows import END_FLAGS, chained, equal_rows
 from offline_cli.formats.tables.column_layout import Layout, Leaf
 from offline_cli.formats.tables.key_runs import joined
 from offline_cli.formats.tables.mapping import EXTRA
@@ -227,7 +227,7 @@ class Rows:
         """Of each of `pairs`, whether the row of that number equals the next one in everything; NaN equals NaN."""
         equal = np.ones(len(pairs), np.bool_)
         for leaf in self.leaves.values():
-            equal &= _equal_rows(leaf[pairs], leaf[pairs + 1])
+            equal &= equal_rows(leaf[pairs], leaf[pairs + 1])
         for mark in (*self.marks.values(), *(() if self.gap is None else (self.gap,))):
             equal &= mark[pairs] == mark[pairs + 1]
         if Columns.INFOS in self.table.column_names:
@@ -240,13 +240,6 @@ class Rows:
 def _latest(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(N,) for each row the last one up to it that is `chosen`; -1: there is none."""
     return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1)) if len(chosen) else np.zeros(0, np.int64)
-
-
-def _equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
-    equal = left == right
-    if left.dtype.kind == "f":
-        equal |= np.isnan(left) & np.isnan(right)
-    return np.asarray(equal.reshape(len(left), -1).all(axis=1))
 
 
 def _array(column: pa.ChunkedArray, shape: Shape) -> NDArray[Any]:

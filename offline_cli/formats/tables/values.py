@@ -206,7 +206,7 @@ def why_bad(column: pa.ChunkedArray, row: int, plan: ColumnPlan, shape: Shape) -
             return f"{name} holds {text}, as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
         if not value.strip().startswith("["):
             return f"{name} holds {text}, not a JSON list"
-    elif plan.dtype.kind == "b" and not shape:
+    elif (plan.dtype.kind == "b" or plan.cells in TIMES) and not shape:
         return f"{name} holds {text}, not {_wanted(plan)}"
     return f"{name} holds {text}, not {_in_words(shape)} as in other rows"
 
@@ -216,7 +216,7 @@ def _wanted(plan: ColumnPlan) -> str:
     if plan.cells == "bool":
         return "true or false"
     if plan.cells in TIMES:
-        return "a time"
+        return "a time of 1678 to 2261" if plan.cells == "time" else "a time"
     return "a flag: 0 or 1, true or false, yes or no" if plan.dtype.kind == "b" else "a number"
 
 
