@@ -125,6 +125,12 @@ class BatchArrays:
         return found
 
     @property
+    def final_obs_assumed(self) -> NDArray[np.bool_]:
+        """(E,) whether the last observation was not recorded, and repeats the one before; the custom data says so."""
+        said = [data.get(Columns.FINAL_OBS_ASSUMED) for data in self.custom_data or ({},) * len(self)]
+        return np.array([isinstance(one, bool | np.bool_) and bool(one) for one in said], np.bool_)
+
+    @property
     def obs_starts(self) -> NDArray[np.int64]:
         """(E+1,): the observations of episode e are rows obs_starts[e]:obs_starts[e+1]."""
         return self.starts + np.arange(len(self.starts), dtype=np.int64)

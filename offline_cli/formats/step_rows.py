@@ -147,6 +147,7 @@ class StepRows:
     reset_infos: Sequence[Mapping[str, Any]] | None  # (N,) used at first steps
     file: NDArray[np.int64]  # (N,) a number that changes where a file ends, or rows between two were lost
     follows: bool  # the first row stands right after an unfinished row of the same key
+    final_assumed: NDArray[Any] | None = None  # (N,) whether a last row's `next_obs` is none that was recorded
 
 
 def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[np.int64]:
@@ -215,6 +216,7 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
     last = starts[1:] - 1
     codes = rows.keys.code[first].tolist()
     finals = rows.obs if rows.next_obs is None else rows.next_obs
+    assumed = None if rows.final_assumed is None else rows.final_assumed[last].astype(np.bool_)
     return EpisodeBatch(
         ids=tuple(rows.keys.eps_ids[code] for code in codes),
         starts=starts,
@@ -227,7 +229,7 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
         infos=_infos(rows, starts),
         t_started=None if rows.t is None else rows.t[first],
         start_kind=start_kind,
-        final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else None,
+        final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else assumed,
         agent_ids=_names(rows.keys.agent_ids, codes),
         module_ids=_names(rows.keys.module_ids, codes),
         multi_agent_ids=None if rows.keys.multi_agent_ids is None else _names(rows.keys.multi_agent_ids, codes),

@@ -102,6 +102,16 @@ class _Configured(Environment, ActionScale, total=False):
             metavar="R",
         ),
     ]
+    keep_invented: Annotated[
+        bool | None,
+        Option(
+            help="Learn from last steps whose next observation was not recorded, too, as if it were the one before: algorithms "
+            "that learn from next observations or their values leave such steps out.",
+            group=Group.DATA,
+            default=False,
+            in_config=True,
+        ),
+    ]
     val_fraction: Annotated[
         float | None,
         Option(

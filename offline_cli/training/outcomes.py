@@ -33,7 +33,18 @@ def notes_on(data: TrainingData, config: BCConfig, state: TrainState) -> list[st
     begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
     zeros = data.rewards.note_on_zeros() if needed else ()
     scale = _note_on_scale(data) if needed else ()
-    return [*data.environment_notes, *images, *data.selection.notes, *begun, *of_rewards, *zeros, *scale]
+    notes = [*data.environment_notes, *images, *data.selection.notes, *begun, *_note_on_ends(data, config)]
+    return [*notes, *of_rewards, *zeros, *scale]
+
+
+def _note_on_ends(data: TrainingData, config: BCConfig) -> list[str]:
+    """Where the algorithm bootstraps, and episodes do not end at an observation that was recorded."""
+    if not data.invented:
+        return []
+    ends = f"{data.invented:,} truncated episodes have no recorded last observation"
+    if config.keep_invented:
+        return [f"{ends}: {config.algorithm['name']} bootstraps from copies of the ones before (--keep-invented)"]
+    return [f"{ends}: the last step of each is left out, as {config.algorithm['name']} bootstraps; --keep-invented takes them"]
 
 
 def _note_on_scale(data: TrainingData) -> list[str]:
@@ -78,6 +89,7 @@ def result_of(session: Session, kept: int) -> TrainResult:
         stopped_by=config.bound_name if state.stopped_by in (None, "bound") else state.stopped_by,
         episodes=data.episodes,
         steps=data.steps,
+        steps_left_out=0 if config.keep_invented else data.invented,
         device=state.device,
         threads=state.threads,
         notes=notes_on(data, config, state),
