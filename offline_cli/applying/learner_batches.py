@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offline_cli.applying.checked_values import check_choices, check_finite
@@ -54,7 +53,6 @@ __all__ = [
     "check_known_scale",
     "grouped",
     "in_learner_units",
-    "invented_ends",
     "learner_columns",
     "learner_spaces",
     "nothing_left",
@@ -62,7 +60,6 @@ __all__ = [
     "stepped",
     "through",
     "with_steps",
-    "without_invented",
 ]
 
 TRAINED_ON: Final = (Columns.OBS, Columns.ACTIONS)
@@ -101,31 +98,6 @@ def with_steps(episodes: EpisodeBatch) -> EpisodeBatch:
     episodes = replace(episodes, extra=numbers)
     moving = np.flatnonzero(np.diff(episodes.starts))
     return episodes if len(moving) == len(episodes) else episodes.select(moving)
-
-
-def invented_ends(episodes: EpisodeBatch) -> NDArray[np.bool_]:
-    """(E,) whether the value after the last step would be that of an observation nobody recorded; never after a terminated
-    step, which has no value after it.
-    """
-    return episodes.final_obs_assumed & ~episodes.terminated
-
-
-def without_invented(episodes: EpisodeBatch) -> EpisodeBatch:
-    """`episodes`, those with invented ends without their last steps: they end at the last observation that was recorded."""
-    cut = invented_ends(episodes) & (episodes.lengths > 0)
-    if not cut.any():
-        return episodes
-    steps, seen = np.ones(episodes.num_steps, np.bool_), np.ones(episodes.num_steps + len(episodes), np.bool_)
-    steps[episodes.starts[1:][cut] - 1] = seen[episodes.obs_starts[1:][cut] - 1] = False
-    return replace(
-        episodes,
-        starts=np.concatenate([[0], np.cumsum(episodes.lengths - cut)]),
-        obs=map_leaves(lambda leaf: leaf[seen], episodes.obs),
-        actions=map_leaves(lambda leaf: leaf[steps], episodes.actions),
-        rewards=episodes.rewards[steps],
-        extra={name: map_leaves(lambda leaf: leaf[steps], tree) for name, tree in episodes.extra.items()},
-        infos=None if episodes.infos is None else [episodes.infos[row] for row in np.flatnonzero(seen).tolist()],
-    )
 
 
 def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: str) -> EpisodeBatch:

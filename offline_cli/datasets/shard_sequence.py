@@ -127,7 +127,9 @@ class ShardSequence:
     def complete(self, rows: RowFormat) -> None:
         """Write those finished shards again that lack columns which later ones have."""
         if any(map(rows.lacks, self._schemas)):
-            self.finished.change(lambda number, shard: self.rewrite(shard, rows) if rows.lacks(self._schemas[number]) else shard)
+            self.finished.change(
+                lambda number, shard: self.rewrite(shard, rows) if rows.lacks(self._schemas[number]) else shard
+            )
 
     def rewrite(self, shard: Shard, rows: RowFormat) -> Shard:
         """Write a finished shard again, with all columns."""

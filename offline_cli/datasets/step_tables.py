@@ -311,7 +311,9 @@ class _Rows:
         there = set(self._table.column_names)
         ids = self.names(Columns.SOURCE_ID, first) if Columns.SOURCE_ID in there else None
         assumed = self.flags(Columns.FINAL_OBS_ASSUMED, last).tolist() if Columns.FINAL_OBS_ASSUMED in there else []
-        found = [{} if name is None else {Columns.SOURCE_ID: name} for name in ids or (None,) * len(first)]
+        found: list[dict[str, Any]] = [
+            {} if name is None else {Columns.SOURCE_ID: name} for name in ids or (None,) * len(first)
+        ]
         for episode in np.flatnonzero(assumed).tolist():
             found[episode] |= {Columns.FINAL_OBS_ASSUMED: True}
         return tuple(found) if any(found) else None

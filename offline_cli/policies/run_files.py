@@ -6,7 +6,7 @@ place. So one seal covers every byte of the file, its own digits too. It shows d
 purpose can seal it again. Files of earlier versions have no seal. They are read, and the caller is informed, so that it can say
 so.
 
-The tensors of a checkpoint by name, of this version and the one before:
+The tensors of a checkpoint by name:
 
     modules.policy.network.0.weight   parameters and buffers of every module
     adam.0.mean                       of the optimizer of each group, by its number
@@ -14,8 +14,6 @@ The tensors of a checkpoint by name, of this version and the one before:
     best.network.0.weight             the policy of the best check
     refreshed.policy...               the modules that columns were last computed with, where they are recomputed
     generator, generator_cuda         torch's random generators
-
-Version 1 had behaviour cloning alone: the weights of its only module, and those of the best check, were one flat tensor each.
 
 `newest_checkpoint` and `checkpoint_bytes` read the newest whole checkpoint, also while a trainer may replace it.
 """
@@ -31,7 +29,7 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from offline_cli.datasets.file_names import RUN_CONFIG, RUN_MODULES, RUN_POLICY
 from offline_cli.datasets.ownership import is_link

@@ -33,18 +33,16 @@ def notes_on(data: TrainingData, config: BCConfig, state: TrainState) -> list[st
     begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
     zeros = data.rewards.note_on_zeros() if needed else ()
     scale = _note_on_scale(data) if needed else ()
-    notes = [*data.environment_notes, *images, *data.selection.notes, *begun, *_note_on_ends(data, config)]
+    notes = [*data.environment_notes, *data.source_notes, *images, *data.selection.notes, *begun, *_note_on_ends(data, config)]
     return [*notes, *of_rewards, *zeros, *scale]
 
 
 def _note_on_ends(data: TrainingData, config: BCConfig) -> list[str]:
     """Where the algorithm bootstraps, and episodes do not end at an observation that was recorded."""
-    if not data.invented:
-        return []
-    ends = f"{data.invented:,} truncated episodes have no recorded last observation"
-    if config.keep_invented:
-        return [f"{ends}: {config.algorithm['name']} bootstraps from copies of the ones before (--keep-invented)"]
-    return [f"{ends}: the last step of each is left out, as {config.algorithm['name']} bootstraps; --keep-invented takes them"]
+    name = config.algorithm["name"]
+    left_out = f"the last step of each is left out, as {name} bootstraps; --keep-invented takes them"
+    how = f"{name} bootstraps from copies of the ones before" if config.keep_invented else left_out
+    return [f"{data.invented:,} truncated episodes have no recorded last observation: {how}"] if data.invented else []
 
 
 def _note_on_scale(data: TrainingData) -> list[str]:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.applying.checked_values import place_of_first
-from offline_cli.applying.learner_batches import invented_ends, nothing_left
+from offline_cli.applying.learner_batches import nothing_left
 from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
@@ -104,6 +105,7 @@ class DataSummary:
     episodes: int = 0
     steps: int = 0
     invented: int = 0  # episodes that do not end at an observation that was recorded
+    agents: Counter[str | None] = field(default_factory=Counter)  # whose episodes they are, how many of each
     rewards: RewardFaults = field(default_factory=RewardFaults)
     _ids: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
     _ids_in_any_order: int = 0
@@ -115,7 +117,8 @@ class DataSummary:
         self._ids.update(b"".join(encoded))
         self._ids_in_any_order = (self._ids_in_any_order + sum(map(zlib.crc32, encoded))) & MASK
         self.episodes, self.steps = self.episodes + len(episodes), self.steps + episodes.num_steps
-        self.invented += int(np.count_nonzero(invented_ends(episodes)))
+        self.invented += int(np.count_nonzero(episodes.invented_ends))
+        self.agents.update(episodes.agent_ids or ())
         self.rewards.see(episodes)
         self._hash("ids", b"".join(encoded))
         for path, leaf in [("lengths", episodes.lengths), *self._read(episodes)]:
@@ -169,6 +172,7 @@ class TrainingData:
     environment_notes: tuple[str, ...] = ()  # on what either says of the other
     given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     selection: Selection = field(default_factory=Selection)  # of the episodes, as it was made
+    source_notes: tuple[str, ...] = ()
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -289,6 +293,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         digest=_with(summary.digest(builder.layout), mixed),
         seen=summary.figures(source.where, source.module) | mixed,
         selection=source.selection,
+        source_notes=(*source.notes, *_note_on_agents(summary, source.module_id)),
         pipeline=source.name,
         trained=trained,
         pieces=pieces,
@@ -298,6 +303,16 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         recorded_in=source.recorded_in,
         columns_anew=anew,
     )
+
+
+def _note_on_agents(summary: DataSummary, module: str | OneModule | None) -> list[str]:
+    """Where several agents share the module that learns, and nobody has said that they are to."""
+    if len(summary.agents) < 2 or isinstance(module, OneModule):
+        return []
+    named = ", ".join(f"{name} ({count:,} episodes)" for name, count in summary.agents.most_common(8))
+    what = f"one policy learns from the episodes of {len(summary.agents):,} agents, as their module is the same: {named}"
+    each = "--module-of agent_id trains one for each (then --module-id NAME in place of it one of them)"
+    return [f"{what}; {each}, --module-of '*=shared' says that one is meant"]
 
 
 def _with(digest: str, more: Mapping[str, Any]) -> str:

@@ -34,7 +34,6 @@ from offline_cli.applying.learner_batches import (
     learner_spaces,
     of_one_module,
     with_steps,
-    without_invented,
 )
 from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import STEP_COLUMNS, Columns, ElementNames
@@ -91,6 +90,7 @@ class TrainingSource:
     selection: Selection  # of the episodes
     kept: Sequence[ConnectorV2]  # pieces that have learned elsewhere, and learn no more
     elements: ElementNames  # of vectors that were columns of a table
+    notes: Sequence[str]  # on the sources
     observed_ends: bool  # steps whose next observation is invented are left out
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
@@ -158,7 +158,7 @@ class TrainingSource:
         for values outside the spaces, and rewards that are not finite where they are learned from.
         """
         observations, actions = self.spaces
-        episodes = without_invented(episodes) if self.observed_ends else episodes
+        episodes = episodes.without_invented() if self.observed_ends else episodes
         if uses_rewards(self.learner.algorithm):
             check_finite_rewards(episodes, self.where)
         are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
@@ -339,6 +339,7 @@ def _opened(
         selection=selection,
         kept=kept,
         elements=stream.elements,
+        notes=stream.incomplete,
         observed_ends=observed_ends,
         _open=opened,
         _streams=scope.moved(),

@@ -65,9 +65,7 @@ def assumed(folder: Path) -> list[bool]:
 
 
 @BOOTSTRAPPING
-def test_steps_before_an_invented_observation_are_left_out_counted_and_noted(
-    algorithm: str, source: Path, train: Told
-) -> None:
+def test_steps_before_an_invented_observation_are_left_out_counted_and_noted(algorithm: str, source: Path, train: Told) -> None:
     left_out = train(source, algorithm)
     assert (left_out["steps"], left_out["steps_left_out"], left_out["episodes"]) == (STEPS - 5, 5, EPISODES)
     assert any("--keep-invented" in note for note in left_out["notes"])
@@ -163,3 +161,21 @@ def test_a_converted_dataset_teaches_as_its_source(form: str, source: Path, tmp_
     told("convert", source, "--out", tmp_path / "D", "--to", form, "--action-scale", "env")
     found = train(tmp_path / "D", "marwil")
     assert (found["steps"], found["steps_left_out"]) == (STEPS - 5, 5)
+
+
+@pytest.mark.parametrize("piece", ["add_next_observations_from_episodes_to_train_batch", "n_step_returns"])
+def test_train_batches_of_next_observations_hold_recorded_ones(piece: str, source: Path, tmp_path: Path, told: Told) -> None:
+    options = {"n_step_returns": "n_step = 3\ngamma = 0.9\n"}.get(piece, "")
+    (tmp_path / "p.toml").write_text(f'kind = "learner"\n[[pieces]]\nname = "{piece}"\n{options}')
+    asked = ["apply", source, "--pipeline", tmp_path / "p.toml", "--action-scale", "env", "--out"]
+    found, kept = told(*asked, tmp_path / "B"), told(*asked, tmp_path / "K", "--keep-invented")
+    assert [(one["rows"], one["steps_left_out"], bool(one["notes"])) for one in (found, kept)] == [
+        (STEPS - 5, 5, True),
+        (STEPS, 0, False),
+    ]
+
+
+def test_train_batches_without_next_observations_hold_every_step(source: Path, tmp_path: Path, told: Told) -> None:
+    (tmp_path / "p.toml").write_text('kind = "learner"\n')
+    found = told("apply", source, "--pipeline", tmp_path / "p.toml", "--action-scale", "env", "--out", tmp_path / "B")
+    assert (found["rows"], found["steps_left_out"], found["notes"]) == (STEPS, 0, [])
