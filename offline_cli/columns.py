@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["EPISODE_COLUMNS", "STEP_COLUMNS", "Columns", "ElementNames", "mappings_in"]
+__all__ = ["CUSTOM_COLUMNS", "EPISODE_COLUMNS", "STEP_COLUMNS", "Columns", "ElementNames", "mappings_in"]
 
 
 class Columns:
@@ -50,6 +50,7 @@ class Columns:
     TERMINATED: Final = "terminated"
     TRUNCATED: Final = "truncated"
     DONES: Final = "dones"  # legacy gym: read, never written
+    FINAL_OBS_ASSUMED: Final = "final_obs_assumed"  # nobody recorded the last observation: it repeats the one before
 
 
 EPISODE_COLUMNS: Final = (Columns.ITEM, Columns.EPS_ID, Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED)
@@ -71,6 +72,9 @@ STEP_COLUMNS: Final = (
     Columns.TRUNCATEDS,
 )
 """Columns that every `columns` dataset has, in order; extra model outputs and infos follow."""
+
+CUSTOM_COLUMNS: Final = (Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED)
+"""What columns keep of an episode's custom data."""
 
 
 PATHS: Final = {"observations": Columns.OBS}  # what messages call a column

@@ -17,6 +17,7 @@ Decisions:
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import time
 from collections import deque
@@ -44,6 +45,7 @@ from offline_cli.progress import OnProgress, no_progress
 __all__ = ["ApplyResult", "apply"]
 
 RUN_MODULES: Final = "offline_cli.training.run_modules"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class ApplyResult:
     steps: int
     steps_per_batch: int
     bytes: int  # of all files with batches; 0 of a dry run
+    steps_left_out: int  # last ones, whose next observation was not recorded
+    notes: list[str]  # on the sources
     state: str | None  # what the pieces learned, below `out`; None: nothing
     action_scale: str  # of the source
     spaces_inferred: bool
@@ -107,7 +111,7 @@ def apply(
     assert out is not None
     asked = Asked(file, options["format"], options["steps_per_batch"], options["limit"], (), tuple(command))
     target = open_location(out, storage_options, beside=[*_listed(sources), *others])
-    return _applied(asked, said, target, overwrite=options["overwrite"], dry_run=options["dry_run"])
+    return _applied(asked, said, target, options)
 
 
 def _listed(sources: Sources) -> list[Any]:
@@ -142,8 +146,8 @@ def _check_usage(out: str | None, options: ApplyOptions) -> None:
         raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
 
 
-def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry_run: bool) -> ApplyResult:
-    began = time.monotonic()
+def _applied(asked: Asked, said: Said, target: Location, options: ApplyOptions) -> ApplyResult:
+    began, overwrite, dry_run = time.monotonic(), options["overwrite"], options["dry_run"]
     check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
     recordings = said.open()
     check_apart(recordings.places, target)
@@ -151,16 +155,25 @@ def _applied(asked: Asked, said: Said, target: Location, *, overwrite: bool, dry
     ready = recordings.ready(asked.file, limit=asked.limit)
     with ready.stream:
         stored_as = batch_format(asked.format, ready.spaces_of_columns() if ready.network.axes == 1 else {})
-        batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
+        how: dict[str, Any] = {"steps_per_batch": asked.steps_per_batch, "keep_invented": options["keep_invented"]}
+        batches = TrainBatches(ready, stored_as, **how)
         every = _begun(iter(batches), ready.where)
         nbytes, state = 0, None
         if dry_run:
             deque(every, maxlen=0)
         else:
             nbytes, state = write_batches(target, stored_as, every, batches, ready, asked, overwrite=overwrite)
+    notes = ready.stream.incomplete
+    if batches.steps_left_out:
+        ends = f"{batches.steps_left_out:,} truncated episodes have no recorded last observation"
+        notes.append(f"{ends}: the last step of each is left out; --keep-invented takes them")
+    for note in notes:
+        _log.warning("note: %s", note)
     return ApplyResult(
         out=target.url,
         **batches.counts(),
+        steps_left_out=batches.steps_left_out,
+        notes=notes,
         columns=batches.names,
         format=asked.format,
         steps_per_batch=asked.steps_per_batch,

@@ -28,6 +28,8 @@ from offline_cli.applying.learner_batches import check_announced, grouped, in_le
 from offline_cli.applying.recordings import Ready, dtype_name
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, state_to_bytes
+from offline_cli.connectors.learner.added_columns import AddNextObservationsFromEpisodesToTrainBatch
+from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation, NStepReturns
 from offline_cli.datasets.step_tables import info_to_text
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
@@ -59,6 +61,7 @@ TEXT: Final = "text"
 COLUMNS: Final = "columns"
 SAFETENSORS: Final = "safetensors"
 COMPRESSION: Final = "zstd"
+OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)
 Guard = Callable[[], AbstractContextManager[None]]
 
 
@@ -278,21 +281,31 @@ class TrainBatch:
 class TrainBatches:
     """The train batches of `ready`, to be iterated over once; what it counts is complete when they end."""
 
-    def __init__(self, ready: Ready, stored_as: BatchFormat, *, steps_per_batch: int) -> None:
-        """`steps_per_batch`: a batch closes with the episode that brings it to so many steps."""
+    def __init__(self, ready: Ready, stored_as: BatchFormat, *, steps_per_batch: int, keep_invented: bool = False) -> None:
+        """`steps_per_batch`: a batch closes with the episode that brings it to so many steps. `keep_invented`: pieces of ours
+        that ask for next observations, or their values, get those that nobody recorded, too.
+        """
         self._ready, self._stored_as, self._steps_per_batch = ready, stored_as, steps_per_batch
-        self.batches = self.rows = self.episodes = self.steps = 0
+        self._observed_ends = not keep_invented and any(isinstance(piece, OF_NEXT) for piece in ready.pipeline.pieces())
+        self.batches = self.rows = self.episodes = self.steps = self.steps_left_out = 0
         self.kinds: tuple[ColumnKind, ...] = ()  # those of the first batch
         self.names: tuple[str, ...] = ()  # of its columns
 
     def __iter__(self) -> Iterator[TrainBatch]:
         """Raises what reading raises; BadPiece for pieces that raise or return no batch; BadConfig for the format, and for
         shapes that the pipeline does not announce."""
-        moving = filter(len, map(with_steps, self._ready.stream))
+        moving = filter(len, map(with_steps, map(self._observed, self._ready.stream)))
         for episodes in grouped(moving, self._steps_per_batch):
             made = self._made(episodes)
             self._count(made)
             yield made
+
+    def _observed(self, episodes: EpisodeBatch) -> EpisodeBatch:
+        if not self._observed_ends:
+            return episodes
+        observed = episodes.without_invented()
+        self.steps_left_out += episodes.num_steps - observed.num_steps
+        return observed
 
     def _made(self, episodes: EpisodeBatch) -> TrainBatch:
         ready, where = self._ready, f"train batch from episode {episodes.ids[0]} of {self._ready.where}"

@@ -127,6 +127,16 @@ class EpisodeStream:
         return None if self.environment is None else self.environment.id
 
     @property
+    def incomplete(self) -> list[str]:
+        """A note on each dataset among the sources that was committed before all that was asked for was in it."""
+        made = [(one.info.location, one.info.manifest) for one in self._episodes.sources]
+        return [
+            f"{place} is incomplete, with {known.counts.episodes:,} episodes of more (`offline-cli validate` says what to do)"
+            for place, known in made
+            if known is not None and not known.complete
+        ]
+
+    @property
     def without_rewards(self) -> tuple[str, int] | None:
         """The first source known to have steps without reward, which count as 0, and how many; more are known as it is read."""
         before = ((one.info.location, one.info.inherited[MISSING_REWARDS]) for one in self._episodes.sources)

@@ -26,6 +26,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import Columns
 from offline_cli.converting.open_episode import (
     OpenEpisode,
     after_end,
@@ -119,7 +120,7 @@ class Stitcher:
                     repeated.passed.append(entry)
                     self._note([name], np.zeros(1, np.int64), None, place)
                     self._prints.append(repeated.prints[entry])
-                    self._count_final(batch, entry, place)
+                    self._count_finals(batch.select([entry]), np.zeros(1, np.int64), None, place)
                     continue
                 if self._is_repeated(batch, entry, repeated.prints[entry]):
                     self._drop_duplicate(batch, entry, place)
@@ -224,13 +225,9 @@ class Stitcher:
 
         self.tally.assume(NO_NEXT_OBS, len(missing), places=in_words)
 
-    def _count_final(self, batch: EpisodeBatch, entry: int, place: str) -> None:
-        if batch.final_missing is not None and batch.final_missing[entry]:
-            self.tally.assume(NO_NEXT_OBS, places=_place(place, batch.ids[entry]))
-
     def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
         """Its assumptions are counted as those of the first one: counts are of everything read."""
-        self._count_final(batch, entry, place)
+        self._count_finals(batch.select([entry]), np.zeros(1, np.int64), None, place)
         self.tally.drop_duplicate(partial(_at, place, batch.ids[entry]))
 
     # ---- one fragment ----
@@ -367,9 +364,14 @@ def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
 
 
 def _as_whole(batch: EpisodeBatch) -> EpisodeBatch:
-    """`batch` without the fields that only fragments have."""
-    is_whole = batch.t_started is None and batch.start_kind is None and batch.final_missing is None
-    return batch if is_whole else replace(batch, t_started=None, start_kind=None, final_missing=None)
+    """`batch` without the fields that only fragments have; the custom data of an episode keeps that its end is assumed."""
+    if batch.t_started is None and batch.start_kind is None and batch.final_missing is None:
+        return batch
+    data = batch.custom_data
+    if batch.final_missing is not None and batch.final_missing.any():
+        pairs = zip(data or ({},) * len(batch), batch.final_missing.tolist(), strict=True)
+        data = tuple({**one, Columns.FINAL_OBS_ASSUMED: True} if missing else one for one, missing in pairs)
+    return replace(batch, t_started=None, start_kind=None, final_missing=None, custom_data=data)
 
 
 def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:

@@ -179,7 +179,10 @@ def check_further_columns(have: Any, location: Location) -> None:
     infos = [name for name in kinds if name in INFO_COLUMNS]
     if len(infos) == 1:
         wrong.append(f"of {' and '.join(INFO_COLUMNS)} only {infos[0]}")
-    extra = [column for column in have if column.name not in STEP_COLUMNS and column.name not in kinds]
+    assumed = Columns.FINAL_OBS_ASSUMED
+    if assumed in have.names and not pa.types.is_boolean(have.field(assumed).type):
+        wrong.append(f"column {assumed!r} is {have.field(assumed).type}, not true or false")
+    extra = [column for column in have if column.name not in (*STEP_COLUMNS, *kinds, assumed)]
     wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
     if wrong:
         raise _wrong_columns(f"columns that no dataset has: {'; '.join(wrong)}", location)

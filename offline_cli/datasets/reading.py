@@ -196,7 +196,7 @@ class ShardReader:
         return [name for name in file.schema_arrow.names if self._is_wanted(name)]
 
     def _is_wanted(self, name: str) -> bool:
-        if self.keep is None or name in STEP_COLUMNS:
+        if self.keep is None or name in (*STEP_COLUMNS, Columns.FINAL_OBS_ASSUMED):
             return True
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 

@@ -1,20 +1,20 @@
 """The two row formats as a writer uses them: rows per episode, and batches as tables; and batches as data frames of Polars.
 
 `columns` has one schema for the whole dataset; a batch that does not fit it raises. The first block fixes the extra model
-outputs and whether there are ids of the source. Infos get their two columns from the first episode on that has any; shards
-before it get empty ones at the commit (`lacks`).
+outputs and whether there are ids of the source. Infos get their two columns from the first episode on that has any, and
+`final_obs_assumed` its one; shards before it get empty ones at the commit (`lacks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.columns import CUSTOM_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.fields import check_names
@@ -63,12 +63,16 @@ class RowFormat:
         """
         raise NotImplementedError
 
-    def add_columns(self) -> None:
-        """Make tables with more columns from now on, as `first_change` said."""
+    def add_columns(self, batch: EpisodeBatch) -> None:
+        """Make tables with more columns from now on, as `first_change` said of `batch`."""
 
     def lacks(self, schema: Any) -> bool:
         """Whether a shard of this pa.Schema has fewer columns than the dataset."""
         return False
+
+    def completed(self, table: Any) -> Any:
+        """The pa.Table of such a shard with all columns."""
+        return table
 
     def adopt(self, schema: Any) -> None:
         """Continue with the pa.Schema of a shard written before."""
@@ -104,12 +108,12 @@ class StepRows(RowFormat):
 
     name = "columns"
 
-    def __init__(self, observation_space: Space, action_space: Space, tally: Tally) -> None:
-        """Raises UnsupportedSpace for spaces that make no column."""
+    def __init__(self, observation_space: Space, action_space: Space, tally: Tally, further: Collection[str] = ()) -> None:
+        """`further`: columns that tables have from the start. Raises UnsupportedSpace for spaces that make no column."""
         self._spaces = observation_space, action_space
         self._tally = tally
         self._extra: list[Any] | None = None  # pa.Fields of the extra model outputs; None until the first block
-        self._has_infos = False
+        self._further = set(further)  # of `infos` and `final_obs_assumed` those that tables have by now
         self._has_source_ids: bool | None = None  # None until the first block
         for name, space in zip(("observations", "actions"), self._spaces, strict=True):
             check_supported(space, where=name)
@@ -133,7 +137,7 @@ class StepRows(RowFormat):
         if self._has_source_ids is None:
             self._has_source_ids = any(Columns.SOURCE_ID in data for data in batch.custom_data or ())
         if batch.custom_data is not None:
-            kept = {Columns.SOURCE_ID} if self._has_source_ids else set[str]()
+            kept = set(CUSTOM_COLUMNS if self._has_source_ids else CUSTOM_COLUMNS[1:])
             self._tally.assume("custom-data-not-kept", sum(not kept.issuperset(data) for data in batch.custom_data))
         if batch.clock is not None:
             self._tally.assume("clock-not-kept", int(np.count_nonzero(~np.isnan(batch.clock).all(axis=1))))
@@ -141,32 +145,46 @@ class StepRows(RowFormat):
             self._tally.assume("multi-agent-id-not-kept", sum(name is not None for name in batch.multi_agent_ids))
 
     def first_change(self, batch: EpisodeBatch) -> int | None:
-        """The first episode with an info that is not empty, if none had one before."""
-        if self._has_infos or batch.infos is None:
-            return None
-        row = next((row for row, info in enumerate(batch.infos) if info), None)
-        return None if row is None else int(np.searchsorted(batch.obs_starts, row, side="right")) - 1
+        """The first episode with an info that is not empty, or an assumed last observation, if none had one before."""
+        return min(self._changes(batch).values(), default=None)
 
-    def add_columns(self) -> None:
-        """Give tables the columns of infos from now on."""
-        self._has_infos = True
+    def _changes(self, batch: EpisodeBatch) -> dict[str, int]:
+        """The first episode that asks for it, of each column that tables do not have yet."""
+        found: dict[str, int] = {}
+        if Columns.INFOS not in self._further:
+            row = next((row for row, info in enumerate(batch.infos or ()) if info), None)
+            found |= {} if row is None else {Columns.INFOS: int(np.searchsorted(batch.obs_starts, row, side="right")) - 1}
+        if Columns.FINAL_OBS_ASSUMED not in self._further and (assumed := batch.final_obs_assumed).any():
+            found[Columns.FINAL_OBS_ASSUMED] = int(assumed.argmax())
+        return found
+
+    def add_columns(self, batch: EpisodeBatch) -> None:
+        """See RowFormat."""
+        self._further |= {name for name, first in self._changes(batch).items() if first == self.first_change(batch)}
 
     def lacks(self, schema: Any) -> bool:
-        """Whether a shard of this schema was written before there were infos."""
-        return self._has_infos and step_tables.INFO_COLUMNS[0] not in schema.names
+        """See RowFormat."""
+        return not self._further.issubset(schema.names)
+
+    def completed(self, table: Any) -> Any:
+        """See RowFormat."""
+        return step_tables.completed(table, self._schema())
+
+    def _schema(self) -> Any:
+        further = self._further | ({Columns.SOURCE_ID} if self._has_source_ids else set())
+        return step_tables.step_schema(*self._spaces, self._extra or (), further=further)
 
     def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
         """See RowFormat."""
         self._fix_extras(step_tables.extra_fields(batch), f"batch from episode {batch.ids[0]}")
-        source_ids = bool(self._has_source_ids)
-        schema = step_tables.step_schema(*self._spaces, self._extra or (), source_ids=source_ids, infos=self._has_infos)
+        schema = self._schema()
         if ready is not None and ready.schema.equals(schema):
             return pa.Table.from_arrays(ready.columns, schema=schema)
         return step_tables.to_table(batch, schema, tally=self._tally)
 
     def adopt(self, schema: Any) -> None:
         """See RowFormat."""
-        self._has_infos |= step_tables.INFO_COLUMNS[0] in schema.names
+        self._further |= {Columns.INFOS, Columns.FINAL_OBS_ASSUMED}.intersection(schema.names)
         self._has_source_ids = Columns.SOURCE_ID in schema.names
         self._fix_extras([field for field in schema if field.name not in step_tables.NO_EXTRA], "a shard written before")
 
@@ -218,13 +236,12 @@ class StepFrames:
         if observation_space is None or action_space is None:
             fix = "offline-cli convert with --env, which says the spaces; or to_polars(per='episode')"
             raise BadData("the dataset does not say its spaces, which columns follow from", where=self._where, fix=fix)
-        rows, count = StepRows(observation_space, action_space, Tally()), 0
-        rows.add_columns()
+        rows, count = StepRows(observation_space, action_space, Tally(), further=[Columns.INFOS]), 0
         for prepared in filter(len, map(rows.prepare, batches)):
             count += 1
             yield self._with_multi_agent_ids(_frame(rows.table(prepared, where=self._where)), prepared)
         if not count:
-            frame = _frame(step_tables.step_schema(observation_space, action_space, infos=True).empty_table())
+            frame = _frame(step_tables.step_schema(observation_space, action_space, further=[Columns.INFOS]).empty_table())
             yield self._with_multi_agent_ids(frame, EpisodeBatch.from_episodes([]))
 
     def _with_multi_agent_ids(self, frame: Any, batch: EpisodeBatch) -> Any:

@@ -30,7 +30,7 @@ from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.row_groups import BlockCutter
 from offline_cli.datasets.shard_list import parts_of
 from offline_cli.datasets.statistics import StatisticsBuilder
-from offline_cli.datasets.step_tables import EMPTY_INFOS_BYTES, with_empty_infos
+from offline_cli.datasets.step_tables import EMPTY_BYTES
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, StorageNotFound, Uncommitted
 from offline_cli.files.locations import Location
@@ -124,21 +124,23 @@ class ShardSequence:
             self._open.discard()
             self._open = None
 
-    def add_empty_infos(self, rows: RowFormat) -> None:
-        """Write those finished shards again that lack columns which later ones have: those of infos."""
+    def complete(self, rows: RowFormat) -> None:
+        """Write those finished shards again that lack columns which later ones have."""
         if any(map(rows.lacks, self._schemas)):
-            self.finished.change(lambda number, shard: self.rewrite(shard) if rows.lacks(self._schemas[number]) else shard)
+            self.finished.change(
+                lambda number, shard: self.rewrite(shard, rows) if rows.lacks(self._schemas[number]) else shard
+            )
 
-    def rewrite(self, shard: Shard) -> Shard:
-        """Write a finished shard again, with empty infos."""
+    def rewrite(self, shard: Shard, rows: RowFormat) -> Shard:
+        """Write a finished shard again, with all columns."""
         place = self._folder.join(shard.path)
         writer: ShardWriter | None = None
         try:
             with opened(place, size=shard.bytes) as file:
                 trust = Trust(shard.sha256)
-                grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * EMPTY_INFOS_BYTES
+                grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * EMPTY_BYTES
                 plain = is_plain(file) or grown > max(safety.MAX_BYTES, safety.MAX_RATIO * shard.bytes)
-                for table in map(with_empty_infos, read_row_groups(file, place, trust=trust)):
+                for table in map(rows.completed, read_row_groups(file, place, trust=trust)):
                     writer = writer or self._writer(shard.path, table.schema, is_plain=plain)
                     writer.write(table, rows=[table.num_rows])
             assert writer is not None, "a finished shard has rows"

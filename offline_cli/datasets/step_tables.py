@@ -3,7 +3,7 @@
 A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
 `new_obs` of each episode's last. These raise: episodes without a step, which have no row (the writer drops and counts them),
 extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. What a row has no
-place for (custom data but the `source_id` of an episode, clock, multi-agent ids) is not kept; the writer counts it.
+place for (custom data but `source_id` and `final_obs_assumed`, clock, multi-agent ids) is not kept; the writer counts it.
 
 Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`; what
 JSON cannot express (bytes, complex numbers) raises. NaN and infinities are written as Python's json module writes and reads
@@ -13,14 +13,14 @@ them: a null would lose them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.columns import CUSTOM_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets.episode_runs import as_text, run_starts
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.steps import plain_mapping
@@ -33,11 +33,12 @@ from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
-    "EMPTY_INFOS_BYTES",
+    "EMPTY_BYTES",
     "FLAT_SCHEMA",
     "INFO_COLUMNS",
     "NO_EXTRA",
     "OF_AGENTS",
+    "completed",
     "extra_fields",
     "from_table",
     "info_from_text",
@@ -45,13 +46,12 @@ __all__ = [
     "plain_table",
     "step_schema",
     "to_table",
-    "with_empty_infos",
 ]
 
 INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
-NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, Columns.SOURCE_ID})
+NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, *CUSTOM_COLUMNS})
 """Names that are not those of extra model outputs."""
-EMPTY_INFOS_BYTES: Final = 2 * WIDTHS["BYTE_ARRAY"]  # of a row in memory, in the two columns
+EMPTY_BYTES: Final = 1 + 2 * WIDTHS["BYTE_ARRAY"]  # at most, of a row in memory, in columns that were added
 FIX = "write the dataset again from its source"
 FLAT_SCHEMA: Final = pa.schema(
     [
@@ -102,9 +102,11 @@ def _name(value: Any) -> str:
 
 
 def step_schema(
-    observation_space: Space, action_space: Space, extra: Sequence[Any] = (), *, source_ids: bool = False, infos: bool = False
+    observation_space: Space, action_space: Space, extra: Sequence[Any] = (), *, further: Collection[str] = ()
 ) -> Any:
-    """The table's pa.Schema; `extra`: pa.Fields of the extra model outputs. Raises UnsupportedSpace."""
+    """The table's pa.Schema; `extra`: pa.Fields of the extra model outputs; `further`: CUSTOM_COLUMNS and `infos`, as far as
+    there are any. Raises UnsupportedSpace.
+    """
     obs, actions = space_field(Columns.OBS, observation_space), space_field(Columns.ACTIONS, action_space)
     plain = {
         Columns.T: pa.int64(),
@@ -114,20 +116,17 @@ def step_schema(
     }
     of_spaces = {Columns.OBS: obs, Columns.ACTIONS: actions, Columns.NEXT_OBS: obs.with_name(Columns.NEXT_OBS)}
     steps = [of_spaces.get(name) or pa.field(name, plain.get(name, pa.string())) for name in STEP_COLUMNS]  # the rest: names
-    theirs = [pa.field(Columns.SOURCE_ID, pa.string())] if source_ids else []
-    schema = pa.schema([*steps, *theirs, *extra])
-    return _with_info_columns(schema) if infos else schema
+    theirs = [pa.field(Columns.SOURCE_ID, pa.string())] if Columns.SOURCE_ID in further else []
+    assumed = [pa.field(Columns.FINAL_OBS_ASSUMED, pa.bool_())] if Columns.FINAL_OBS_ASSUMED in further else []
+    infos = [pa.field(name, pa.string()) for name in INFO_COLUMNS] if Columns.INFOS in further else []
+    return pa.schema([*steps, *theirs, *extra, *assumed, *infos])
 
 
-def _with_info_columns(schema: Any) -> Any:
-    return pa.schema([*schema, *(pa.field(name, pa.string()) for name in INFO_COLUMNS)])
-
-
-def with_empty_infos(table: Any) -> Any:
-    """`table`, which has no infos, with the two columns of infos, all null."""
-    empty = pa.nulls(table.num_rows, pa.string())
-    schema = _with_info_columns(table.schema)
-    return pa.Table.from_arrays([*table.columns, *(empty for _ in INFO_COLUMNS)], schema=schema)
+def completed(table: Any, schema: Any) -> Any:
+    """`table` with the further columns of `schema` that it lacks: no infos, no last observation that is assumed."""
+    empty = {pa.string(): pa.nulls(table.num_rows, pa.string()), pa.bool_(): pa.array(np.zeros(table.num_rows, np.bool_))}
+    columns = [table[field.name] if field.name in table.schema.names else empty[field.type] for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def extra_fields(batch: EpisodeBatch) -> list[Any]:
@@ -162,6 +161,10 @@ def to_table(batch: EpisodeBatch, schema: Any, *, tally: Tally) -> Any:
     if Columns.SOURCE_ID in schema.names:
         theirs = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ({},) * len(batch)]
         columns[Columns.SOURCE_ID] = _names(theirs, batch)
+    if Columns.FINAL_OBS_ASSUMED in schema.names:
+        assumed = np.zeros(batch.num_steps, np.bool_)
+        assumed[batch.starts[1:] - 1] = batch.final_obs_assumed
+        columns[Columns.FINAL_OBS_ASSUMED] = pa.array(assumed)
     if Columns.INFOS in schema.names:
         columns |= _info_columns(batch, tally)
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
@@ -236,7 +239,7 @@ def from_table(
         t_started=t_started if t_started.any() else None,
         agent_ids=columns.names(Columns.AGENT_ID, first),
         module_ids=columns.names(Columns.MODULE_ID, first),
-        custom_data=columns.custom_data(first),
+        custom_data=columns.custom_data(first, last),
         observation_space=observation_space,
         action_space=action_space,
     )
@@ -303,14 +306,17 @@ class _Rows:
         column = self.raw(name)
         return None if column.null_count == len(column) else tuple(self.texts(column.take(pa.array(first))))
 
-    def custom_data(self, first: NDArray[np.int64]) -> tuple[Mapping[str, Any], ...] | None:
-        """(E,) with the ids that episodes had in their source; None where no episode had one."""
-        if Columns.SOURCE_ID not in self._table.column_names:
-            return None
-        names = self.names(Columns.SOURCE_ID, first)
-        if names is None:
-            return None
-        return tuple({} if name is None else {Columns.SOURCE_ID: name} for name in names)
+    def custom_data(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[Mapping[str, Any], ...] | None:
+        """(E,) of CUSTOM_COLUMNS, as far as an episode has them; None where none has any."""
+        there = set(self._table.column_names)
+        ids = self.names(Columns.SOURCE_ID, first) if Columns.SOURCE_ID in there else None
+        assumed = self.flags(Columns.FINAL_OBS_ASSUMED, last).tolist() if Columns.FINAL_OBS_ASSUMED in there else []
+        found: list[dict[str, Any]] = [
+            {} if name is None else {Columns.SOURCE_ID: name} for name in ids or (None,) * len(first)
+        ]
+        for episode in np.flatnonzero(assumed).tolist():
+            found[episode] |= {Columns.FINAL_OBS_ASSUMED: True}
+        return tuple(found) if any(found) else None
 
     def infos(self, starts: NDArray[np.int64]) -> Infos | None:
         """N+E infos: the reset's and then each step's, per episode; None when all are empty."""

@@ -208,15 +208,14 @@ class DatasetWriter:
             return
         self._take_ids(batch.ids)
         self._ready.push(len(batch), ready if ready is not None and same_content(given, batch) else None)
-        first = self._rows.first_change(batch)
-        if first is not None and self._base is not None and self._base.shards:
-            what = f"episode {batch.ids[first]} has infos, and the shards of the dataset have no columns for them"
-            fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
-            raise BadEpisode(what, where=self.location.url, fix=fix)
-        if first is not None:  # a table cannot change its columns half way
+        while (first := self._rows.first_change(batch)) is not None:  # a table cannot change its columns half way
+            if self._base is not None and self._base.shards:
+                what = f"episode {batch.ids[first]} has infos, or an assumed last observation, for which the shards of the "
+                fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
+                raise BadEpisode(f"{what}dataset have no columns", where=self.location.url, fix=fix)
             self._put(self._cutter.push(batch.select(slice(0, first))))
             self._put(self._cutter.begin_shard())
-            self._rows.add_columns()
+            self._rows.add_columns(batch)
             batch = batch.select(slice(first, len(batch)))
         self._put(self._cutter.push(batch))
 
@@ -303,7 +302,7 @@ class DatasetWriter:
         shards = self._open_shards()
         self._put(self._cutter.flush())
         shards.close()
-        shards.add_empty_infos(self._rows)
+        shards.complete(self._rows)
         counted = self._tally.assumptions if assumptions is None else assumptions
         if count_not_finite:
             counted = {**counted, **self._statistics.not_finite}

@@ -127,6 +127,17 @@ class BatchArrays:
         return found
 
     @property
+    def final_obs_assumed(self) -> NDArray[np.bool_]:
+        """(E,) whether the last observation was not recorded, and repeats the one before; the custom data says so."""
+        said = [data.get(Columns.FINAL_OBS_ASSUMED) for data in self.custom_data or ({},) * len(self)]
+        return np.array([isinstance(one, bool | np.bool_) and bool(one) for one in said], np.bool_)
+
+    @property
+    def invented_ends(self) -> NDArray[np.bool_]:
+        """(E,) whether the value after the last step would be that of an assumed observation; a terminated one has none."""
+        return self.final_obs_assumed & ~self.terminated
+
+    @property
     def obs_starts(self) -> NDArray[np.int64]:
         """(E+1,): the observations of episode e are rows obs_starts[e]:obs_starts[e+1]."""
         return self.starts + np.arange(len(self.starts), dtype=np.int64)
@@ -210,6 +221,15 @@ class BatchArrays:
         rows = slice(int(self.starts[first]), int(self.starts[stop]))
         obs_starts = self.obs_starts
         return self._part(range(first, stop), starts, rows, slice(int(obs_starts[first]), int(obs_starts[stop])))
+
+    def without_invented(self) -> Self:
+        """All episodes, those with `invented_ends` without their last steps, so that they end at a recorded observation."""
+        cut = self.invented_ends & (self.lengths > 0)
+        if not cut.any():
+            return self
+        rows = np.delete(np.arange(self.num_steps), self.starts[1:][cut] - 1)
+        obs_rows = np.delete(np.arange(self.num_steps + len(self)), self.obs_starts[1:][cut] - 1)
+        return self._part(range(len(self)), np.concatenate([[0], np.cumsum(self.lengths - cut)]), rows, obs_rows)
 
     def _part(self, index: Any, starts: NDArray[np.int64], rows: Any, obs_rows: Any) -> Self:
         chosen = slice(index.start, index.stop) if isinstance(index, range) else index

@@ -148,6 +148,7 @@ class StepRows:
     file: NDArray[np.int64]  # (N,) a number that changes where a file ends, or rows between two were lost
     follows: bool  # the first row stands right after an unfinished row of the same key
     where: Callable[[int], str] | None = None  # the place of a row, in words; None: the episode and its step tell it
+    final_assumed: NDArray[Any] | None = None  # (N,) whether a last row's `next_obs` is none that was recorded
 
 
 def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[np.int64]:
@@ -217,6 +218,7 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
     last = starts[1:] - 1
     codes = rows.keys.code[first].tolist()
     finals = rows.obs if rows.next_obs is None else rows.next_obs
+    assumed = None if rows.final_assumed is None else rows.final_assumed[last].astype(np.bool_)
     return EpisodeBatch(
         ids=tuple(rows.keys.eps_ids[code] for code in codes),
         starts=starts,
@@ -229,7 +231,7 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
         infos=_infos(rows, starts),
         t_started=None if rows.t is None else rows.t[first],
         start_kind=start_kind,
-        final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else None,
+        final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else assumed,
         agent_ids=_names(rows.keys.agent_ids, codes),
         module_ids=_names(rows.keys.module_ids, codes),
         multi_agent_ids=None if rows.keys.multi_agent_ids is None else _names(rows.keys.multi_agent_ids, codes),

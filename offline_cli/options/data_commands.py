@@ -11,6 +11,7 @@ from offline_cli.options.shared import (
     COMPRESSION,
     ENV_FORMS,
     EXTRAS,
+    KEEP_INVENTED,
     ROW_FORMAT,
     ActionScale,
     Caching,
@@ -96,6 +97,7 @@ class ApplyOptions(
         Option(help="Parquet with a row per step, or tensors by name.", group=Group.OUTPUT, default="columns"),
     ]
     steps_per_batch: Annotated[int, STEPS_PER_BATCH]
+    keep_invented: Annotated[bool, replace(KEEP_INVENTED, in_config=False)]
     show: Annotated[
         bool,
         Option(

@@ -97,6 +97,13 @@ SEED: Final = Option(
     in_config=True,
     metavar="N",
 )
+KEEP_INVENTED: Final = Option(
+    help="Keep last steps whose next observation was not recorded, with a copy of the one before in its place: what is learned "
+    "from next observations or their values leaves such steps out.",
+    group=Group.DATA,
+    default=False,
+    in_config=True,
+)
 DEVICE: Final = Option(
     help="Where the network runs; auto takes a GPU if there is one.", group=Group.WHERE, default="auto", in_config=True
 )

@@ -10,6 +10,7 @@ from offline_cli.options.networks import Hidden, MlpKeys, Regularizing, of_learn
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
     DEVICE,
+    KEEP_INVENTED,
     SEED,
     ActionScale,
     Caching,
@@ -102,6 +103,7 @@ class _Configured(Environment, ActionScale, total=False):
             metavar="R",
         ),
     ]
+    keep_invented: Annotated[bool | None, KEEP_INVENTED]
     val_fraction: Annotated[
         float | None,
         Option(

@@ -53,8 +53,10 @@ from offline_cli.plugins import (
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
+    MODULES,
     MODULES_FILE,
     MODULES_FOLDER,
+    OF_POLICY,
     POLICY,
     POLICY_KEYS,
     RESULT,
@@ -63,7 +65,7 @@ from offline_cli.policies.run_files import (
     check_learned,
     checkpoint_bytes,
     json_object,
-    policy_weights,
+    part,
     tensors_of,
 )
 from offline_cli.spaces import space_from_json
@@ -217,7 +219,7 @@ def policy_of(
     _check_encoder(description, where, plugins)
     try:
         module = _built(description, len(weights), kind, where)
-        _load(module, policy_weights(tensors, module) if of_checkpoint else tensors, kind)
+        _load(module, part(tensors, f"{MODULES}{OF_POLICY}") if of_checkpoint else tensors, kind)
         trained = _trained(description, learned, where, plugins)
     except (
         AttributeError,

@@ -80,7 +80,7 @@ class TrainState:
     train_seconds: float = 0.0  # in updates alone
     seconds: float = 0.0  # checks and checkpoints included
     loss: float | None = None  # the sum of all losses, as means over the updates of the last row; of cloning nats per action
-    losses: dict[str, float] = field(default_factory=dict)  # each by its name; empty in checkpoints of version 1
+    losses: dict[str, float] = field(default_factory=dict)  # each by its name
     figures: dict[str, float] = field(default_factory=dict)  # of the last check
     best: Best | None = None
     best_val_loss: float | None = None

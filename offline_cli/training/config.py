@@ -73,6 +73,7 @@ class BCConfig:
     lr_warmup: int = _default("lr_warmup")
     weight_decay: float = _default("weight_decay")
     clip_norm: float | None = None
+    keep_invented: bool = _default("keep_invented")
     top_fraction: float | None = None
     init_from: str | None = None
     ema: float | None = None

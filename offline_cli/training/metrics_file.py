@@ -66,6 +66,7 @@ class TrainResult:
     steps: int
     device: str
     threads: int
+    steps_left_out: int = 0  # last ones, whose next observation was not recorded
     notes: list[str] = field(default_factory=list)  # what the policy does without: the layout of images, for one
     losses: dict[str, float] = field(default_factory=dict)  # each loss of the algorithm by its name, as `loss`
     rewards_not_finite: dict[str, int] = field(default_factory=dict)  # "nan-in-rewards", "infinite-in-rewards": how many

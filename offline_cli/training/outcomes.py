@@ -33,7 +33,16 @@ def notes_on(data: TrainingData, config: BCConfig, state: TrainState) -> list[st
     begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
     zeros = data.rewards.note_on_zeros() if needed else ()
     scale = _note_on_scale(data) if needed else ()
-    return [*data.environment_notes, *images, *data.selection.notes, *begun, *of_rewards, *zeros, *scale]
+    notes = [*data.environment_notes, *data.source_notes, *images, *data.selection.notes, *begun, *_note_on_ends(data, config)]
+    return [*notes, *of_rewards, *zeros, *scale]
+
+
+def _note_on_ends(data: TrainingData, config: BCConfig) -> list[str]:
+    """Where the algorithm bootstraps, and episodes do not end at an observation that was recorded."""
+    name = config.algorithm["name"]
+    left_out = f"the last step of each is left out, as {name} bootstraps; --keep-invented takes them"
+    how = f"{name} bootstraps from copies of the ones before" if config.keep_invented else left_out
+    return [f"{data.invented:,} truncated episodes have no recorded last observation: {how}"] if data.invented else []
 
 
 def _note_on_scale(data: TrainingData) -> list[str]:
@@ -78,6 +87,7 @@ def result_of(session: Session, kept: int) -> TrainResult:
         stopped_by=config.bound_name if state.stopped_by in (None, "bound") else state.stopped_by,
         episodes=data.episodes,
         steps=data.steps,
+        steps_left_out=0 if config.keep_invented else data.invented,
         device=state.device,
         threads=state.threads,
         notes=notes_on(data, config, state),

@@ -27,10 +27,8 @@ from offline_cli.policies.run_files import (
     BEST,
     REFRESHED,
     copy_into,
-    is_of_version_1,
     part,
     prefixed,
-    upgraded,
 )
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.training.algorithms.algorithm import BC
@@ -104,12 +102,6 @@ class Session:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a checkpoint. Raises BadData where they are not those of such a run."""
-        if is_of_version_1(tensors):
-            try:
-                tensors = upgraded(tensors, self.learner.policy, loss=self.learner.losses[0])
-            except ValueError as err:
-                raise self._misfit(str(err)) from err
-            self.state.losses = {} if self.state.loss is None else {self.learner.losses[0]: self.state.loss}
         own = self._update.changing() | self._generators()
         best, refreshed = part(tensors, BEST), part(tensors, REFRESHED)
         wanted = own | (prefixed(BEST, self.learner.policy.state_dict()) if best else {})

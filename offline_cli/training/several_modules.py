@@ -292,6 +292,7 @@ def _joined(place: Location, checks: ChecksTogether, results: Mapping[str, Train
         stopped_by="target" if "target" in reasons else ", ".join(reasons),
         episodes=sum(one.episodes for one in every),
         steps=sum(one.steps for one in every),
+        steps_left_out=sum(one.steps_left_out for one in every),
         device=first.device,
         threads=first.threads,
         notes=list(dict.fromkeys(note for one in every for note in one.notes)),

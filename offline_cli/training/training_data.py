@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData
+from offline_cli.errors import BadConfig, BadData, NoData
 from offline_cli.files.locations import Sources
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import PLAIN_TABLES, TableOptions
@@ -40,6 +41,7 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
+from offline_cli.training.algorithms.algorithm import bootstraps
 from offline_cli.training.config import BCConfig
 from offline_cli.training.disk_store import DiskStoreBuilder, learn_in_parts
 from offline_cli.training.learner import Learner, Setup
@@ -100,14 +102,14 @@ class DataSummary:
     """Collected batch by batch, over all episodes, held-out ones included."""
 
     every_leaf: bool  # the digest is of all that pieces may read, rewards for instance, and not of obs and actions alone
-    in_parts: bool  # else all episodes come at once
     episodes: int = 0
     steps: int = 0
+    invented: int = 0  # episodes that do not end at an observation that was recorded
+    agents: Counter[str | None] = field(default_factory=Counter)  # whose episodes they are, how many of each
     rewards: RewardFaults = field(default_factory=RewardFaults)
     _ids: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
     _ids_in_any_order: int = 0
     _leaves: dict[str, Any] = field(default_factory=dict)  # a running hash of each, whatever parts episodes come in
-    _whole: str = ""  # the digest of all at once, as checkpoints of runs in memory have always held it
 
     def see(self, episodes: EpisodeBatch) -> None:
         """Take more episodes into account, each once."""
@@ -115,13 +117,12 @@ class DataSummary:
         self._ids.update(b"".join(encoded))
         self._ids_in_any_order = (self._ids_in_any_order + sum(map(zlib.crc32, encoded))) & MASK
         self.episodes, self.steps = self.episodes + len(episodes), self.steps + episodes.num_steps
+        self.invented += int(np.count_nonzero(episodes.invented_ends))
+        self.agents.update(episodes.agent_ids or ())
         self.rewards.see(episodes)
-        if self.in_parts:
-            self._hash("ids", b"".join(encoded))
-            for path, leaf in [("lengths", episodes.lengths), *self._read(episodes)]:
-                self._hash(f"{path} {leaf.dtype}{leaf.shape[1:]}", _bytes(leaf))
-        else:
-            self._whole = self._digest_of(episodes)
+        self._hash("ids", b"".join(encoded))
+        for path, leaf in [("lengths", episodes.lengths), *self._read(episodes)]:
+            self._hash(f"{path} {leaf.dtype}{leaf.shape[1:]}", _bytes(leaf))
 
     def _hash(self, name: str, data: Any) -> None:
         if name not in self._leaves:
@@ -136,18 +137,8 @@ class DataSummary:
             trees |= {"extra": dict(episodes.extra)}
         return list(flatten(trees))
 
-    def _digest_of(self, episodes: EpisodeBatch) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update("\n".join(episodes.ids).encode("utf-8", "surrogatepass"))
-        for _, leaf in [("starts", episodes.starts), *self._read(episodes)]:
-            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-            digest.update(_bytes(leaf))
-        return digest.hexdigest()
-
     def digest(self, layout: str) -> str:
         """Hex; the same for the same episodes in the same order, and the same `layout`: how parts of them are stored."""
-        if not self.in_parts:
-            return self._whole
         lines = [layout, *(f"{name} {known.hexdigest()}" for name, known in sorted(self._leaves.items()))]
         return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -168,6 +159,7 @@ class TrainingData:
     action_scale: str  # "env" | "normalized"; "unknown" only where no action is a Box
     episodes: int  # held-out ones included
     steps: int
+    invented: int  # of the episodes, those whose last step is left out, or bootstrapped from an observation nobody recorded
     learner: Learner  # whose columns these are
     digest: str  # hex; the same for the same episodes in the same order, stored in the same way
     seen: Mapping[str, Any] = field(default_factory=dict)  # `DataSummary.figures`: what a digest that differs is explained by
@@ -180,6 +172,7 @@ class TrainingData:
     environment_notes: tuple[str, ...] = ()  # on what either says of the other
     given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     selection: Selection = field(default_factory=Selection)  # of the episodes, as it was made
+    source_notes: tuple[str, ...] = ()
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -261,24 +254,26 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
     if builder.in_parts:
         learn_in_parts(source, builder.parts, split)
         source.learned()
-    summary = DataSummary(source.reads_every_leaf, in_parts=builder.in_parts)
+    summary = DataSummary(source.reads_every_leaf)
     held_out, anew = 0, None
     with use_threads(1) if builder.in_parts else nullcontext():  # parts are small: more threads would wait for each other
         for checked in map(source.checked, builder.parts()):  # nothing holds what they are checked copies of
             summary.see(checked)
             kept, aside = (checked, None) if split is None else split.divided(checked)
             origins = _origins(source.selection, checked, split)
-            if len(kept):
+            if kept.num_steps:
                 columns = source.columns(kept)
                 sources = None if origins is None else row_sources(columns, kept, origins)
                 builder.add(columns, held_out=False, sources=sources)
                 del columns
             trained, pieces = source.learned()  # from what is kept, if not before
-            if aside is not None and len(aside):
+            if aside is not None and aside.num_steps:
                 builder.add(source.columns(aside), held_out=True)
-                held_out += len(aside)
+            held_out += 0 if aside is None else len(aside)
             if source.learner.algorithm.refresh_every is not None:
                 anew = partial(_columns, source, kept, aside)
+        if not summary.steps:
+            raise NoData("no step leads to an observation that was recorded", where=source.where, fix="--keep-invented")
         train, val = builder.finish()
     if split is not None and (held_out, summary.episodes) != (split.count, split.episodes):
         what = f"the source changed while it was read: {summary.episodes} episodes, and {split.episodes} before"
@@ -294,9 +289,11 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         action_scale=source.action_scale,
         episodes=summary.episodes,
         steps=summary.steps,
+        invented=summary.invented if bootstraps(source.learner.algorithm) else 0,
         digest=_with(summary.digest(builder.layout), mixed),
         seen=summary.figures(source.where, source.module) | mixed,
         selection=source.selection,
+        source_notes=(*source.notes, *_note_on_agents(summary, source.module_id)),
         pipeline=source.name,
         trained=trained,
         pieces=pieces,
@@ -306,6 +303,16 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         recorded_in=source.recorded_in,
         columns_anew=anew,
     )
+
+
+def _note_on_agents(summary: DataSummary, module: str | OneModule | None) -> list[str]:
+    """Where several agents share the module that learns, and nobody has said that they are to."""
+    if len(summary.agents) < 2 or isinstance(module, OneModule):
+        return []
+    named = ", ".join(f"{name} ({count:,} episodes)" for name, count in summary.agents.most_common(8))
+    what = f"one policy learns from the episodes of {len(summary.agents):,} agents, as their module is the same: {named}"
+    each = "--module-of agent_id trains one for each (then --module-id NAME in place of it one of them)"
+    return [f"{what}; {each}, --module-of '*=shared' says that one is meant"]
 
 
 def _with(digest: str, more: Mapping[str, Any]) -> str:

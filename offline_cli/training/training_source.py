@@ -54,7 +54,7 @@ from offline_cli.policies.piped_policy import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces
-from offline_cli.training.algorithms.algorithm import Algorithm, uses_rewards
+from offline_cli.training.algorithms.algorithm import Algorithm, bootstraps, uses_rewards
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.mixing import Selection
@@ -90,6 +90,8 @@ class TrainingSource:
     selection: Selection  # of the episodes
     kept: Sequence[ConnectorV2]  # pieces that have learned elsewhere, and learn no more
     elements: ElementNames  # of vectors that were columns of a table
+    notes: Sequence[str]  # on the sources
+    observed_ends: bool  # steps whose next observation is invented are left out
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
     _opened: list[EpisodeStream] = field(default_factory=list)  # one that has not been read yet
@@ -152,10 +154,11 @@ class TrainingSource:
         return self.module_id or next(iter(self._modules), None)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
-        """`episodes`, with actions as a network learns them. Raises BadData for values outside the spaces, and rewards that are
-        not finite where they are learned from.
+        """`episodes`, with actions as a network learns them, and none of the steps that it is not to learn from. Raises BadData
+        for values outside the spaces, and rewards that are not finite where they are learned from.
         """
         observations, actions = self.spaces
+        episodes = episodes.without_invented() if self.observed_ends else episodes
         if uses_rewards(self.learner.algorithm):
             check_finite_rewards(episodes, self.where)
         are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
@@ -169,6 +172,7 @@ class TrainingSource:
 
         Raises BadEpisode where a piece asks for an extra model output that not all sources have in one form.
         """
+        episodes = with_steps(episodes)
         if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # of the network that played
             extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
             episodes = replace(episodes, extra=extra)
@@ -267,9 +271,9 @@ def open_training_source(
     extras = UsedExtras(given, setup.algorithm.columns)
     with Scope() as scope:
         stream = scope.enter(opened())
-        return _opened(
-            stream, scope, opened, setup, environment, given, beside, module_id=module_id, extras=extras, selection=chosen
-        )
+        kind: dict[str, Any] = {"module_id": module_id, "extras": extras, "selection": chosen}
+        kind["observed_ends"] = bootstraps(setup.algorithm) and not config.keep_invented
+        return _opened(stream, scope, opened, setup, environment, given, beside, **kind)
 
 
 def _opened(
@@ -284,6 +288,7 @@ def _opened(
     module_id: str | OneModule | None,
     extras: UsedExtras,
     selection: Selection,
+    observed_ends: bool,
 ) -> TrainingSource:
     """The source takes over what `scope` holds; an error leaves it there."""
     where = ", ".join(stream.locations)
@@ -334,6 +339,8 @@ def _opened(
         selection=selection,
         kept=kept,
         elements=stream.elements,
+        notes=stream.incomplete,
+        observed_ends=observed_ends,
         _open=opened,
         _streams=scope.moved(),
         _opened=[stream],

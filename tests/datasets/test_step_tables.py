@@ -28,7 +28,9 @@ Make = Callable[..., EpisodeBatch]
 
 def table_of(batch: EpisodeBatch, *, infos: bool | None = None, tally: Tally | None = None) -> pa.Table:
     has_infos = batch.infos is not None if infos is None else infos
-    schema = step_schema(batch.observation_space, batch.action_space, extra_fields(batch), infos=has_infos)
+    schema = step_schema(
+        batch.observation_space, batch.action_space, extra_fields(batch), further=["infos"] if has_infos else []
+    )
     return to_table(batch, schema, tally=tally or Tally())
 
 

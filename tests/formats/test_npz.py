@@ -137,7 +137,8 @@ def test_an_episode_goes_on_in_the_next_file(tmp_path: Path, flat: Arrays) -> No
 def test_flat_arrays_written_and_read_again_are_equal(tmp_path: Path, flat: Arrays) -> None:
     convert([str(saved(tmp_path, flat))], str(tmp_path / "ours"), action_scale="env")
     result = convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="npz")
-    assert result.assumptions == {"eps-id-not-kept": 3, "missing-eps-id": 3, "missing-final-observation": 3}
+    inherited = {"missing-eps-id": 3, "missing-final-observation": 3}  # custom data: that the last observations are assumed
+    assert result.assumptions == {"eps-id-not-kept": 3, "custom-data-not-kept": 3, **inherited}
     wrote = arrays_of(tmp_path / "theirs.npz")
     assert set(wrote) == {*flat, "next_observations"}
     for name, one in flat.items():

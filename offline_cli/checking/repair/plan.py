@@ -233,7 +233,7 @@ def _rewrite_manifest(plan: Plan, lock: WritingLock) -> None:
     examined = plan.examined
     for adopted in examined.sound:
         sequence.adopt(adopted.shard, adopted.schema)
-    sequence.add_empty_infos(examined.rows)
+    sequence.complete(examined.rows)
     manifest = plan.manifest(with_figures(sequence.finished.sealed(), *examined.statistics.per_episode()))
     keep_names(plan.folder.join(DATA), plan.folder.join(QUARANTINE))  # whose writer may have been killed before that
     with lock.guard():  # shards may have taken long

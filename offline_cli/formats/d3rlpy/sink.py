@@ -44,7 +44,7 @@ class D3rlpySink(EpisodeSink):
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: some datasets for each episode."""
         tally = self.context.tally
-        count_left_out(batch, tally, extra=True)
+        count_left_out(batch, tally, extra=True, finals=False)
         if not self._is_theirs:
             tally.assume("eps-id-not-kept", len(batch))
             tally.assume("final-observation-not-kept", len(batch))

@@ -42,7 +42,7 @@ class D4rlSink(EpisodeSink):
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: rows at the end of each array."""
-        count_left_out(batch, self.context.tally)
+        count_left_out(batch, self.context.tally, finals=self._has_next)
         if not self._is_theirs:
             self.context.tally.assume("eps-id-not-kept", len(batch))
         terminateds, truncateds = batch.step_flags()

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, StorageError
 from offline_cli.files.locations import Location
@@ -137,8 +138,10 @@ def said_by_source(context: SinkContext, name: str) -> Mapping[str, Any]:
     return next((one for one in declared if isinstance(one, Mapping) and one.get("format") == name), {})
 
 
-def count_left_out(batch: EpisodeBatch, tally: Tally, *, infos: bool = True, data: bool = True, extra: bool = False) -> None:
-    """Count, and name, what a format has no place for, of those that are said."""
+def count_left_out(
+    batch: EpisodeBatch, tally: Tally, *, infos: bool = True, data: bool = True, extra: bool = False, finals: bool = True
+) -> None:
+    """Count, and name, what a format has no place for, of those that are said; `finals`: it holds last observations."""
     if batch.clock is not None:
         tally.assume("clock-not-kept", int((~np.isnan(batch.clock)).any(axis=1).sum()))
     if batch.multi_agent_ids is not None:
@@ -146,7 +149,8 @@ def count_left_out(batch: EpisodeBatch, tally: Tally, *, infos: bool = True, dat
     if infos and batch.infos is not None:
         tally.drop_column("infos", "the format has no place for infos")
     if data and batch.custom_data is not None:
-        tally.assume("custom-data-not-kept", sum(bool(one) for one in batch.custom_data))
+        needless = () if finals else (Columns.FINAL_OBS_ASSUMED,)
+        tally.assume("custom-data-not-kept", sum(not set(one).issubset(needless) for one in batch.custom_data))
     for name in batch.extra if extra else ():
         tally.drop_column(name, "the format has no place for extra model outputs")
 

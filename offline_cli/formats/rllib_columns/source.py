@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.columns import CUSTOM_COLUMNS, Columns
 from offline_cli.errors import BadData, MemoryLimitExceeded
 from offline_cli.formats.arrow_leaves import unpacked_size
 from offline_cli.formats.memory_limits import EpisodeLimit
@@ -195,12 +195,13 @@ class ColumnsReading:
             terminateds=terminateds,
             truncateds=truncateds,
             t=trees.get(Columns.T),
-            extra={name: tree for name, tree in trees.items() if name not in (*VALUES, *INFOS)},
+            extra={name: tree for name, tree in trees.items() if name not in (*VALUES, *INFOS, *CUSTOM_COLUMNS)},
             infos=trees.get(Columns.INFOS),
             reset_infos=trees.get(Columns.RESET_INFOS),
             file=file,
             follows=follows,
             where=where,
+            final_assumed=trees.get(Columns.FINAL_OBS_ASSUMED),
         )
 
     def _count_once(self, kind: str, holds: bool) -> None:

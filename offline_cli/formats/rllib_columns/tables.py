@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.columns import CUSTOM_COLUMNS, Columns
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import infos_of, is_text, tree_of, tree_of_following, why_no_infos, why_no_numbers
 from offline_cli.formats.step_rows import END_FLAGS, Keys, timesteps
@@ -144,7 +144,7 @@ def wanted_columns(table: pa.Table, tally: Tally, dropped: set[str]) -> pa.Table
     """Without the columns that hold nothing of use, and those in `dropped`, which were left out of the rows before."""
     for index, column in reversed(list(enumerate(table.schema))):
         name, values = column.name, table.column(index)
-        has_role = name in (*VALUES, *INFOS, *KEYS, Columns.SOURCE_ID)
+        has_role = name in (*VALUES, *INFOS, *KEYS, *CUSTOM_COLUMNS)
         if pa.types.is_null(column.type) or name in dropped:
             table = table.remove_column(index)
         elif reason := _why_dropped(values, column, has_role=has_role):

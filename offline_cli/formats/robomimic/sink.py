@@ -67,6 +67,8 @@ class RobomimicSink(EpisodeSink):
             _put(group, "obs", _keyed(batch.obs), seen)
             if self._said.get("next", True):
                 _put(group, "next_obs", _keyed(batch.obs), slice(seen.start + 1, seen.stop + 1))
+            else:
+                data.pop(Columns.FINAL_OBS_ASSUMED, None)  # said by what is not there
             _put(group, "actions", actions, rows)
             group["rewards"] = self._rewards(batch.rewards[rows])
             ends = np.arange(1, rows.stop - rows.start + 1) == rows.stop - rows.start

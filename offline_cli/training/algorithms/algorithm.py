@@ -52,6 +52,7 @@ __all__ = [
     "StepValues",
     "Task",
     "algorithm_kind",
+    "bootstraps",
     "each_value",
     "frozen_copy",
     "learned_steps",
@@ -301,6 +302,12 @@ class StepValues(nn.Module):
         parts = [self.value(map_leaves(lambda leaf, s=start: leaf[s : s + AT_A_TIME], observations)) for start in starts]
         found = torch.cat(parts)
         return found if shape is None else found.view(shape)
+
+
+def bootstraps(algorithm: Algorithm) -> bool:
+    """Whether it learns from values of the observations that steps led to."""
+    made_of_values = (Columns.NEXT_OBS, Columns.VALUE_TARGETS, Columns.ADVANTAGES, Columns.VALUES_BOOTSTRAPPED)
+    return not set(algorithm.columns).isdisjoint(made_of_values)
 
 
 def uses_rewards(algorithm: Algorithm) -> bool:

@@ -87,7 +87,11 @@ class TD3BC(Algorithm):
         if others:
             named = ", ".join(f"{path} are {describe(leaf)}" for path, leaf in others.items())
             fitting = ", ".join(name for name, (_, kind) in OURS.items() if kind != type(self).__name__)
-            fix = f"an algorithm for every space: {fitting}"
+            unbounded = any(isinstance(leaf, spaces.Box) for leaf in others.values())
+            fix = (
+                "--env ENV, whose spaces have the bounds of actions; or " * unbounded
+                + f"an algorithm for every space: {fitting}"
+            )
             raise BadConfig(f"TD3+BC learns Box actions with bounds; {named}", where="algorithm td3-bc", fix=fix)
 
     def extend(self, pipeline: ConnectorPipelineV2) -> None:

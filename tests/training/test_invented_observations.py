@@ -1,0 +1,181 @@
+"""Last observations that nobody recorded: every dataset knows them by episode, and nothing bootstraps from them unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hdf5_trees import write
+
+from offline_cli import open_dataset
+
+Told = Callable[..., dict[str, Any]]
+EPISODES, LENGTH = 6, 10  # the first of them terminated, the others truncated
+STEPS = EPISODES * LENGTH
+SMALL = "hidden = [8]\nbatch_size = 16\n"
+BOOTSTRAPPING = pytest.mark.parametrize("algorithm", ["iql", "td3-bc", "marwil"])
+FORMATS = pytest.mark.parametrize("form", ["episodes", "columns"])
+
+
+def d4rl(*, following: bool = False, steps: int = STEPS) -> dict[str, Any]:
+    random, last = np.random.default_rng(0), np.arange(steps) % LENGTH == LENGTH - 1
+    arrays = {
+        "observations": random.normal(size=(steps, 3)).astype(np.float32),
+        "actions": random.uniform(-1, 1, (steps, 2)).astype(np.float32),
+        "rewards": np.ones(steps, np.float32),
+        "terminals": last & (np.arange(steps) < LENGTH),
+        "timeouts": last & (np.arange(steps) >= LENGTH),
+    }
+    return arrays | ({"next_observations": arrays["observations"] + 1} if following else {})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "a.hdf5", d4rl())
+
+
+@pytest.fixture
+def train(told: Told, tmp_path: Path) -> Told:
+    (tmp_path / "c.toml").write_text(SMALL)
+
+    def run(sources: Path, algorithm: str, *more: str) -> dict[str, Any]:
+        asked = ["train", sources, "--algorithm", algorithm, "--out", tmp_path / "run", "--overwrite", "--updates", 2]
+        return told(*asked, "--config", tmp_path / "c.toml", "--env", "python:invented_bounds:make", *more)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that says what the actions' bounds are, as TD3+BC asks."""
+    code = "import gymnasium as g, numpy as np\nclass E(g.Env):\n"
+    code += "    observation_space = g.spaces.Box(-np.inf, np.inf, (3,))\n    action_space = g.spaces.Box(-1, 1, (2,))\n"
+    code += "    def reset(self, **_):\n        return np.zeros(3, np.float32), {}\n"
+    code += "    def step(self, action):\n        return np.zeros(3, np.float32), 0.0, True, False, {}\n"
+    (tmp_path / "invented_bounds.py").write_text(f"{code}def make():\n    return E()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def assumed(folder: Path) -> list[bool]:
+    return [mark for batch in open_dataset(folder).batches() for mark in batch.final_obs_assumed.tolist()]
+
+
+@BOOTSTRAPPING
+def test_steps_before_an_invented_observation_are_left_out_counted_and_noted(algorithm: str, source: Path, train: Told) -> None:
+    left_out = train(source, algorithm)
+    assert (left_out["steps"], left_out["steps_left_out"], left_out["episodes"]) == (STEPS - 5, 5, EPISODES)
+    assert any("--keep-invented" in note for note in left_out["notes"])
+
+
+@BOOTSTRAPPING
+def test_keep_invented_takes_them_with_a_note(algorithm: str, source: Path, train: Told) -> None:
+    kept = train(source, algorithm, "--keep-invented")
+    assert (kept["steps"], kept["steps_left_out"]) == (STEPS, 0)
+    assert any("5 truncated episodes" in note for note in kept["notes"])
+
+
+def test_cloning_uses_no_next_observation_and_keeps_every_step(source: Path, train: Told) -> None:
+    cloned = train(source, "bc")
+    assert (cloned["steps"], cloned["steps_left_out"], cloned["notes"]) == (STEPS, 0, [])
+
+
+def test_recorded_next_observations_are_learned_from(tmp_path: Path, train: Told) -> None:
+    recorded = train(write(tmp_path / "b.hdf5", d4rl(following=True)), "iql")
+    assert (recorded["steps"], recorded["steps_left_out"]) == (STEPS, 0)
+
+
+@pytest.mark.parametrize("how", [(), ("--streaming",)], ids=str)
+def test_learning_without_them_is_learning_from_the_steps_before(
+    how: tuple[str, ...], source: Path, tmp_path: Path, train: Told
+) -> None:
+    """The same weights as from a recording whose last steps were cut off, and whose episodes end where theirs do."""
+    train(source, "iql", *how)
+    weights = (tmp_path / "run" / "policy.safetensors").read_bytes()
+    arrays = d4rl()
+    final = np.where(arrays["timeouts"])[0]
+    arrays["next_observations"] = np.roll(arrays["observations"], -1, axis=0)
+    arrays["timeouts"][final - 1] = True
+    cut = write(tmp_path / "b.hdf5", {name: np.delete(leaf, final, axis=0) for name, leaf in arrays.items()})
+    train(cut, "iql", *how)
+    assert (tmp_path / "run" / "policy.safetensors").read_bytes() == weights
+
+
+def test_the_best_episodes_are_chosen_by_all_their_rewards_and_held_out_ones_are_shortened_too(
+    tmp_path: Path, train: Told
+) -> None:
+    arrays = d4rl()
+    arrays["rewards"][[2 * LENGTH - 1, 3 * LENGTH - 1]] = 50  # in steps that are left out
+    source = write(tmp_path / "b.hdf5", arrays)
+    found = train(source, "iql", "--top-fraction", "0.33", "--val-fraction", "0.5")
+    assert (found["chosen"]["least_return"], found["steps"], found["steps_left_out"]) == (LENGTH + 49, 2 * LENGTH - 2, 2)
+
+
+def test_an_episode_of_one_invented_step_teaches_nothing(tmp_path: Path, train: Told, call: Callable[..., Any]) -> None:
+    arrays = d4rl()
+    arrays["timeouts"][LENGTH] = True  # the first step of the second episode is one of its own
+    found = train(write(tmp_path / "b.hdf5", arrays), "iql")
+    assert (found["episodes"], found["steps"], found["steps_left_out"]) == (EPISODES + 1, STEPS - 6, 6)
+    arrays["terminals"][:] = False
+    arrays["timeouts"][:] = True
+    alone = write(tmp_path / "c.hdf5", arrays)
+    code, error = call("train", alone, "--algorithm", "iql", "--out", tmp_path / "none", "--action-scale", "env")
+    assert (code, error["error"]["code"]) == (3, "no-data")
+
+
+@FORMATS
+def test_the_mark_survives_every_operation(form: str, source: Path, tmp_path: Path, told: Told) -> None:
+    marks = [True] * EPISODES
+    folder = tmp_path / "D"
+    told("convert", source, "--out", folder, "--to", form, "--action-scale", "env")
+    assert assumed(folder) == marks
+    told("split", folder, "--out", tmp_path / "S", "--fractions", "train=0.5,val=0.5")
+    assert assumed(tmp_path / "S" / "train") + assumed(tmp_path / "S" / "val") == marks
+    told("filter", folder, "--out", tmp_path / "F", "--where", "length > 1")
+    told("sample", folder, "--out", tmp_path / "A", "--episodes", 3)
+    told("repack", folder, "--out", tmp_path / "R", "--format", "columns" if form == "episodes" else "episodes")
+    told("merge", tmp_path / "S" / "train", tmp_path / "S" / "val", "--out", tmp_path / "M")
+    told("convert", folder / "data", "--out", tmp_path / "C", "--to", form, "--action-scale", "env")
+    assert [*map(assumed, (tmp_path / name for name in "FARMC"))] == [marks, marks[:3], marks, marks, marks]
+
+
+def test_shards_of_columns_share_one_schema_where_a_later_episode_is_the_first_with_the_mark(
+    source: Path, tmp_path: Path, told: Told
+) -> None:
+    other = write(tmp_path / "b.hdf5", d4rl(following=True, steps=30))
+    told("convert", other, "--out", tmp_path / "B", "--to", "columns", "--action-scale", "env")
+    assert "final_obs_assumed" not in pl.read_parquet(tmp_path / "B" / "data").columns
+    told("convert", source, "--out", tmp_path / "A", "--to", "columns", "--action-scale", "env")
+    told("merge", tmp_path / "B", tmp_path / "A", "--out", tmp_path / "M", "--format", "columns", "--max-rows-per-file", 20)
+    assert assumed(tmp_path / "M") == [False] * 3 + [True] * EPISODES
+    steps = pl.read_parquet(tmp_path / "M" / "data")
+    assert steps["final_obs_assumed"].dtype == pl.Boolean
+    assert steps["final_obs_assumed"].sum() == EPISODES
+
+
+@FORMATS
+def test_a_converted_dataset_teaches_as_its_source(form: str, source: Path, tmp_path: Path, told: Told, train: Told) -> None:
+    told("convert", source, "--out", tmp_path / "D", "--to", form, "--action-scale", "env")
+    found = train(tmp_path / "D", "marwil")
+    assert (found["steps"], found["steps_left_out"]) == (STEPS - 5, 5)
+
+
+@pytest.mark.parametrize("piece", ["add_next_observations_from_episodes_to_train_batch", "n_step_returns"])
+def test_train_batches_of_next_observations_hold_recorded_ones(piece: str, source: Path, tmp_path: Path, told: Told) -> None:
+    options = {"n_step_returns": "n_step = 3\ngamma = 0.9\n"}.get(piece, "")
+    (tmp_path / "p.toml").write_text(f'kind = "learner"\n[[pieces]]\nname = "{piece}"\n{options}')
+    asked = ["apply", source, "--pipeline", tmp_path / "p.toml", "--action-scale", "env", "--out"]
+    found, kept = told(*asked, tmp_path / "B"), told(*asked, tmp_path / "K", "--keep-invented")
+    assert [(one["rows"], one["steps_left_out"], bool(one["notes"])) for one in (found, kept)] == [
+        (STEPS - 5, 5, True),
+        (STEPS, 0, False),
+    ]
+
+
+def test_train_batches_without_next_observations_hold_every_step(source: Path, tmp_path: Path, told: Told) -> None:
+    (tmp_path / "p.toml").write_text('kind = "learner"\n')
+    found = told("apply", source, "--pipeline", tmp_path / "p.toml", "--action-scale", "env", "--out", tmp_path / "B")
+    assert (found["rows"], found["steps_left_out"], found["notes"]) == (STEPS, 0, [])

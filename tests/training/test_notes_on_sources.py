@@ -1,0 +1,68 @@
+"""What `train`, `train-bc` and `apply` say of their sources: that one is incomplete, that several agents share a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offline_cli import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
+
+Told = Callable[..., dict[str, Any]]
+Make = Callable[..., EpisodeBatch]
+Write = Callable[..., Path]
+SHORT = ("--updates", 1, "--batch-size", 8, "--hidden", "8")
+
+
+@pytest.fixture
+def incomplete(make_batch: Make, tmp_path: Path) -> Path:
+    """As a recording that was interrupted leaves it."""
+    batch = make_batch()
+    spaces = {"observation_space": batch.observation_space, "action_space": batch.action_space}
+    with DatasetWriter(tmp_path / "D", **spaces) as writer:
+        writer.write(batch)
+        writer.commit(complete=False)
+    return tmp_path / "D"
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "iql"])
+def test_training_on_an_incomplete_dataset_is_noted(algorithm: str, incomplete: Path, tmp_path: Path, told: Told) -> None:
+    found = told("train", incomplete, "--algorithm", algorithm, "--out", tmp_path / "run", *SHORT)
+    assert [note for note in found["notes"] if str(incomplete) in note and "incomplete" in note]
+
+
+def test_train_batches_of_an_incomplete_dataset_are_noted(incomplete: Path, tmp_path: Path, told: Told) -> None:
+    (tmp_path / "p.toml").write_text('kind = "learner"\n')
+    found = told("apply", incomplete, "--pipeline", tmp_path / "p.toml", "--out", tmp_path / "B")
+    assert [note for note in found["notes"] if "incomplete" in note]
+
+
+@pytest.fixture
+def opponents(make_batch: Make, write_dataset: Write) -> Path:
+    """Episodes of two agents under one module."""
+    batch = make_batch()
+    return write_dataset(replace(batch, agent_ids=("hunter", "prey") * (len(batch) // 2), module_ids=("shared",) * len(batch)))
+
+
+def test_one_policy_of_several_agents_is_noted_with_the_agents(opponents: Path, tmp_path: Path, told: Told) -> None:
+    found = told("train-bc", opponents, "--out", tmp_path / "run", *SHORT)
+    (note,) = found["notes"]
+    assert all(text in note for text in ("hunter", "prey", "--module-of", "--module-id"))
+
+
+@pytest.mark.parametrize("asked", ["hunter=hunter", "*=all"])
+def test_agents_that_were_asked_for_are_no_note(asked: str, opponents: Path, tmp_path: Path, told: Told) -> None:
+    agents = [asked, "prey=prey"] if asked == "hunter=hunter" else [asked]
+    flags = [part for text in agents for part in ("--module-of", text)]
+    assert told("train-bc", opponents, "--out", tmp_path / "run", *flags, *SHORT)["notes"] == []
+
+
+def test_one_agent_is_no_note(make_batch: Make, write_dataset: Write, tmp_path: Path, told: Told) -> None:
+    batch = make_batch()
+    alone = write_dataset(replace(batch, agent_ids=("hunter",) * len(batch), rewards=np.ones(batch.num_steps)))
+    assert told("train-bc", alone, "--out", tmp_path / "run", *SHORT)["notes"] == []
