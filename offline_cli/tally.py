@@ -18,6 +18,7 @@ from offline_cli.errors import BadData, UnsupportedSpace
 __all__ = [
     "DROPPED",
     "KINDS",
+    "MISSING_FINAL",
     "MISSING_REWARDS",
     "T_FALLS",
     "UNFINISHED",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
+MISSING_FINAL: Final = "missing-final-observation"  # the assumption that an episode ended with the observation before
 MISSING_REWARDS: Final = "missing-rewards"  # the assumption that a step recorded without reward had the reward 0
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
 T_FALLS: Final = "t-falls-back"  # the assumption that rows of a table are in order, although their `t` says otherwise
@@ -141,6 +143,8 @@ KINDS: Final = frozenset(
         "prev-actions-dropped",
         "prev-rewards-dropped",
         "repeated-steps",
+        "reset-observation",
+        "reset-row",
         "rewards-rounded",
         "rows-brought-together",
         "set-to-list",

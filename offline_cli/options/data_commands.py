@@ -164,6 +164,15 @@ class ConvertOptions(
         ),
     ]
     extras: Annotated[Extras, EXTRAS]
+    drop_reset_rows: Annotated[
+        bool,
+        Option(
+            help="Leave out what a vector environment's own resets wrote as steps: a first row without action or reward; a final "
+            "observation that is the next episode's first one counts as missing. `validate` shows both. Reads the sources twice.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
     on_error: Annotated[
         Literal["fail", "skip", "quarantine"],
         Option(
