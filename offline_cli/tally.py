@@ -139,6 +139,7 @@ KINDS: Final = frozenset(
         "non-string-key-to-text",
         "null-as-false",
         "null-as-nan",
+        "numbers-as-text",
         "padding-removed",
         "prev-actions-dropped",
         "prev-rewards-dropped",

@@ -41,7 +41,7 @@ class ResetKind(StrEnum):
 
 @dataclass(slots=True)
 class Resets:
-    """What the whole episodes of one source have of its environment's resets: all are seen, in their order, before it is asked."""
+    """The environment's resets among whole episodes of one source, which are all seen, in order, before `found` is asked."""
 
     ids: list[str] = field(default_factory=list)  # of the first episodes
     _ends: list[_Ends] = field(default_factory=list)  # of each batch

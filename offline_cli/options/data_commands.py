@@ -167,8 +167,8 @@ class ConvertOptions(
     drop_reset_rows: Annotated[
         bool,
         Option(
-            help="Leave out what a vector environment's own resets wrote as steps: a first row without action or reward; a final "
-            "observation that is the next episode's first one counts as missing. `validate` shows both. Reads the sources twice.",
+            help="Leave out rows in which a vector environment reset itself, and count final observations that such a reset "
+            "gave as missing, where `validate` finds them. Reads the sources twice.",
             group=Group.DATA,
             default=False,
         ),
