@@ -22,6 +22,7 @@ __all__ = [
     "GAP",
     "KINDS",
     "LOST",
+    "MISSING_FINAL",
     "MISSING_REWARDS",
     "MIXED",
     "REASONS",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
+MISSING_FINAL: Final = "missing-final-observation"  # the assumption that an episode ended with the observation before
 MISSING_REWARDS: Final = "missing-rewards"  # the assumption that a step recorded without reward had the reward 0
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
 T_FALLS: Final = "t-falls-back"  # the assumption that rows of a table are in order, although their `t` says otherwise
@@ -155,10 +157,13 @@ KINDS: Final = frozenset(
         "non-string-key-to-text",
         "null-as-false",
         "null-as-nan",
+        "numbers-as-text",
         "padding-removed",
         "prev-actions-dropped",
         "prev-rewards-dropped",
         "repeated-steps",
+        "reset-observation",
+        "reset-row",
         "rewards-rounded",
         "rows-brought-together",
         "set-to-list",

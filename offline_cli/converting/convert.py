@@ -138,6 +138,7 @@ def convert(
     env = AskedEnvironment.of(options)
     read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     read_as += () if options["extras"] == EXTRAS.default else (options["extras"],)
+    read_as += ("drop_reset_rows",) if options["drop_reset_rows"] else ()
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
@@ -161,6 +162,7 @@ def convert(
         episode_limit=EpisodeLimit.within(tables.memory_limit),
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else added_to(target, base),
+        drop_reset_rows=options["drop_reset_rows"],
         engine=engine,
         storage_options=storage_options,
         on_progress=on_progress,

@@ -183,6 +183,7 @@ def read_episodes(
     extras: Extras = None,
     added_to: AddedTo | None = None,
     apart: bool = False,
+    drop_reset_rows: bool = False,
     engine: EngineSpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
@@ -193,7 +194,8 @@ def read_episodes(
     say (`AskedEnvironment.chosen`). `action_scale`: for sources that do not declare it. `limit`: only the first so many
     episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time, and processes for much JSON.
     `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
-    are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `engine`: whose workers read.
+    are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is
+    read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `engine`: whose workers read.
     Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
     action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
@@ -223,6 +225,7 @@ def read_episodes(
         episode_limit=episode_limit,
         extras=extras,
         added_to=added_to,
+        drop_reset_rows=drop_reset_rows,
         engine=engine,
         temp_dir=None if tables is None else tables.temp_dir,
         on_progress=on_progress,
@@ -243,6 +246,7 @@ def read_opened(
     extras: Extras = None,
     added_to: AddedTo | None = None,
     distinct: bool = False,
+    drop_reset_rows: bool = False,
     engine: EngineSpec | None = None,
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
@@ -263,6 +267,7 @@ def read_opened(
             extras=None if extras is None else extras(opened),
             added_to=added_to,
             distinct=distinct,
+            drop_reset_rows=drop_reset_rows,
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()

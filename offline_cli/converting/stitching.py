@@ -43,11 +43,23 @@ from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, finge
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
-from offline_cli.tally import CONFLICT, GAP, LOST, MIXED, REASONS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
+from offline_cli.tally import (
+    CONFLICT,
+    GAP,
+    LOST,
+    MISSING_FINAL,
+    MIXED,
+    REASONS,
+    UNFINISHED,
+    EpisodePlace,
+    Lost,
+    OnError,
+    Rejects,
+    Tally,
+)
 
 __all__ = ["Stitcher"]
 
-NO_NEXT_OBS = "missing-final-observation"
 SEARCHES = 100  # for the place of an earlier episode: each takes time linear in the number of episodes
 
 
@@ -223,7 +235,7 @@ class Stitcher:
                 _at(location if places is None else places.of_step(int(entries[e]), last[e]), batch.ids[e]) for e in missing
             )
 
-        self.tally.assume(NO_NEXT_OBS, len(missing), places=in_words)
+        self.tally.assume(MISSING_FINAL, len(missing), places=in_words)
 
     def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
         """Its assumptions are counted as those of the first one: counts are of everything read."""

@@ -29,6 +29,7 @@ from offline_cli.converting.fitting import (
     extra_dtypes,
 )
 from offline_cli.converting.limiting import RejectsInTurn, fed
+from offline_cli.converting.reset_rows import Resets
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes
@@ -146,6 +147,7 @@ class WholeEpisodes:
     extras: ExtraOutputs | None = None  # None: all extra model outputs are kept
     added_to: AddedTo | None = None  # the dataset that the episodes are added to
     distinct: bool = False  # see `Stitcher`
+    drop_reset_rows: bool = False  # all is read once more, to find them
     temp_dir: str | None = None  # where rows that were set aside wait
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
@@ -157,6 +159,7 @@ class WholeEpisodes:
     _locations: deque[str] = field(default_factory=deque)  # sources of the batches that are drawn, and not passed on yet
     _rest: Iterator[EpisodeBatch] = field(default_factory=lambda: iter(()))
     _stitcher: Stitcher = field(init=False)
+    _resets: dict[str, Resets] = field(default_factory=dict)  # by location; what is left out of each batch that is drawn
 
     def __post_init__(self) -> None:
         self.waiting = WaitingRejects(self.temp_dir)
@@ -166,6 +169,12 @@ class WholeEpisodes:
             for source in self.sources:
                 self.episode_limit.check_longest(source.info.longest, source.info.spaces, source.info.location)
         self._begin()
+        if self.drop_reset_rows:
+            found: dict[str, Resets] = {}
+            for batch in self:
+                found.setdefault(self.location, Resets()).see(batch)
+            self._resets = found
+            self._begin()
 
     def _begin(self) -> None:
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
@@ -176,6 +185,8 @@ class WholeEpisodes:
         earlier = None if self.added_to is None else self.added_to.episodes
         self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier, self.distinct)
         self._locations.clear()
+        for resets in self._resets.values():
+            resets.look()
         self._rest = map(self._drawn, stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit))
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
@@ -185,7 +196,8 @@ class WholeEpisodes:
 
     def _drawn(self, batch: EpisodeBatch) -> EpisodeBatch:
         self._locations.append(self.tally.location)
-        return batch
+        resets = self._resets.get(self.tally.location)
+        return batch if resets is None else resets.without(batch, self.tally)
 
     def _passed_on(self, batch: EpisodeBatch) -> EpisodeBatch:
         self.location = self._locations.popleft()

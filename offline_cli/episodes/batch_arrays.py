@@ -258,6 +258,13 @@ class BatchArrays:
             **each,
         )
 
+    def without_first_steps(self, episodes: NDArray[np.bool_]) -> Self:
+        """The batch where those of a mask (E,), each of a step or more, begin with their second observation."""
+        kept, kept_obs = np.ones(self.num_steps, np.bool_), np.ones(self.num_steps + len(self), np.bool_)
+        kept[self.starts[:-1][episodes]] = kept_obs[self.obs_starts[:-1][episodes]] = False
+        starts = self.starts - np.concatenate([[0], np.cumsum(episodes)])
+        return self._part(np.arange(len(self)), starts, np.flatnonzero(kept), np.flatnonzero(kept_obs))
+
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
         """All episodes of `batches`, in order. Raises BadEpisode, naming the leaf, where structures differ."""

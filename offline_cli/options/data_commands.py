@@ -166,6 +166,15 @@ class ConvertOptions(
         ),
     ]
     extras: Annotated[Extras, EXTRAS]
+    drop_reset_rows: Annotated[
+        bool,
+        Option(
+            help="Leave out rows in which a vector environment reset itself, and count final observations that such a reset "
+            "gave as missing, where `validate` finds them. Reads the sources twice.",
+            group=Group.DATA,
+            default=False,
+        ),
+    ]
     on_error: Annotated[
         Literal["fail", "skip", "quarantine"],
         Option(

@@ -13,6 +13,7 @@ from faulty import Make, made
 from gymnasium import spaces
 
 from offline_cli.converting.convert import convert
+from offline_cli.episodes.batch import EpisodeBatch
 
 # ---- places and files ----
 
@@ -192,6 +193,27 @@ def an_agent_twice_in_a_game_by_two_modules(make: Make) -> Path:
 @made({"missing-final-observation": 3})
 def rows_without_next_observations(make: Make) -> Path:
     return make.rows({name: values for name, values in make.columns().items() if name != "new_obs"})
+
+
+def episodes_around_points_of_their_own(make: Make) -> EpisodeBatch:
+    """Five episodes of four steps, whose observations hardly change within them."""
+    batch: EpisodeBatch = make.batch((4,) * 5)
+    batch.obs[:] = 0.01 * batch.obs + np.repeat(np.linspace(-0.8, 0.8, 5, dtype=np.float32), 5)[:, None]
+    return batch
+
+
+@made({"reset-row": 4})
+def first_rows_in_which_the_environment_was_reset(make: Make) -> Path:
+    batch = episodes_around_points_of_their_own(make)
+    batch.obs[5::5], batch.rewards[4::4] = batch.obs[4:-1:5], 0
+    return make.rows(make.columns(batch))
+
+
+@made({"reset-observation": 4})
+def final_observations_of_the_next_reset(make: Make) -> Path:
+    batch = episodes_around_points_of_their_own(make)
+    batch.obs[4:-1:5] = batch.obs[5::5]
+    return make.dataset(batch)
 
 
 @made({"missing-rewards": 12, "constant-dimension": 1})

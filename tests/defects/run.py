@@ -19,7 +19,18 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COPIED = ("offline_cli", "schemas", "tests", "sample_data", "benchmarks", "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile")
+COPIED = (
+    "offline_cli",
+    "schemas",
+    "tests",
+    "sample_data",
+    "benchmarks",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "Makefile",
+)
 COPIED += ("CONTRIBUTING.md", "LICENSE", ".ci")
 
 

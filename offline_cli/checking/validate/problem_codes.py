@@ -115,6 +115,20 @@ CODES: Final[dict[str, Code]] = {
     "missing-final-observation": Code(
         "warning", "episode", "no observation after the last step (the last one is repeated)", "record new_obs too"
     ),
+    "reset-row": Code(
+        "warning",
+        "episode",
+        "beginning with a row in which a vector environment reset itself: no action was taken there, and no reward given "
+        "(gymnasium's AutoresetMode.NEXT_STEP)",
+        "convert with --drop-reset-rows; or record with AutoresetMode.DISABLED",
+    ),
+    "reset-observation": Code(
+        "warning",
+        "episode",
+        "whose final observation is the first one of the next episode, as a vector environment that reset itself gave it "
+        "(gymnasium's AutoresetMode.SAME_STEP)",
+        "record the info's final_obs as the last new_obs; or convert with --drop-reset-rows, which makes it a missing one",
+    ),
     "missing-rewards": Code("warning", "step", "no reward (0 was taken)", "record rewards too"),
     "dones-disagree": Code(
         "warning", "step", "`dones` says something else than the newer flags beside it (which are taken)", "keep one of them"

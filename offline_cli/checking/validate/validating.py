@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ from offline_cli.checking.validate.findings import Findings, ListeningRejects, L
 from offline_cli.checking.validate.folder import OwnFolder
 from offline_cli.checking.validate.structures import CommonForm, Dimensions, Structures
 from offline_cli.checking.validate.values import ValueChecks
+from offline_cli.converting.reset_rows import Resets
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
 from offline_cli.datasets.dataset import holds_dataset
@@ -196,6 +197,7 @@ class _Checks:
         self._values: ValueChecks | None = None  # made with the first batch, which may declare the spaces
         self._dimensions: Dimensions | None = None
         self.agents = Agents(findings, self.name)
+        self._resets = Resets()
 
     def see_fragments(self, fragments: Fragments) -> None:
         """Check entries as they are in the source."""
@@ -215,6 +217,7 @@ class _Checks:
         dimensions.see(batch, spaces)
         self._structures.see(batch, spaces)
         self.agents.see(batch)
+        self._resets.see(batch)
         if self._figures is not None:
             self._figures.see(batch)
 
@@ -249,6 +252,11 @@ class _Checks:
             self._dimensions.tell(self.findings, self.name)
         if self._figures is not None:
             self._figures.tell(self.findings, self.name)
+        if (found := self._resets.found()) is not None:
+            kind, marked = found
+            places = (f"{self.name}, episode {name}" for name in compress(self._resets.ids, marked.tolist()))
+            self.findings.add(self.name, kind, int(np.count_nonzero(marked)), places)
+            self.findings.set_total(self.name, kind, self.episodes)
         totals = {
             "observations": self.steps + self.episodes,
             "actions": self.steps,

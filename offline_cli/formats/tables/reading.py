@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.source import ReadOptions
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.claims import (
@@ -43,6 +44,7 @@ from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, PREVIOUS, Cs
 from offline_cli.formats.tables.numeric import Shape, fixed_lists
 from offline_cli.formats.tables.values import (
     GAP,
+    TIMES,
     check_shape,
     filled,
     lost_in,
@@ -60,6 +62,7 @@ __all__ = ["FILE", "ROW", "ChunkReader"]
 
 FILE: Final = "__file"
 ROW: Final = "__row"
+OTHER_TEXTS: Final = (*TIMES, "category")  # that are no numbers written as text
 FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
 UNNAMED: Final = "delete the row if it is empty, or give it its id; --on-error skip leaves out each episode that it may be of"
 MISSING: Final = "[fill] or split_at_gaps in the mapping (docs/tables.md), or --on-error skip to leave out the episode"
@@ -291,6 +294,8 @@ class _Preparing:
             raise BadData(f"column {plan.column} cannot be read: {error}", where=self._place(0), fix=fix) from error
         for kind, count in image_counts(column, plan.column).items() if plan.image else ():
             self.tally.assume(kind, count)
+        if is_text(column.type) and plan.cells not in OTHER_TEXTS and reader.files[0].kind != "csv":
+            self.tally.assume(f"numbers-as-text:{plan.column}", len(column) - column.null_count)
         if bad is not None and shape is None and bad.all() and (plan.fill is not None or reader.layout.splits_at(leaf)):
             tables = reader.tables_of([plan.column])
             known = shape_in(tables, plan, reader.form.decimal, where=self._place(0))

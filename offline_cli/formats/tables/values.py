@@ -31,6 +31,7 @@ from offline_cli.formats.tables.numeric import Shape, array_of, is_temporal, nan
 
 __all__ = [
     "GAP",
+    "TIMES",
     "Means",
     "check_shape",
     "filled",

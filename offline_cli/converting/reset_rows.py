@@ -1,0 +1,165 @@
+"""Resets of vector environments that reset themselves, recorded as steps: found in a whole source, left out where asked.
+
+An episode of a source follows an earlier one where its first observation is the final one of that. Separate episodes never do.
+Gymnasium's `AutoresetMode` explains it:
+
+* `NEXT_STEP`: it begins with a row in which the environment was reset: the action was ignored, the reward is 0, and the
+  observation jumps to the true first one. Without next observations, an episode repeats its last one, and the next row of the
+  source has the final one.
+* `SAME_STEP`: what the recorder took for the final observation of the earlier episode is what the reset gave.
+
+One process that was cut into episodes follows itself just so, but does not jump there: of four changes around the border (the
+last two of an episode, the first two of the next) each is the largest as often as any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.tally import MISSING_FINAL, Tally
+from offline_cli.trees import leaves, map_leaves
+
+__all__ = ["ResetKind", "Resets"]
+
+FEWEST: Final = 3  # episodes that follow another one; fewer show nothing
+LOOKED_AT: Final = 1000  # episodes whose changes are compared
+ELEMENTS: Final = 256  # of an observation, whose changes are compared
+
+
+class ResetKind(StrEnum):
+    """What a source has of its environment's own resets: the code in `validate`, and the assumption where it is left out."""
+
+    ROW = "reset-row"  # NEXT_STEP
+    OBSERVATION = "reset-observation"  # SAME_STEP
+
+
+@dataclass(slots=True)
+class Resets:
+    """The environment's resets among whole episodes of one source, which are all seen, in order, before `found` is asked."""
+
+    ids: list[str] = field(default_factory=list)  # of the first episodes
+    _ends: list[_Ends] = field(default_factory=list)  # of each batch
+    _near: list[NDArray[np.float64]] = field(default_factory=list)  # observations of the first episodes, at most `_room` more
+    _room: int = LOOKED_AT
+    _found: tuple[ResetKind, NDArray[np.bool_]] | None = None
+    _passed: int = 0  # episodes that `without` was given
+
+    def see(self, batch: EpisodeBatch) -> None:
+        """Add episodes of a step or more."""
+        ends, near = _ends_of(batch)
+        if self._near and self._near[0].shape[1:] != near.shape[1:]:
+            self._room = 0  # mixed structures, which are told elsewhere
+        self._ends.append(ends)
+        if self._room:
+            self._near.append(near[: self._room].copy())
+            self.ids += batch.ids[: self._room]
+            self._room -= len(self._near[-1])
+
+    def found(self) -> tuple[ResetKind, NDArray[np.bool_]] | None:
+        """What most episodes have, where most values of observations jump there, and which (E,) have it; None: nothing."""
+        if not self._ends:
+            return None
+        ends, near = _Ends(*map(np.concatenate, zip(*self._ends, strict=True))), np.concatenate(self._near)
+        before = _first_before(ends.final, ends.first)
+        unknown = np.flatnonzero((before < 0) & np.append(False, ends.repeats[:-1]))
+        before[unknown] = unknown - 1
+        followed = _first_before(ends.first[::-1], ends.final[::-1])[::-1] >= 0
+        last, first = _jumps(near, before[: len(near)], ends.lengths)
+        others = len(before) - 1
+        for kind, marked, share in (
+            (ResetKind.ROW, (before >= 0) & ends.unrewarded, first),
+            (ResetKind.OBSERVATION, followed, last),
+        ):
+            count = np.count_nonzero(marked)
+            if count >= FEWEST and 2 * count > others and share > 0.5 + 0.5 / others:
+                return kind, marked
+        return None
+
+    def look(self) -> None:
+        """Find what `without` leaves out; again from the first episode on."""
+        self._found, self._passed = self.found(), 0
+
+    def without(self, batch: EpisodeBatch, tally: Tally) -> EpisodeBatch:
+        """The next episodes of those that were seen, without resets, which are counted.
+
+        An episode loses its reset row, and one without another row is left out. A final observation of a reset becomes a
+        missing one.
+        """
+        if self._found is None:
+            return batch
+        kind, marked = self._found
+        here = marked[self._passed : self._passed + len(batch)]
+        self._passed += len(batch)
+        tally.assume(kind, int(np.count_nonzero(here)))
+        if kind is ResetKind.ROW:
+            rest = batch.without_first_steps(here)
+            tally.assume("zero-length-episode", int(np.count_nonzero(rest.lengths == 0)))
+            return rest if rest.lengths.all() else rest.select(rest.lengths > 0)
+        tally.assume(MISSING_FINAL, int(np.count_nonzero(here)))
+        final = batch.obs_starts[1:][here] - 1
+
+        def repeated(leaf: NDArray[Any]) -> NDArray[Any]:
+            leaf = leaf.copy()
+            leaf[final] = leaf[final - 1]
+            return leaf
+
+        missing = here if batch.final_missing is None else here | batch.final_missing
+        return replace(batch, obs=map_leaves(repeated, batch.obs), final_missing=missing)
+
+
+class _Ends(NamedTuple):
+    """Of E episodes, what is compared."""
+
+    first: NDArray[np.uint64]  # (E,) hash of the first observation
+    final: NDArray[np.uint64]  # (E,) of the final one
+    repeats: NDArray[np.bool_]  # (E,) the final one is the one before
+    unrewarded: NDArray[np.bool_]  # (E,) the first reward is 0 or NaN
+    lengths: NDArray[np.int64]  # (E,) steps
+
+
+def _ends_of(batch: EpisodeBatch) -> tuple[_Ends, NDArray[np.float64]]:
+    """And (E, 6, elements): the first three observations of each and the last three; of short episodes some twice."""
+    first, last = batch.obs_starts[:-1], batch.obs_starts[1:] - 1
+    inner = np.minimum(first + 2, last), np.maximum(last - 2, first)
+    rows = np.stack([first, first + 1, *inner, last - 1, last], axis=1).reshape(-1)
+    parts = [leaf.take(rows, axis=0).reshape(len(batch), 6, -1) for leaf in leaves(batch.obs)]
+    obs = np.concatenate(parts, axis=2).astype(np.float64) + 0.0  # -0.0 equals 0.0, and has other bits
+    begun, before, final = (_hashes(obs[:, at]) for at in (0, 4, 5))
+    unrewarded = np.nan_to_num(batch.rewards[batch.starts[:-1]]) == 0
+    return _Ends(begun, final, before == final, unrewarded, batch.lengths), obs[:, :, :: 1 + obs.shape[2] // ELEMENTS]
+
+
+def _hashes(rows: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """(E,) of the values of each row of (E, elements)."""
+    bits = np.ascontiguousarray(rows).view(np.uint64)
+    factors = np.random.default_rng(0).integers(1, 1 << 63, rows.shape[1], np.uint64) | np.uint64(1)
+    return np.asarray(((bits ^ (bits >> np.uint64(29))) * factors).sum(axis=1, dtype=np.uint64))
+
+
+def _first_before(known: NDArray[np.uint64], asked: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """(E,) where each of `asked` is first in `known`, both (E,), if that is before its own place; else -1."""
+    values, places = np.unique(known, return_index=True)
+    at = np.minimum(np.searchsorted(values, asked), len(values) - 1)
+    is_before = (values[at] == asked) & (places[at] < np.arange(len(asked)))
+    return np.where(is_before, places[at], -1)
+
+
+def _jumps(near: NDArray[np.float64], before: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[float, float]:
+    """In which share of values the change to the end of an episode, and that from the start of the one that follows it, is the
+    largest of four alone; of those that change at all. `before` (E,) is the episode that each one follows, or -1.
+    """
+    after = np.flatnonzero((before >= 0) & (lengths[: len(before)] > 1))
+    after = after[lengths[before[after]] > 1]
+    earlier, later = near[before[after]], near[after]
+    path = np.stack([earlier[:, 3], earlier[:, 4], later[:, 0], later[:, 1], later[:, 2]], axis=1)
+    changes = np.abs(np.diff(path, axis=1))  # (episodes, 4, elements)
+    largest = changes == changes.max(axis=1, keepdims=True)
+    alone = largest & (largest.sum(axis=1, keepdims=True) == 1)
+    _, last, first, _ = alone.sum(axis=(0, 2)) / max(1, np.count_nonzero(changes.any(axis=1)))
+    return float(last), float(first)
