@@ -6,6 +6,7 @@ meanings are compared wherever episodes of two sources meet, and a dataset keeps
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
@@ -17,7 +18,6 @@ from offline_cli.json_documents import mistakes
 
 __all__ = ["NO_MEANINGS", "Element", "Meanings", "joined"]
 
-PATHS: Final = {"observations": Columns.OBS}  # what messages call a column
 FIX: Final = (
     "convert one of them again, with its columns in the order of the other; where they mean the same, say so under [names] and"
     " [units] of its mapping, or in Python: write_dataset(..., meanings=...)"
@@ -76,8 +76,7 @@ class Meanings:
 
     def column(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
         """`, column joint_a`: of an element at a path in words, `observations.arm`; empty where it has no name."""
-        kind, dot, inner = path.partition(".")
-        ours = f"{PATHS.get(kind, kind)}{dot}{inner}"
+        ours = re.sub(r"^observations\b", Columns.OBS, path)
         name = self.named(ours, at, shape)
         return "" if not at or name.startswith(f"{ours}[") else f", column {name}"
 
@@ -127,8 +126,7 @@ def joined(said: Sequence[tuple[str, Meanings]], columns: Collection[str] | None
     known = NO_MEANINGS
     for place, one in said:
         if known.difference(one):
-            before, found = next((before, found) for before, had in said if (found := had.difference(one)))
-            column, index, *both = found
+            before, (column, index, *both) = next((before, found) for before, had in said if (found := had.difference(one)))
             what = f"{column}[{index}] means two things: {both[0]} in {before}, {both[1]} in {place}"
             details = {"column": column, "index": index, "said": both, "sources": [before, place]}
             raise BadConfig(what, where=f"{before} and {place}", fix=FIX, details=details)

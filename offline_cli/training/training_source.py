@@ -289,6 +289,8 @@ def _opened(
     """The source takes over what `scope` holds; an error leaves it there."""
     where = ", ".join(stream.locations)
     check_known_scale(stream)
+    if assumed := stream.tally.assumptions["meaning-assumed"]:
+        selection.notes.append(f"{assumed} columns of sources are taken to mean what another source alone says of them")
     said = stream.observation_space, stream.action_space
     observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
     plain = given.is_default and beside.is_default and _leaves_pipeline(type(setup.algorithm))

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import offline_cli
+from offline_cli.datasets.shard_sequence import dataset_to_append_to
 from offline_cli.errors import BadConfig, BadMapping
+from offline_cli.meanings import Element, Meanings
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -207,8 +209,8 @@ def test_write_dataset_keeps_the_meanings_of_a_dataset_and_takes_others(logs: Lo
         offline_cli.write_dataset(dataset, tmp_path / "none", meanings={"obs": ["temperature"]})
 
 
-def test_names_and_units_of_columns_that_are_not_mapped_are_refused(logs: Logs, tmp_path: Path) -> None:
-    mapping = logs.mapping(units={"temprature": "K"}, names={"pwr": "power"})
+def test_names_and_units_of_columns_that_hold_no_values_are_refused(logs: Logs, tmp_path: Path) -> None:
+    mapping = logs.mapping(units={"temprature": "K"}, names={"k": "hour"})
     with pytest.raises(BadMapping) as caught:
         offline_cli.convert(logs.table("A"), tmp_path / "A", mapping=mapping)
     assert len(caught.value.details["problems"]) == 2
@@ -303,6 +305,16 @@ def test_a_resumed_write_is_of_the_same_meanings(logs: Logs, tmp_path: Path) -> 
         pass
 
 
+def test_a_writer_adds_nothing_of_other_meanings_to_a_dataset(logs: Logs) -> None:
+    location = offline_cli.open_location(logs.dataset("A"))
+    base = dataset_to_append_to(location, resume=False)
+    spaces = {"observation_space": base.manifest.observation_space, "action_space": base.manifest.action_space}
+    said = Meanings({"actions": (Element(categories=("up", "hold", "down")),)})
+    with pytest.raises(BadConfig):
+        offline_cli.DatasetWriter(location, **spaces, action_scale="env", base=base, meanings=said)
+    offline_cli.DatasetWriter(location, **spaces, action_scale="env", base=base)
+
+
 # ---- what only one says ----
 
 
@@ -326,6 +338,12 @@ def test_a_dataset_that_is_added_to_takes_the_meanings_of_what_is_added(
     code, told = call_json("convert", table, "--mapping", mapping, "--out", plain, "--append")
     assert (code, told["assumptions"]["meaning-assumed"]) == (0, 3)
     assert manifest(plain)["meanings"] == KEPT
+
+
+def test_training_has_a_note_of_meanings_that_were_assumed(logs: Logs, tmp_path: Path) -> None:
+    one, alike, unsaid = logs.dataset("A"), logs.dataset("C"), logs.dataset("B", categories=None)
+    notes = [offline_cli.train_bc([one, other], tmp_path / f"run-{other.name}", updates=1).notes for other in (alike, unsaid)]
+    assert [len(some) for some in notes] == [len(notes[0]), len(notes[0]) + 1]
 
 
 def test_sources_that_say_the_same_or_nothing_assume_nothing(logs: Logs, tmp_path: Path) -> None:
