@@ -1,12 +1,10 @@
-"""The names of all columns, each once (source: `ray.rllib.core.columns.Columns` as documented), and of elements of vectors."""
+"""The names of all columns, each once (source: `ray.rllib.core.columns.Columns` as documented)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-__all__ = ["CUSTOM_COLUMNS", "EPISODE_COLUMNS", "STEP_COLUMNS", "Columns", "ElementNames", "mappings_in"]
+__all__ = ["CUSTOM_COLUMNS", "EPISODE_COLUMNS", "STEP_COLUMNS", "Columns"]
 
 
 class Columns:
@@ -75,46 +73,3 @@ STEP_COLUMNS: Final = (
 
 CUSTOM_COLUMNS: Final = (Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED)
 """What columns keep of an episode's custom data."""
-
-
-PATHS: Final = {"observations": Columns.OBS}  # what messages call a column
-
-
-@dataclass(frozen=True, slots=True)
-class ElementNames:
-    """Names of the elements of vectors that were stacked from columns of a table."""
-
-    by_path: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of the leaf: `obs`, `obs.arm`
-
-    @classmethod
-    def of(cls, mappings: Sequence[Any]) -> ElementNames:
-        """As mapping documents say; where they differ, or one is none (a manifest may hold anything), there are no names."""
-        lists = [_lists_of(document) for document in mappings]
-        return cls(lists[0] if lists and all(one == lists[0] for one in lists) else {})
-
-    def named(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
-        """The element at index `at` of a leaf whose values have `shape`: the name of its column, else `obs[1]`."""
-        names = self.by_path.get(path, ())
-        if len(at) == 1 and tuple(shape) == (len(names),):
-            return names[at[0]]
-        return f"{path}[{', '.join(map(str, at))}]" if at else path
-
-    def column(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
-        """`, column joint_a`: of an element at a path in words, `observations.arm`; empty where it has no name."""
-        kind, dot, inner = path.partition(".")
-        ours = f"{PATHS.get(kind, kind)}{dot}{inner}"
-        name = self.named(ours, at, shape)
-        return f", column {name}" if at and ours in self.by_path and not name.startswith(f"{ours}[") else ""
-
-
-def _lists_of(document: Any) -> dict[str, Sequence[str]]:
-    """Their columns by path of ours, of those that are stacked."""
-    parts = [document.get(part) for part in ("columns", "extra")] if isinstance(document, Mapping) else []
-    every = [item for part in parts if isinstance(part, Mapping) for item in part.items()]
-    return {str(path): theirs for path, theirs in every if isinstance(theirs, list) and all(isinstance(n, str) for n in theirs)}
-
-
-def mappings_in(provenance: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The mappings by which tables were read that a dataset was made of; its provenance may hold anything."""
-    said = provenance.get("mappings")
-    return tuple(one for one in said if isinstance(one, Mapping)) if isinstance(said, list) else ()

@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.columns import ElementNames
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
+from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten
 
@@ -57,26 +57,26 @@ def check_finite_rewards(episodes: EpisodeBatch, where: str) -> None:
         raise BadData(what, where=where, fix=f"take such episodes out of the recording; {UNREWARDED}")
 
 
-def check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str, elements: ElementNames) -> None:
+def check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str, meanings: Meanings) -> None:
     """Raise BadData, naming episode and step, for a value of `tree` (leaves (N, ...)) that is not finite, or not a choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             place = place_of_first(episodes, ~np.isfinite(leaf))
             fix = "take such steps out of the recording: a policy cannot learn from them"
-            which = _named(path, ~np.isfinite(leaf), elements)
+            which = _named(path, ~np.isfinite(leaf), meanings)
             raise BadData(f"{path} hold NaN or infinity, first in {place}{which}", where=where, fix=fix)
         low, high = choices_of(part)
         if low is not None and ((leaf < low) | (leaf > high)).any():
             place = place_of_first(episodes, (leaf < low) | (leaf > high))
             fix = "--env with the environment the data is from, or convert again with the right space"
-            which = _named(path, (leaf < low) | (leaf > high), elements)
+            which = _named(path, (leaf < low) | (leaf > high), meanings)
             raise BadData(f"{path} hold choices outside {part}, first in {place}{which}", where=where, fix=fix)
 
 
-def _named(path: str, wrong: NDArray[np.bool_], elements: ElementNames) -> str:
+def _named(path: str, wrong: NDArray[np.bool_], meanings: Meanings) -> str:
     """`, column joint_a`: of the first wrong value (N, *shape), where columns have names."""
     at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]
-    return elements.column(path, [int(index) for index in at], wrong.shape[1:])
+    return meanings.column(path, [int(index) for index in at], wrong.shape[1:])
 
 
 def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
-from offline_cli.columns import ElementNames, mappings_in
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.shard_list import ShardParts
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
 from offline_cli.json_documents import Expectations
+from offline_cli.meanings import Meanings
 from offline_cli.options.data_commands import InspectOptions
 from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
@@ -73,7 +73,7 @@ class Inspection:
     returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
     length: Mapping[str, Any]  # the same, in steps
     columns: Mapping[str, Any]  # the same without quantiles, by column
-    elements: Mapping[str, Sequence[str]]  # of vectors that were columns of a table: their names, by column
+    meanings: Meanings  # of columns: names, categories and units, as far as the source says them
     duplicates_dropped: int
     rows_quarantined: int
     episodes_lost: int | None  # that were in the source and are not among these; None: not in the manifest
@@ -103,7 +103,7 @@ class Inspection:
             "return": dict(self.returns),
             "length": dict(self.length),
             "columns": dict(self.columns),
-            "elements": {path: list(names) for path, names in self.elements.items()},
+            "meanings": self.meanings.as_json(),
             "wrong_shards": None if self.wrong_shards is None else list(self.wrong_shards),
             "assumptions": dict(sorted(self.assumptions.items())),
         }
@@ -251,7 +251,7 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
-        elements=ElementNames.of(mappings_in(manifest.provenance)).by_path,
+        meanings=manifest.meanings,
         duplicates_dropped=0,
         rows_quarantined=0,
         episodes_lost=manifest.episodes_lost,
@@ -289,7 +289,7 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         returns=statistics["return"],
         length=statistics["length"],
         columns=statistics["columns"],
-        elements=stream.elements.by_path,
+        meanings=stream.meanings,
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
         episodes_lost=stream.episodes_lost,

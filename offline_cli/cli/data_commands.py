@@ -202,6 +202,12 @@ def _figures(told: Mapping[str, Any]) -> dict[str, Any]:
         "length": _spread(told, "length"),
         "observations": told["observation_space_text"] + inferred,
         "actions": f"{told['action_space_text']}{inferred}, scale: {told['action_scale']}",
+        **{
+            f"categories of {one.get('name', path)}": dict(enumerate(one["categories"]))
+            for path, elements in told["meanings"].items()
+            for one in elements
+            if "categories" in one
+        },
         "environment": told["environment"],
         **({"episodes by agent": told["agents"]} if told["agents"] else {}),
         **({"episodes by module": told["modules"]} if told["modules"] else {}),

@@ -190,6 +190,7 @@ def _context(
         action_space=stream.action_space,
         action_scale=stream.action_scale,
         environment=environment_of_all(stream, base, options["env"]),
+        meanings=stream.meanings,
         spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
         provenance=provenance,
         compression=options["compression"] or (COMPRESSION.default if known is None else known.compression),

@@ -20,11 +20,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns, ElementNames
+from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadEpisode, BadMapping, SpaceMismatch
 from offline_cli.formats.source import THE_SOURCE, Source, SourceInfo
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -234,14 +235,14 @@ def check_fits(
     name: str,
     said_by: str,
     where: Callable[[int | None], str],
-    elements: ElementNames | None = None,
+    meanings: Meanings = NO_MEANINGS,
 ) -> None:
     """Raise SpaceMismatch, with both shapes, unless `tree` (leaves (N, *shape)) has the structure and values of `space`.
 
     Values of a Box may lie outside of it (recorders store raw module outputs); a category that does not exist is a mismatch.
-    `where` gets the row of the value that does not fit, or None where all rows are alike; `elements`: names for messages.
+    `where` gets the row of the value that does not fit, or None where all rows are alike; `meanings`: names for messages.
     """
-    problems = list(_problems(tree, space, name, ElementNames() if elements is None else elements))
+    problems = list(_problems(tree, space, name, meanings))
     if problems:
         raise SpaceMismatch(
             f"{problems[0].what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
@@ -262,7 +263,7 @@ def _other_space(said_by: str) -> str:
     return f"name the environment that was recorded with --env, or correct what {said_by} says"
 
 
-def _problems(tree: Tree, space: Space, name: str, elements: ElementNames) -> Iterator[_Problem]:
+def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterator[_Problem]:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
         have = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, tuple) else None
@@ -270,29 +271,29 @@ def _problems(tree: Tree, space: Space, name: str, elements: ElementNames) -> It
             yield _Problem(f"{name} has other parts")
             return
         for key, part in parts.items():
-            yield from _problems(have[key], part, f"{name}.{key}", elements)
+            yield from _problems(have[key], part, f"{name}.{key}", meanings)
     elif isinstance(tree, (dict, tuple)):
         yield _Problem(f"{name} has parts")
     elif tree.shape[1:] != tuple(space.shape or ()):
         yield _Problem(f"{name} has values of shape {tree.shape[1:]}, not {tuple(space.shape or ())}")
     elif not isinstance(space, spaces.Box):
-        yield from _categories(tree, space, name, elements)
+        yield from _categories(tree, space, name, meanings)
 
 
-def _categories(leaf: NDArray[Any], space: Space, name: str, elements: ElementNames) -> Iterator[_Problem]:
+def _categories(leaf: NDArray[Any], space: Space, name: str, meanings: Meanings) -> Iterator[_Problem]:
     if leaf.dtype.kind not in "biuf":
         yield _Problem(f"{name} holds {leaf.dtype} values that are not whole numbers")
         return
     if leaf.dtype.kind == "f" and (broken := leaf != np.floor(leaf)).any():  # true of NaN too
         row, at, value = _first(leaf, broken)
-        which = elements.column(name, at, leaf.shape[1:])
+        which = meanings.column(name, at, leaf.shape[1:])
         yield _Problem(f"{name} holds {value}, which is not a whole number, in {leaf.dtype}{which}", row)
         return
     low, high = category_bounds(space)
     bad = (leaf < low) | (leaf > high)
     if bad.any():
         row, at, value = _first(leaf, bad)
-        yield _Problem(f"{name} holds {value}, which is not a category{elements.column(name, at, leaf.shape[1:])}", row)
+        yield _Problem(f"{name} holds {value}, which is not a category{meanings.column(name, at, leaf.shape[1:])}", row)
 
 
 def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Sequence[int], Any]:

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns, ElementNames
+from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
 from offline_cli.converting.partition_reading import on_workers
 from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
@@ -38,11 +38,13 @@ from offline_cli.formats.opening import open_sources
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions
+from offline_cli.meanings import Meanings, joined
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
 from offline_cli.tally import MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
+from offline_cli.trees import flatten
 
 __all__ = ["EpisodeStream", "Extras", "read_episodes", "read_opened"]
 
@@ -61,6 +63,7 @@ class EpisodeStream:
     action_space: Space
     spaces_inferred: bool
     action_scale: str  # "env" | "normalized" | "unknown"
+    meanings: Meanings  # of columns: what the sources say together
     environment: EnvironmentSpec | None  # that was asked for, or what all sources agree in
     formats: list[str]  # of the sources, in their order
     locations: list[str]
@@ -109,11 +112,6 @@ class EpisodeStream:
     def drawn_from(self) -> str:
         """Which of `locations` the batch at hand is of; of an episode with parts in several, the one that completes it."""
         return self._episodes.location
-
-    @property
-    def elements(self) -> ElementNames:
-        """The names of the elements of vectors, where all sources that have some agree."""
-        return ElementNames.of(self.mapping_documents) if self.mapping_documents else ElementNames()
 
     @property
     def recorded_in(self) -> EnvironmentSpec | None:
@@ -165,7 +163,7 @@ class EpisodeStream:
         if self._all_say_spaces:
             _check_same_spaces(batch, self.observation_space, self.action_space)
         batch = _structured(batch, (self.observation_space, self.action_space))
-        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of, self.elements)
+        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of, self.meanings)
         return conform(batch, self.observation_space, self.action_space, self._extra_dtypes)
 
 
@@ -197,7 +195,7 @@ def read_episodes(
     are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is
     read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `engine`: whose workers read.
     Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
-    action scales; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
+    action scales, or of two meanings of a column; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
     if action_scale not in (None, *SCALES):
         raise UsageError(
@@ -273,8 +271,10 @@ def read_opened(
         first = episodes.first()
         documents = [document for one in said for document in one.mappings]
         mappings = [document for number, document in enumerate(documents) if document not in documents[:number]]
+        everywhere = said if added_to is None else [added_to.info, *said]
+        meanings, assumed = joined([(one.location, one.meanings) for one in everywhere], _columns_of(first))
         if env_spaces is not None:
-            _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, ElementNames.of(mappings))
+            _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, meanings)
         known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
@@ -286,7 +286,9 @@ def read_opened(
             episodes.compare_later_sources(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
         if added_to is not None and added_to.first is not None:
             episodes.fit_into(added_to.first)
-        everywhere = said if added_to is None else [added_to.info, *said]
+        episodes.tally.assume("meaning-assumed", assumed)  # reading may have begun anew before
+        played_in = [one.environment for one in everywhere if one.environment is not None]
+        episodes.tally.assume("mixed-environments", sum(env is None and one != played_in[0] for one in played_in))
         spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in said))
         made_from = [one.manifest for one in said if one.manifest is not None]
         return EpisodeStream(
@@ -294,6 +296,7 @@ def read_opened(
             action_space=action,
             spaces_inferred=spaces_inferred,
             action_scale=_scale(everywhere, action, action_scale),
+            meanings=meanings,
             environment=env or _environment(everywhere),
             formats=[one.format for one in said],
             locations=[one.location for one in said],
@@ -319,6 +322,12 @@ def _prepared(opened: Sequence[Source], engine: EngineSpec | None, options: Read
     for source in [scope.enter(closing(one)) for one in opened]:
         source.prepare(options)
     return opened if engine is None or options.limit is not None else on_workers(opened, engine, options, scope)
+
+
+def _columns_of(batch: EpisodeBatch) -> set[str]:
+    """The paths of all columns that can have a meaning."""
+    trees = (Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions), *batch.extra.items()
+    return {Columns.REWARDS, Columns.T, *(path for name, tree in trees for path, _ in flatten(tree, name))}
 
 
 def _inferred_spaces(
@@ -350,7 +359,7 @@ def _check_batch(
     spaces: tuple[Space, Space],
     said_by: tuple[str, str],
     place_of: Callable[[str, int], str],
-    elements: ElementNames,
+    meanings: Meanings,
 ) -> None:
     """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
     shaped = _structured(batch, spaces)
@@ -363,7 +372,7 @@ def _check_batch(
             said = "" if row is None else f", step {step}"
             return f"{place_of(batch.ids[entry], min(step, int(batch.lengths[entry]) - 1))}, episode {batch.ids[entry]}{said}"
 
-        check_fits(tree, space, name=name, said_by=by, where=where, elements=elements)
+        check_fits(tree, space, name=name, said_by=by, where=where, meanings=meanings)
 
 
 def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str:

@@ -77,6 +77,7 @@ def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
             action_space=context.action_space,
             action_scale=context.action_scale,
             environment=context.environment,
+            meanings=context.meanings,
             spaces_inferred=context.spaces_inferred,
             provenance=context.provenance,
             compression=context.compression,

@@ -36,6 +36,7 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, StorageNotFound, UnsupportedSpace
 from offline_cli.files.blanking import blanked_call, blanked_keys, blanked_values, this_command, without_folders
 from offline_cli.json_documents import deeper_than, mistakes
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, space_from_json, space_to_json
 
 if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
@@ -139,6 +140,7 @@ class Manifest:
     assumptions: Mapping[str, int]
     provenance: Mapping[str, Any]  # the only part that differs between two runs of one command
     episodes_lost: int | None = None  # of the sources, and in no shard; None: not known, as of every manifest of version 1
+    meanings: Meanings = NO_MEANINGS  # of columns, as far as they are known
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, as schemas/manifest.v2.json describes them (v3: with parts); what is not known has no key."""
@@ -153,6 +155,7 @@ class Manifest:
             "action_space": self.action_space and space_to_json(self.action_space),
             "spaces_inferred": self.spaces_inferred,
             "action_scale": self.action_scale,
+            **({"meanings": self.meanings.as_json()} if self.meanings.by_path else {}),
             "compression": self.compression,
             "counts": asdict(self.counts),
             **({"shards": [asdict(shard) for shard in self.shards]} if parts is None else {"parts": parts}),
@@ -210,6 +213,7 @@ class Manifest:
             assumptions=whole_numbers(document["assumptions"]),
             provenance=document["provenance"],
             episodes_lost=whole_numbers(document).get("episodes_lost"),
+            meanings=Meanings.of(document.get("meanings", {}), where),
         )
 
 

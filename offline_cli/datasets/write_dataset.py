@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Unpack
+from typing import Any, Unpack
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
@@ -13,6 +14,7 @@ from offline_cli.datasets.row_groups import Episodes, joined_batches
 from offline_cli.datasets.writer import UNKNOWN, DatasetWriter
 from offline_cli.errors import BadConfig, BadEpisode, NoData
 from offline_cli.files.locations import Location, open_location
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options.data_commands import WriteOptions
 from offline_cli.options.keywords import takes
 from offline_cli.spaces import Space, only_discrete, same_space
@@ -38,15 +40,17 @@ def write_dataset(
     *,
     observation_space: Space | None = None,
     action_space: Space | None = None,
+    meanings: Mapping[str, Any] | None = None,
     **options: Unpack[WriteOptions],
 ) -> WrittenDataset:
     """Write `episodes`, batches or single ones, as a dataset in the folder `url`; all of them, or what was there stays.
 
-    Of a Dataset, environment and action scale are its own, unless others are given. Spaces that are not given are those that
-    the first episodes say, and then all have to say the same. Of an episode of several agents each agent's is written.
+    Of a Dataset, environment, action scale and meanings are its own, unless others are given. Spaces that are not given are
+    those that the first episodes say, and then all have to say the same. Of an episode of several agents each agent's is
+    written. `meanings`: of columns, in the form of schemas/meanings.v1.json: `{"obs": [{"name": "x"}, {"name": "y"}]}`.
 
-    Raises BadConfig where the spaces are not known, NoData for no episodes, OutputExists, UsageError; BadEpisode for an id that
-    comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
+    Raises BadConfig where the spaces are not known, and for meanings of another form; NoData for no episodes, OutputExists,
+    UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
     """
     place, batches = open_location(url, options["storage_options"]), joined_batches(episodes)
     first = next((batch for batch in batches if len(batch)), None)
@@ -59,6 +63,7 @@ def write_dataset(
     env, known = options["env"], episodes.manifest if isinstance(episodes, Dataset) else None
     environment = Environment(env) if env is not None else None if known is None else known.environment
     scale = options["action_scale"] or (None if known is None else known.action_scale)
+    own = NO_MEANINGS if known is None else known.meanings
     writer = DatasetWriter(
         place,
         format=options["format"],
@@ -66,6 +71,7 @@ def write_dataset(
         action_space=actions,
         action_scale=scale or ("env" if only_discrete(actions) else UNKNOWN),
         environment=environment,
+        meanings=own if meanings is None else Meanings.of(meanings, "meanings"),
         compression=options["compression"],
         max_rows_per_file=options["max_rows_per_file"],
         max_bytes_per_file=options["max_bytes_per_file"],

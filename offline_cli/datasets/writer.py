@@ -42,6 +42,7 @@ from offline_cli.errors import BadEpisode, StorageError, UsageError
 from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
+from offline_cli.meanings import NO_MEANINGS, Meanings, joined
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
 from offline_cli.parquet.shard_writing import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
@@ -65,6 +66,7 @@ class DatasetWriter:
         action_space: Space | None,
         action_scale: str = UNKNOWN,
         environment: Environment | None = None,
+        meanings: Meanings = NO_MEANINGS,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
         compression: str = COMPRESSION.default,
@@ -85,7 +87,7 @@ class DatasetWriter:
         larger than either has a file of its own. `provenance`: see schemas/manifest.v2.json; missing parts are filled in.
         `identity`: what is written, as a text that is the same for the same content (`resume` asks for the same). `check_ids`:
         raise for an id that is there already; False where all are known to differ. `base`: the dataset here, which is added to.
-        Raises UsageError, UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale or spaces.
+        Raises UsageError, UnsupportedSpace; BadConfig for a `base` of another format, compression, scale, spaces or meanings.
         """
         location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
@@ -93,6 +95,7 @@ class DatasetWriter:
         self._spaces_inferred = spaces_inferred
         self._action_scale = action_scale
         self._environment = environment
+        self._meanings = meanings
         self._given_provenance = dict(provenance or {})
         self._compression = check_compression(compression)
         self._overwrite = overwrite
@@ -114,6 +117,8 @@ class DatasetWriter:
         self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
         if base is not None:
             base.refuse_other(location, self._rows.name, self._compression, self._spaces, action_scale)
+            said = (location.url, base.manifest.meanings), ("what is added", self._meanings)
+            self._meanings, _ = joined(said)
 
     def __enter__(self) -> Self:
         """Write the note.
@@ -186,6 +191,7 @@ class DatasetWriter:
             "action_scale": self._action_scale,
             "environment": self._environment and self._environment.as_json(),
             **({WRAPPERS: list(self._environment.wrappers)} if self._environment and self._environment.wrappers else {}),
+            **({"meanings": self._meanings.as_json()} if self._meanings.by_path else {}),
             "identity": identity_hash(self._identity),
             **({} if self._base is None else {APPENDS_TO: self._base.identity}),
         }
@@ -336,6 +342,7 @@ class DatasetWriter:
             assumptions=dict(assumptions),
             provenance=self._provenance(complete=complete),
             episodes_lost=episodes_lost,
+            meanings=self._meanings,
         )
 
     def _provenance(self, *, complete: bool) -> dict[str, Any]:

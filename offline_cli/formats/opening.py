@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count, groupby, islice
 from typing import Any, Final
 
-from offline_cli.columns import mappings_in
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_MODULES, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
@@ -236,14 +235,15 @@ def info_of(manifest: Manifest, location: str) -> SourceInfo:
         action_space=manifest.action_space,
         spaces_inferred=manifest.spaces_inferred,
         action_scale=manifest.action_scale,
+        meanings=manifest.meanings,
         environment=EnvironmentSpec(environment.id, environment.kwargs, environment.wrappers) if environment else None,
         longest=None if longest is None else int(longest),
         commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
-        declared=_declared(manifest.provenance.get("declared")),
-        mappings=mappings_in(manifest.provenance) if "mappings" in manifest.provenance else (),
+        declared=_documents(manifest.provenance.get("declared")),
+        mappings=_documents(manifest.provenance.get("mappings")),
         manifest=manifest,
     )
 
 
-def _declared(found: Any) -> tuple[Mapping[str, Any], ...]:
+def _documents(found: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(one for one in found if isinstance(one, dict)) if isinstance(found, list) else ()

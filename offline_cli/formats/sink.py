@@ -15,6 +15,7 @@ from offline_cli.datasets.shard_sequence import Base
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists, UsageError
 from offline_cli.files.locations import Location
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options.shared import MAX_BYTES
 from offline_cli.spaces import Space
 from offline_cli.tally import Reject, Tally
@@ -49,6 +50,7 @@ class SinkContext:
     overwrite: bool
     resume: bool
     max_bytes_per_file: int = MAX_BYTES.default  # before compression
+    meanings: Meanings = NO_MEANINGS  # of columns
     temp_dir: str | None = None  # where bytes wait that do not fit into memory; None: the system's
     base: Base | None = None  # the dataset that is added to; only our own sinks get one
 

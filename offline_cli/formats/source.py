@@ -25,12 +25,12 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.columns import ElementNames
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options import engines
 from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
@@ -136,6 +136,7 @@ class SourceInfo:
     action_space: Space | None = None
     spaces_inferred: bool = False  # they were inferred by the source's writer, and give way to those of an environment
     action_scale: str = UNKNOWN_SCALE  # of Box actions: `env`, `normalized` or `unknown`
+    meanings: Meanings = NO_MEANINGS  # of columns: names of elements, categories, units
     environment: EnvironmentSpec | None = None  # what its episodes were played in; None: not known
     said_by: str = THE_SOURCE  # who declares this, as text
     longest: int | None = None  # steps of the longest episode; None: not known
@@ -144,11 +145,6 @@ class SourceInfo:
     declared: tuple[Mapping[str, Any], ...] = ()  # what else its files say of the whole, JSON values with their `format`
     mappings: tuple[Mapping[str, Any], ...] = ()  # as documents: its own, of a dataset those that its sources were read by
     manifest: Manifest | None = None  # of a dataset of ours
-
-    @property
-    def elements(self) -> ElementNames:
-        """The names of the elements of its vectors."""
-        return ElementNames.of(self.mappings)
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:

@@ -77,7 +77,7 @@ def columns_grid(told: Mapping[str, Any], letters: str) -> tuple[Grid, int]:
     rows = [
         row
         for path, figures in told["columns"].items()
-        for row in _rows(path, figures, told["elements"], [sparkline(bars_of(one), letters) for one in drawn.get(path, ())])
+        for row in _rows(path, figures, told["meanings"], [sparkline(bars_of(one), letters) for one in drawn.get(path, ())])
     ]
     return _as_grid((*COLUMN, "histogram"), rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS)
 
@@ -94,7 +94,7 @@ def episode_grids(told: Mapping[str, Any], letters: str) -> Iterator[Grid]:
     rows = [
         row
         for path, figures in one["columns"].items()
-        for row in _rows(path, figures, told["elements"], [timeline(each, letters) for each in figures["over_time"]])
+        for row in _rows(path, figures, told["meanings"], [timeline(each, letters) for each in figures["over_time"]])
     ]
     yield _as_grid((*COLUMN, "over time"), rows[:MAX_ROWS])
     names = list(one["steps"][0]) if one["steps"] else ["t"]
@@ -102,7 +102,7 @@ def episode_grids(told: Mapping[str, Any], letters: str) -> Iterator[Grid]:
 
 
 def _rows(
-    path: str, figures: Mapping[str, Any], names: Mapping[str, Sequence[str]], drawn: Sequence[str]
+    path: str, figures: Mapping[str, Any], meanings: Mapping[str, Sequence[Any]], drawn: Sequence[str]
 ) -> Iterator[list[str]]:
     """Cells of one column, or of each of its elements: name, figures, values that are not finite, what is `drawn` of it."""
     shape, each = figures["shape"], [_flat(figures[name]) for name in (*FIGURES, "nan", "infinite")]
@@ -118,11 +118,13 @@ def _rows(
             *drawn[:1],
         ]
         return
-    known = names.get(path, ())
+    known = meanings.get(path, ())
     for number, (*row, nan, infinite) in enumerate(zip(*each, strict=True)):
+        said = known[number] if len(known) == elements else {}
         place = f"[{', '.join(map(str, _unraveled(number, shape)))}]" if shape else ""
-        name = f" {known[number]}" if len(known) == elements else ""
-        yield [f"{path}{place}{name}", *map(_number, row), _count(nan + infinite), *drawn[number : number + 1]]
+        name = f" {said['name']}" if "name" in said else place
+        unit = f" ({said['unit']})" if "unit" in said else ""
+        yield [f"{path}{name}{unit}", *map(_number, row), _count(nan + infinite), *drawn[number : number + 1]]
 
 
 # ---- cells ----

@@ -36,7 +36,7 @@ from offline_cli.applying.learner_batches import (
     with_steps,
 )
 from offline_cli.applying.modules_of_agents import OneModule
-from offline_cli.columns import STEP_COLUMNS, Columns, ElementNames
+from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, frozen_with
@@ -50,6 +50,7 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.meanings import Meanings
 from offline_cli.policies.piped_policy import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
@@ -89,7 +90,7 @@ class TrainingSource:
     extras: UsedExtras
     selection: Selection  # of the episodes
     kept: Sequence[ConnectorV2]  # pieces that have learned elsewhere, and learn no more
-    elements: ElementNames  # of vectors that were columns of a table
+    meanings: Meanings  # of columns, for messages
     notes: Sequence[str]  # on the sources
     observed_ends: bool  # steps whose next observation is invented are left out
     _open: Callable[[], EpisodeStream]
@@ -163,8 +164,8 @@ class TrainingSource:
             check_finite_rewards(episodes, self.where)
         are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
         if not (are_images and all(leaf.dtype == np.uint8 for leaf in leaves(episodes.obs))):  # in which nothing can be wrong
-            check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.elements)
-        check_values(episodes, episodes.actions, actions, "actions", self.where, self.elements)
+            check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.meanings)
+        check_values(episodes, episodes.actions, actions, "actions", self.where, self.meanings)
         return in_learner_units(episodes, actions, self.action_scale)
 
     def columns(self, episodes: EpisodeBatch) -> dict[str, Tree]:
@@ -293,6 +294,8 @@ def _opened(
     """The source takes over what `scope` holds; an error leaves it there."""
     where = ", ".join(stream.locations)
     check_known_scale(stream)
+    if assumed := stream.tally.assumptions["meaning-assumed"]:
+        selection.notes.append(f"{assumed} columns of sources are taken to mean what another source alone says of them")
     said = stream.observation_space, stream.action_space
     observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
     plain = given.is_default and beside.is_default and _leaves_pipeline(type(setup.algorithm))
@@ -338,7 +341,7 @@ def _opened(
         extras=extras,
         selection=selection,
         kept=kept,
-        elements=stream.elements,
+        meanings=stream.meanings,
         notes=stream.incomplete,
         observed_ends=observed_ends,
         _open=opened,

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.meanings import Element, Meanings
 
 # ---- places and files ----
 
@@ -247,6 +248,18 @@ def rows_of_two_shapes_without_spaces(make: Make) -> Path:
 def datasets_of_two_action_scales(make: Make) -> list[Path]:
     other = make.batch(boxes=True, ids=("x0", "x1", "x2"))
     return [make.dataset(make.batch(boxes=True)), make.dataset(other, action_scale="normalized")]
+
+
+@made({"mixed-meanings": 1})
+def datasets_of_two_units(make: Make) -> list[Path]:
+    one, two = (Meanings({"actions": (Element("heat", unit=unit),)}) for unit in ("W", "kW"))
+    return [make.dataset(meanings=one), make.dataset(make.batch(ids=("x0", "x1", "x2")), meanings=two)]
+
+
+@made({"meaning-assumed": 1})
+def datasets_of_which_one_says_units(make: Make) -> list[Path]:
+    said = Meanings({"actions": (Element("heat", unit="W"),)})
+    return [make.dataset(meanings=said), make.dataset(make.batch(ids=("x0", "x1", "x2")))]
 
 
 @made({"mixed-spaces": 1})

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from offline_cli.checking.validate import Validation, validate
 from offline_cli.converting.convert import convert
 from offline_cli.errors import OfflineCliError
+from offline_cli.meanings import Element, Meanings
 
 Make = Any  # the fixture's class, which lives in conftest.py
 NARROW = spaces.Box(-10, 10, (2,), np.float32)
@@ -70,6 +71,11 @@ def an_unknown_scale(make: Make) -> tuple[Path, Path]:
     return make.dataset(make.batch(boxes=True)), make.dataset(boxes, action_scale="unknown")
 
 
+def other_meanings(make: Make) -> tuple[Path, Path]:
+    one, two = (Meanings({"obs": tuple(map(Element, names))}) for names in ("xyz", "xzy"))
+    return make.dataset(meanings=one), make.dataset(other(make), meanings=two)
+
+
 MIXED = {
     an_output_more: "mixed-structures",
     an_output_of_another_shape: "mixed-structures",
@@ -81,6 +87,7 @@ MIXED = {
     other_spaces_of_packed_episodes: "mixed-spaces",
     other_scales: "mixed-action-scales",
     an_unknown_scale: "mixed-action-scales",
+    other_meanings: "mixed-meanings",
 }
 
 

@@ -116,18 +116,8 @@ def test_messages_about_elements_say_the_columns_of_a_table(call_json: Call, rob
         code, told = call_json("train-bc", *source, "--out", tmp_path / "run", "--updates", "1")
         assert code == 3
         assert told["error"]["what"].endswith("step 2, column joint_b")
-        assert call_json("inspect", *source)[1]["elements"] == {"obs": ["joint_a", "joint_b"], "actions": ["turn"]}
-
-
-def test_the_names_outlive_another_conversion_and_end_where_sources_differ(robot: Path, tmp_path: Path) -> None:
-    offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING)
-    offline_cli.convert(tmp_path / "A", tmp_path / "B")
-    assert offline_cli.inspect(tmp_path / "B").elements == {"obs": ["joint_a", "joint_b"], "actions": ["turn"]}
-    columns = {**MAPPING["columns"], "obs": ["joint_b", "joint_a"]}
-    (tmp_path / "other.csv").write_text(robot.read_text(encoding="utf-8") + "9,0,0.5,0.5,0.1,1\n", encoding="utf-8")
-    offline_cli.convert(tmp_path / "other.csv", tmp_path / "C", mapping={**MAPPING, "columns": columns})
-    assert offline_cli.convert([tmp_path / "A", tmp_path / "C"], tmp_path / "E").episodes == 9
-    assert offline_cli.inspect(tmp_path / "E").elements == {}
+        meanings = call_json("inspect", *source)[1]["meanings"]
+        assert meanings == {"obs": [{"name": "joint_a"}, {"name": "joint_b"}], "actions": [{"name": "turn"}]}
 
 
 def test_a_constant_column_is_reported_by_its_name(call_json: Call, robot: Path, tmp_path: Path) -> None:

@@ -18,7 +18,16 @@ from offline_cli import DatasetWriter, open_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, MemoryLimitExceeded, NoData, OutputExists, UnsafeData, UnsupportedSpace, UsageError
+from offline_cli.errors import (
+    BadConfig,
+    BadData,
+    MemoryLimitExceeded,
+    NoData,
+    OutputExists,
+    UnsafeData,
+    UnsupportedSpace,
+    UsageError,
+)
 from offline_cli.formats.lerobot.paths import Template
 from offline_cli.formats.opening import open_source
 
@@ -92,7 +101,18 @@ def test_what_is_not_read_is_named_and_counted(tmp_path: Path) -> None:
 
 def test_elements_have_the_names_of_the_features(tmp_path: Path) -> None:
     convert([str(TESTDATA / "v30")], str(tmp_path / "out"))
-    assert open_source(str(tmp_path / "out")).info.elements.by_path == {"obs.state": ["x", "y"], "actions": ["ax", "ay"]}
+    names = {
+        path: [one.name for one in known] for path, known in open_source(str(tmp_path / "out")).info.meanings.by_path.items()
+    }
+    assert names == {"obs.state": ["x", "y"], "actions": ["ax", "ay"], "t": [None]}
+
+
+def test_steps_of_two_lengths_of_time_are_not_mixed(tmp_path: Path) -> None:
+    shutil.copytree(TESTDATA / "v21", tmp_path / "other")
+    edit(tmp_path / "other" / "meta" / "info.json", lambda info: info.update(fps=20))
+    with pytest.raises(BadConfig) as caught:
+        convert([str(TESTDATA / "v30"), str(tmp_path / "other")], str(tmp_path / "out"))
+    assert (caught.value.details["column"], caught.value.details["said"]) == ("t", ["unit 1/10 s", "unit 1/20 s"])
 
 
 def test_a_dataset_written_back_is_the_same_episodes_by_the_same_ids(tmp_path: Path) -> None:
@@ -346,8 +366,8 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_no_dataset(tmp_path: Path) -> None:
     shutil.copytree(TESTDATA / "v21", tmp_path / "other")
-    edit(tmp_path / "other" / "meta" / "info.json", lambda info: info.update(fps=20))
-    with pytest.raises(BadData, match="fps is 20 here, and 10 before"):
+    edit(tmp_path / "other" / "meta" / "info.json", lambda info: info.update(robot_type="so101"))
+    with pytest.raises(BadData, match="robot_type is so101 here, and so100 before"):
         convert([str(TESTDATA / "v30"), str(tmp_path / "other")], str(tmp_path / "theirs"), to="lerobot")
     assert not [path for path in (tmp_path / "theirs").rglob("*") if path.is_file()]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
@@ -33,6 +33,7 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options import shared
 from offline_cli.options.shared import COMPRESSION
 from offline_cli.parquet.shard_writing import COMPRESSIONS
@@ -47,7 +48,7 @@ __all__ = ["FACTS", "Examined", "Known", "examine", "what_is_known"]
 
 FORMATS: Final = get_args(shared.RowFormat)
 SPACES: Final = ("observation_space", "action_space")
-FACTS: Final = ("format", *SPACES, "spaces_inferred", "action_scale", "environment", "compression")
+FACTS: Final = ("format", *SPACES, "spaces_inferred", "action_scale", "environment", "meanings", "compression")
 """What `Known` and a manifest say under the same names."""
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE)
 
@@ -63,6 +64,7 @@ class Known:
     spaces_inferred: bool = False
     action_scale: str = UNKNOWN_SCALE
     environment: Environment | None = None
+    meanings: Meanings = NO_MEANINGS
     compression: str = COMPRESSION.default
     assumptions: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -159,6 +161,8 @@ def _other_parts(document: Mapping[str, Any]) -> dict[str, Any]:
         "provenance": provenance if isinstance(provenance, dict) else {},
         "episodes_lost": lost if type(lost) is int and lost >= 0 else None,
     }
+    with suppress(OfflineCliError):
+        parts["meanings"] = Meanings.of(document.get("meanings", {}), "")
     chosen = {"action_scale": SCALES, "compression": COMPRESSIONS}
     return parts | {name: document[name] for name, values in chosen.items() if document.get(name) in values}
 

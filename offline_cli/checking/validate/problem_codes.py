@@ -145,6 +145,15 @@ CODES: Final[dict[str, Code]] = {
         "whose actions have another scale than those of the first",
         "convert each source by itself with the --action-scale that it has",
     ),
+    "meaning-assumed": Code(
+        "note", "column", "whose names, categories or units another source alone says", "check that they mean the same"
+    ),
+    "mixed-meanings": Code(
+        "error",
+        "source",
+        "whose columns have other names, categories or units than another's",
+        "convert it in the other's order",
+    ),
     # ---- values ----
     "space-mismatch": Code(
         "error", "episode", "with other parts or shapes than the space", "name the environment that was recorded with --env"

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.checking.validate.values import Bounds, bounds_of
-from offline_cli.columns import Columns, ElementNames
+from offline_cli.columns import Columns
 from offline_cli.converting.fitting import extra_kinds
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, describe, leaf_spaces, same_space
 from offline_cli.trees import flatten
 
@@ -148,8 +149,8 @@ class _Leaf:
 class Dimensions:
     """Extremes of every dimension of one source."""
 
-    def __init__(self, action_scale: str, elements: ElementNames) -> None:
-        self._scale, self._elements = action_scale, elements
+    def __init__(self, action_scale: str, meanings: Meanings) -> None:
+        self._scale, self._meanings = action_scale, meanings
         self._leaves: dict[str, _Leaf] = {}
 
     def see(self, batch: EpisodeBatch, known: tuple[Space | None, Space | None]) -> None:
@@ -193,7 +194,7 @@ class Dimensions:
     def _named(self, path: str, chosen: NDArray[np.bool_]) -> Iterator[tuple[tuple[int, ...], str]]:
         """Index and name of each chosen element."""
         for at in np.argwhere(chosen).tolist():
-            yield tuple(at), self._elements.named(path, at, chosen.shape)
+            yield tuple(at), self._meanings.named(path, at, chosen.shape)
 
     def _tell_saturated(self, findings: Findings, source: str, path: str, leaf: _Leaf, constant: NDArray[np.bool_]) -> None:
         on_bound = leaf.at_low + leaf.at_high

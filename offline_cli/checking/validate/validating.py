@@ -28,12 +28,13 @@ from offline_cli.converting.whole_episodes import stitched
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, NoData, UsageError
+from offline_cli.errors import BadConfig, BadData, NoData, UsageError
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.meanings import joined
 from offline_cli.options.data_commands import ValidateOptions
 from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
@@ -134,6 +135,12 @@ def _read(
             source.prepare(read_as)
             check = checks[subject.name] = _Checks(subject, source, findings, common, env_spaces, scale, env)
             watched.append(cast(Source, _Watched(source, check)))
+    said = [(check.name, check.meanings) for check in checks.values()]
+    try:
+        tally.location = next(iter(checks), "")
+        tally.assume("meaning-assumed", joined(said)[1])
+    except BadConfig as error:
+        findings.add_error(error.details["sources"][1], error, "mixed-meanings")
     rejects = ListeningRejects(findings, tally)
     with Scope() as scope:
         for source in watched:
@@ -183,7 +190,7 @@ class _Checks:
         self.name, self.findings = subject.name, findings
         self.episodes = self.steps = self.entries = 0
         self._inferred = subject.own is not None and subject.own.manifest is not None and subject.own.manifest.spaces_inferred
-        self._said, self._elements = env_spaces or source.info.spaces, source.info.elements
+        self._said, self.meanings = env_spaces or source.info.spaces, source.info.meanings
         source.info.check_scale(scale)
         self._scale = source.info.action_scale if scale is None else scale
         self._figures, self._plain = subject.own.comparisons() if subject.own is not None else (None, None)
@@ -239,9 +246,9 @@ class _Checks:
                 scale,
                 env=self._env,
                 scale_is_said=self._scale_is_said and boxes,
-                elements=self._elements,
+                meanings=self.meanings,
             )
-            self._dimensions = Dimensions(scale, self._elements)
+            self._dimensions = Dimensions(scale, self.meanings)
         return self._values, self._dimensions
 
     def tell(self) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -28,16 +28,16 @@ from numpy.typing import NDArray
 
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.checking.validate.problem_codes import Severity
-from offline_cli.columns import Columns, ElementNames
+from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import flatten
 
 __all__ = ["BadRows", "Bounds", "ValueChecks", "bounds_of"]
 
 Leaf = tuple[str, NDArray[Any]]
-NO_NAMES: Final = ElementNames()
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class BadRows:
 
     batch: EpisodeBatch
     starts: NDArray[np.int64]  # (E+1,): rows of each episode; those of observations, or of steps
-    elements: ElementNames = NO_NAMES
+    meanings: Meanings = NO_MEANINGS
     _rows: NDArray[np.bool_] | None = None  # None: no bad one so far
     _first: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = field(default_factory=list)  # leaves that have some
 
@@ -75,7 +75,7 @@ class BadRows:
         for path, leaf, bad in self._first:
             for row in np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist():
                 at = np.unravel_index(int(bad[row].argmax()), leaf.shape[1:]) if leaf.ndim > 1 else ()
-                name = self.elements.named(path, [int(index) for index in at], leaf.shape[1:])
+                name = self.meanings.named(path, [int(index) for index in at], leaf.shape[1:])
                 yield f"{self._place(row)}: {name} is {leaf[(row, *at)]!s}"
 
     def _place(self, row: int) -> str:
@@ -143,11 +143,11 @@ class ValueChecks:
         *,
         env: str | None = None,
         scale_is_said: bool = False,
-        elements: ElementNames = NO_NAMES,
+        meanings: Meanings = NO_MEANINGS,
     ) -> None:
         """`env`: the environment that the caller names; `scale_is_said`: by the caller, and not by the source."""
         self.findings, self.source, self.scale = findings, source, action_scale
-        self.env, self.scale_is_said, self.elements = env, scale_is_said, elements
+        self.env, self.scale_is_said, self.meanings = env, scale_is_said, meanings
         self._known: dict[str, tuple[Space, dict[str, Space], dict[str, Bounds]]] = {}  # the last space of each tree
 
     def see(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
@@ -166,7 +166,7 @@ class ValueChecks:
         self._finite(extras, "extras", self._rows(batch, batch.starts), self._rows(batch, batch.starts))
 
     def _rows(self, batch: EpisodeBatch, starts: NDArray[np.int64]) -> BadRows:
-        return BadRows(batch, starts, self.elements)
+        return BadRows(batch, starts, self.meanings)
 
     def _add(self, code: str, bad: BadRows, **more: Any) -> None:
         if bad.count:

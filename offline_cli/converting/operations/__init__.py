@@ -227,6 +227,7 @@ class Operation:
             action_space=stream.action_space,
             action_scale=stream.action_scale,
             environment=Environment.of(stream.environment),
+            meanings=stream.meanings,
             spaces_inferred=stream.spaces_inferred,
             provenance={**provenance_of(self.places, stream, self.command), **provenance},
             compression=self.compression,

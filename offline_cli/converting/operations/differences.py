@@ -36,6 +36,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.meanings import Meanings
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import DiffOptions
 from offline_cli.options.shared import SOURCE_FORMAT
@@ -117,6 +118,8 @@ def _notes(one: _Side, other: _Side, known: _Summary, other_known: _Summary, com
         yield f"A is in the format {one.format}, B in {other.format}{unseen}"
     if not compared.drop_nulls().get_column("row_b").is_sorted():
         yield "the episodes come in another order"
+    if bool(known.meanings.by_path) != bool(other_known.meanings.by_path):
+        yield f"{'A' if known.meanings.by_path else 'B'} says what its columns mean, the other does not"
     if known.spaces_inferred != other_known.spaces_inferred:
         yield f"the spaces of {'A' if known.spaces_inferred else 'B'} are inferred from its data, the other's are not"
 
@@ -135,6 +138,7 @@ class _Summary:
     spaces_inferred: bool
     action_scale: str
     environment: str
+    meanings: Meanings
 
     def facts_unlike(self, other: _Summary) -> Iterator[dict[str, Any]]:
         """What is declared of all episodes, and differs."""
@@ -146,6 +150,8 @@ class _Summary:
         for name in ("action_scale", "environment"):
             if getattr(self, name) != getattr(other, name):
                 yield _difference(None, name, getattr(self, name), getattr(other, name))
+        if found := self.meanings.difference(other.meanings):
+            yield _difference(None, found[0], *found[2:], [found[1]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,7 @@ class _Side:
         info = self.sources[0].info
         if len(self.sources) == 1 and info.manifest is not None and not info.manifest.counts.episodes:
             named = _environment(info.environment)
-            return _Summary(_table([], [], []), 0, *info.spaces, info.spaces_inferred, info.action_scale, named)
+            return _Summary(_table([], [], []), 0, *info.spaces, info.spaces_inferred, info.action_scale, named, info.meanings)
         ids, of_steps, of_rest, steps = list[bytes](), list[NDArray[np.uint64]](), list[NDArray[np.uint64]](), 0
         with self.read() as stream:
             for batch in stream:
@@ -205,6 +211,7 @@ class _Side:
             stream.spaces_inferred,
             stream.action_scale,
             _environment(stream.environment),
+            stream.meanings,
         )
 
     def episode(self, name: str) -> EpisodeBatch:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.formats.sink import SinkContext
 from offline_cli.json_documents import from_json
+from offline_cli.meanings import Meanings
 from offline_cli.spaces import space_from_json, space_to_json
 
 __all__ = ["OWN", "own_text", "own_words"]
@@ -31,6 +32,7 @@ def own_text(context: SinkContext, action_scale: str | None = None) -> str:
         "action_space": space_to_json(context.action_space),
         "spaces_inferred": context.spaces_inferred,
         "action_scale": action_scale or context.action_scale,
+        "meanings": context.meanings.as_json(),
     }
     if environment is not None:
         wrappers = list(environment.wrappers)
@@ -50,6 +52,7 @@ def own_words(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
         if scale not in SCALES or not isinstance(inferred, bool):
             raise ValueError("action_scale or spaces_inferred")
         found: dict[str, Any] = {"action_scale": scale, "spaces_inferred": inferred}
+        found["meanings"] = Meanings.of(document.get("meanings", {}), where)
         for key in ("observation_space", "action_space"):
             found[key] = space_from_json(document[key], where=where)
         environment = document.get("environment")
@@ -58,6 +61,6 @@ def own_words(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
             if not isinstance(kwargs, dict) or not isinstance(environment["id"], str) or not environment["id"]:
                 raise ValueError("environment")
             found["environment"] = EnvironmentSpec(environment["id"], kwargs, tuple(str(one) for one in wrappers))
-    except (ValueError, KeyError, TypeError, AttributeError, UnsupportedSpace) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, BadConfig, UnsupportedSpace) as error:
         raise BadData(f"not what this program writes: {str(error)[:200]}", where=where, fix=FIX) from error
     return found

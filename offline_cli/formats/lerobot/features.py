@@ -20,6 +20,7 @@ from gymnasium import spaces
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadData
 from offline_cli.formats.step_rows import END_FLAGS
+from offline_cli.meanings import Element
 from offline_cli.spaces import Space
 
 __all__ = ["ACTION", "DONE", "FRAME", "OBSERVATION", "REWARDS", "STATE", "TRUNCATED", "Leaf", "Plan"]
@@ -63,7 +64,7 @@ class Plan:
     done: str | None
     truncated: str | None
     dropped: Mapping[str, str]  # features left out, and why
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of elements, by path of ours
+    names: Mapping[str, tuple[Element, ...]] = field(default_factory=dict)  # of elements, by path of ours
 
     @classmethod
     def of(cls, features: Mapping[str, Mapping[str, Any]], schema: pa.Schema, *, where: str) -> Plan:
@@ -188,9 +189,9 @@ def _dict_space(tree: Mapping[str, Any]) -> spaces.Dict:
     return spaces.Dict({name: _dict_space(one) if isinstance(one, dict) else one for name, one in tree.items()})
 
 
-def _names(features: Mapping[str, Mapping[str, Any]], *roles: Sequence[Leaf]) -> Mapping[str, Sequence[str]]:
+def _names(features: Mapping[str, Mapping[str, Any]], *roles: Sequence[Leaf]) -> Mapping[str, tuple[Element, ...]]:
     """The names of elements of vectors, a list or, of older recordings, a list under one key."""
-    found: dict[str, Sequence[str]] = {}
+    found: dict[str, tuple[Element, ...]] = {}
     for role, leaves in zip((Columns.OBS, Columns.ACTIONS), roles, strict=True):
         for leaf in leaves:
             said = features[leaf.name].get("names")
@@ -198,7 +199,7 @@ def _names(features: Mapping[str, Mapping[str, Any]], *roles: Sequence[Leaf]) ->
                 said = next(iter(said.values()))
             texts = list(_texts(said)) if isinstance(said, list) else []
             if len(leaf.shape) == 1 and len(texts) == leaf.shape[0] == len(set(texts)):
-                found[".".join((role, *leaf.path))] = texts
+                found[".".join((role, *leaf.path))] = tuple(map(Element, texts))
     return found
 
 

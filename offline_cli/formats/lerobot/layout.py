@@ -17,10 +17,11 @@ import pyarrow as pa
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns, ElementNames
+from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UnsupportedSpace
 from offline_cli.formats.lerobot.features import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
+from offline_cli.meanings import Element, Meanings
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten
 
@@ -87,24 +88,22 @@ def _named(role: str, alone: str, tree: Tree) -> dict[str, NDArray[Any]]:
     return dict(flatten(tree, role))
 
 
-def features_of(columns: Mapping[str, NDArray[Any]], names: ElementNames) -> dict[str, Feature]:
+def features_of(columns: Mapping[str, NDArray[Any]], meanings: Meanings) -> dict[str, Feature]:
     """Those of the columns, and those that every dataset has."""
-    found = {name: _feature(values, _names(name, names)) for name, values in columns.items()}
+    found = {name: _feature(values, _elements(name, meanings)) for name, values in columns.items()}
     return found | {name: Feature(REAL if name == FRAME[0] else INTEGER, (1,)) for name in FRAME}
 
 
-def _names(feature: str, names: ElementNames) -> Sequence[str] | None:
-    """Of the elements of a feature."""
+def _elements(feature: str, meanings: Meanings) -> Sequence[Element]:
     role, dot, rest = feature.partition(".")
     ours = {OBSERVATION: Columns.OBS, ACTION: Columns.ACTIONS}.get(role, role)
-    known = names.by_path.get(f"{ours}{dot}{rest}")
-    return names.by_path.get(ours) if known is None and rest == STATE else known
+    return meanings.by_path.get(f"{ours}{dot}{rest}") or (meanings.by_path.get(ours, ()) if rest == STATE else ())
 
 
-def _feature(values: NDArray[Any], names: Sequence[str] | None) -> Feature:
+def _feature(values: NDArray[Any], elements: Sequence[Element]) -> Feature:
     shape = values.shape[1:] or (1,)
-    known = names if names is not None and shape == (len(names),) else None
-    return Feature(values.dtype.name, shape, known)
+    names = [one.name for one in elements if one.name is not None]
+    return Feature(values.dtype.name, shape, names if shape == (len(names),) else None)
 
 
 def arrow_column(values: NDArray[Any]) -> pa.Array:

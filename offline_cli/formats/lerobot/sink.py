@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns, ElementNames, mappings_in
+from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists
 from offline_cli.files.locations import Location
@@ -57,7 +57,6 @@ class _LeRobotSink:
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         self._target, self._context = target, context
-        self._names = ElementNames.of(mappings_in(context.provenance))
         self._features: dict[str, Feature] = {}
         self._tasks: dict[str, int] = {}
         self._totals = Totals()
@@ -181,7 +180,7 @@ class _LeRobotSink:
         count_finals(batch, self._context.tally)
         self._context.tally.assume("zero-length-episode", int((batch.lengths == 0).sum()))
         columns = step_columns(batch)
-        features = features_of(columns, self._names)
+        features = features_of(columns, self._context.meanings)
         if not self._features:
             self._features = features
         elif self._features != features:

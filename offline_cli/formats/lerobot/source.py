@@ -27,6 +27,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.rllib_columns import ColumnsReading
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Source, SourceInfo
 from offline_cli.formats.tables.ids import source_hash
+from offline_cli.meanings import Element, Meanings
 from offline_cli.tally import GAP, MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["LeRobotSource", "open_lerobot"]
@@ -138,7 +139,7 @@ def open_lerobot(files: Sequence[Location], context: OpenContext) -> Source:
         action_scale=ENV_SCALE,
         said_by=INFO,
         longest=int(episodes.length.max()),
-        mappings=({"description": f"LeRobot's names, of {INFO}", "columns": dict(plan.names)},) if plan.names else (),
+        meanings=Meanings({**plan.names, Columns.T: (Element(unit=f"1/{info.fps:g} s"),)}),
     )
     return LeRobotSource(there, context.location, declared, dataset=dataset, missing=missing)
 

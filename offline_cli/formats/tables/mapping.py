@@ -180,6 +180,11 @@ def _contradictions(document: Mapping[str, Any]) -> Iterator[str]:
         elif name.partition(".")[0] in (Columns.OBS, Columns.ACTIONS):
             yield f"optional: there is no episode without '{name}'"
     yield from _wrong_fills(document)
+    values = dict.fromkeys(name for part in _parts(document) if part.role in FILLED_ROLES for name in part.columns)
+    for section in ("names", "units"):
+        for column in document.get(section, {}):
+            if column not in values:
+                yield f"{section}: column '{column}' is not mapped to values of a step{nearest(column, values)}"
     yield from wrong_images(document, list(_parts(document)), (*TREES, EXTRA))
     for name, node in document.get("spaces", {}).items():
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -27,6 +28,7 @@ from offline_cli.formats.tables.mapping import (
     AS_USUAL,
     DEFAULT,
     EXTRA,
+    FILLED_ROLES,
     CsvForm,
     Part,
     TableMapping,
@@ -36,13 +38,17 @@ from offline_cli.formats.tables.mapping import (
     preset_text,
 )
 from offline_cli.formats.tables.proposals import MAX_GUESSED, starting_mapping
+from offline_cli.meanings import Element, Meanings
 from offline_cli.spaces import Space
 
-__all__ = ["Matched", "category_space", "default_mapping", "match"]
+__all__ = ["Matched", "category_space", "default_mapping", "match", "meanings_of"]
 
 MEANINGS = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
 INDEXES = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
 DELIMITERS = (";", "\t", "|", ",")  # , in a file called .tsv
+ROLE_ALONE = re.compile(
+    r"(obs|observations?|states?|a|acts?|actions?|r|rewards?|[oar]_t)"
+)  # names that say no more than a role
 MAX_SHOWN = 40  # columns listed in a message
 MAX_TOLD = 1000  # to programs
 
@@ -243,3 +249,18 @@ def category_space(mapping: TableMapping, role: str) -> Space | None:
     parts = mapping.of(role)
     names = mapping.categories.get(parts[0].columns[0], ())
     return spaces.Discrete(len(names)) if names and len(parts) == 1 and not (parts[0].path or parts[0].stacked) else None
+
+
+def meanings_of(mapping: TableMapping) -> Meanings:
+    """What the mapping says of its columns. A single column gives its name, unless that, or a part's own, says as much."""
+    names, units = (mapping.document.get(section, {}) for section in ("names", "units"))
+    found: dict[str, tuple[Element, ...]] = {}
+    for part in mapping.parts:
+        is_named = part.stacked or not (part.path or ROLE_ALONE.fullmatch(part.columns[0].lower()))
+        elements = tuple(
+            Element(names.get(name, name if is_named else None), mapping.categories.get(name), units.get(name))
+            for name in part.columns
+        )
+        if part.role in FILLED_ROLES and part.role != Columns.NEXT_OBS and any(one != Element() for one in elements):
+            found[part.said_as] = elements
+    return Meanings(found)

@@ -48,7 +48,7 @@ from offline_cli.formats.tables.mapping import (
     load_mapping,
     mapping_text,
 )
-from offline_cli.formats.tables.matching import Matched, category_space, default_mapping, match
+from offline_cli.formats.tables.matching import Matched, category_space, default_mapping, match, meanings_of
 from offline_cli.formats.tables.numeric import Shape
 from offline_cli.formats.tables.proposals import looks_like_ids
 from offline_cli.formats.tables.reading import ChunkReader
@@ -141,6 +141,7 @@ class TableSource(FileSource):
             observation_space=mapping.observation_space or category_space(mapping, Columns.OBS),
             action_space=mapping.action_space or category_space(mapping, Columns.ACTIONS),
             action_scale=mapping.action_scale,
+            meanings=meanings_of(self.mapping),
             environment=None if mapping.environment is None else EnvironmentSpec(mapping.environment),
             said_by=f"the mapping {mapping.name}",
             columns=self.mapping.as_text(),

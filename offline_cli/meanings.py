@@ -1,0 +1,136 @@
+"""What the numbers of a dataset mean, where a source says so: names of elements, texts of categories, units.
+
+Two vectors of one shape may hold different quantities, and two `Discrete(3)` different choices: spaces do not show it. So
+meanings are compared wherever episodes of two sources meet, and a dataset keeps them in its manifest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
+from typing import Any, Final
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadConfig
+from offline_cli.json_documents import mistakes
+
+__all__ = ["NO_MEANINGS", "Element", "Meanings", "joined"]
+
+FIX: Final = (
+    "convert one of them again, with its columns in the order of the other; where they mean the same, say so under [names] and"
+    " [units] of its mapping, or in Python: write_dataset(..., meanings=...)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """What is known of one number of a value; None: nothing."""
+
+    name: str | None = None
+    categories: tuple[str, ...] | None = None  # texts of the choices, numbered from 0
+    unit: str | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Element:
+        """From the form of `as_json`."""
+        texts = document.get("categories")
+        return cls(**{**document, "categories": texts and tuple(texts)})
+
+    def as_json(self) -> dict[str, Any]:
+        """What is known, as plain values."""
+        known = {"name": self.name, "categories": self.categories and list(self.categories), "unit": self.unit}
+        return {kind: value for kind, value in known.items() if value is not None}
+
+
+KINDS: Final = tuple(one.name for one in fields(Element))
+
+
+@dataclass(frozen=True, slots=True)
+class Meanings:
+    """Elements by column, a dotted path (`obs`, `obs.arm`, `actions`, `rewards`; `t`: its unit is the time of a step).
+
+    A column has an element for each number of its values, in C order; or a single one, for a value as a whole.
+    """
+
+    by_path: Mapping[str, tuple[Element, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], where: str) -> Meanings:
+        """From the form of `as_json` (schemas/meanings.v1.json). Raises BadConfig, naming all mistakes."""
+        wrong = mistakes(document, "meanings.v1.json")
+        if wrong:
+            raise BadConfig.of(wrong, where=where, fix='such as {"obs": [{"name": "speed", "unit": "m/s"}]} (docs/formats.md)')
+        return cls({path: tuple(map(Element.of, elements)) for path, elements in document.items()})
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {path: [one.as_json() for one in elements] for path, elements in self.by_path.items()}
+
+    def named(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
+        """The element at index `at` of a column whose values have `shape`: its name, else `obs[1]`."""
+        known = self.by_path.get(path, ())
+        name = known[at[0]].name if len(at) == 1 and tuple(shape) == (len(known),) else None
+        return name or (f"{path}[{', '.join(map(str, at))}]" if at else path)
+
+    def column(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
+        """`, column joint_a`: of an element at a path in words, `observations.arm`; empty where it has no name."""
+        ours = re.sub(r"^observations\b", Columns.OBS, path)
+        name = self.named(ours, at, shape)
+        return "" if not at or name.startswith(f"{ours}[") else f", column {name}"
+
+    def difference(self, other: Meanings) -> tuple[str, int, str, str] | None:
+        """The first thing that both say, and differently: column, number of the element, and both in words."""
+        for path, ours in self.by_path.items():
+            theirs = other.by_path.get(path, ())
+            for index, (mine, its) in enumerate(zip(ours, theirs, strict=True) if len(ours) == len(theirs) else ()):
+                for kind in KINDS:
+                    said = getattr(mine, kind), getattr(its, kind)
+                    if None not in said and said[0] != said[1]:
+                        return path, index, *_in_words(kind, *said)
+        return None
+
+    def with_missing(self, other: Meanings) -> Meanings:
+        """This one, with what only `other` says; where one says a column as a whole and the other its elements, the latter."""
+        found = dict(self.by_path)
+        for path, theirs in other.by_path.items():
+            ours = found.get(path, ())
+            if len(ours) == len(theirs):
+                found[path] = tuple(_both(*pair) for pair in zip(ours, theirs, strict=True))
+            elif len(theirs) > len(ours):
+                found[path] = theirs
+        return Meanings(found)
+
+
+NO_MEANINGS: Final = Meanings()
+
+
+def _both(one: Element, other: Element) -> Element:
+    return Element(*(getattr(other if getattr(one, kind) is None else one, kind) for kind in KINDS))
+
+
+def _in_words(kind: str, one: Any, other: Any) -> tuple[str, str]:
+    """Two different names or units; of categories the first that differ."""
+    if kind == "categories":
+        at = next(number for number, pair in enumerate(zip_longest(one, other)) if pair[0] != pair[1])
+        kind, one, other = f"category {at}", *(texts[at] if at < len(texts) else "(none)" for texts in (one, other))
+    return f"{kind} {one}", f"{kind} {other}"
+
+
+def joined(said: Sequence[tuple[str, Meanings]], columns: Collection[str] | None = None) -> tuple[Meanings, int]:
+    """What sources say together, each with its place; and how many columns of a source take what only others say.
+
+    `columns`: those that the episodes have; None: all. Raises BadConfig, naming both places and the first difference.
+    """
+    known = NO_MEANINGS
+    for place, one in said:
+        if known.difference(one):
+            before, (column, index, *both) = next((before, found) for before, had in said if (found := had.difference(one)))
+            what = f"{column}[{index}] means two things: {both[0]} in {before}, {both[1]} in {place}"
+            details = {"column": column, "index": index, "said": both, "sources": [before, place]}
+            raise BadConfig(what, where=f"{before} and {place}", fix=FIX, details=details)
+        known = known if one == known else known.with_missing(one)
+    if columns is not None:
+        known = Meanings({path: elements for path, elements in known.by_path.items() if path in columns})
+    return known, sum(one.by_path.get(path) != elements for _, one in said for path, elements in known.by_path.items())
