@@ -144,11 +144,15 @@ class PlaySpec:
         return self.env_to_module.is_default and self.module_to_env.is_default
 
     def described(self) -> dict[str, Any]:
-        """What episodes follow from, as JSON values: files with their content, Python objects by name; empty: nothing given."""
-        given = {"env_to_module": self.env_to_module, "module_to_env": self.module_to_env}
-        told = {side: spec.document or spec.name for side, spec in given.items() if not spec.is_default}
+        """What episodes follow from, as JSON values by option: files with their content, Python objects by name."""
+        given = {"--env-to-module": self.env_to_module, "--module-to-env": self.module_to_env}
+        told = {option: spec.document or spec.name for option, spec in given.items()}
         plain: dict[str, Any] = json.loads(json.dumps(told, default=str))  # TOML has dates
-        return plain if self.lookback is None else {**plain, "lookback": self.lookback}
+        return {**plain, "--lookback": self.lookback}
+
+    def code(self) -> list[Any]:
+        """What makes the pieces."""
+        return [*self.env_to_module.code(), *self.module_to_env.code()]
 
     def check_travels(self) -> None:
         """Raise BadConfig for Python objects that cannot be sent to runner processes."""
