@@ -105,9 +105,9 @@ def _modules(thing: Any) -> Iterator[str]:
         return
     while thing is not None:
         yield from _modules(type(thing))
-        spec, inner = getattr(thing, "spec", None), getattr(thing, "__dict__", {})
-        for entry in (getattr(spec, "entry_point", None), getattr(spec, "vector_entry_point", None)):
-            yield from _modules(entry) if entry is not None else ()
+        inner = getattr(thing, "__dict__", {})
+        for name in ("entry_point", "vector_entry_point"):
+            yield from _modules(getattr(inner.get("spec"), name, None) or "")
         thing = next((inner[name] for name in WITHIN if name in inner), None) or next(iter(inner.get("envs") or ()), None)
 
 

@@ -49,7 +49,7 @@ from offline_cli.spaces import describe
 from offline_cli.tally import MISSING_REWARDS
 from offline_cli.trees import flatten
 
-__all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "not_written", "provenance_of"]
+__all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "listed", "not_written", "provenance_of"]
 
 SAMPLE = 16 << 20  # bytes of arrays that are written to extrapolate the rest from
 SHOWN_STEPS = 3
@@ -166,7 +166,7 @@ def convert(
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
-        asked = {"sources": [place.url for place in places], "options of reading": read_as, "tables": said_of_tables}
+        asked = {"a source": listed(places), "an option of reading": read_as, "the mapping": said_of_tables}
         wrappers = () if env is None or stream.environment is None else stream.environment.wrappers
         identity = {name: content_hash_of(value) for name, value in {**asked, "--wrapper": wrappers}.items()}
         context = _context(stream, options, base, provenance_of(places, stream, command), identity)
@@ -259,6 +259,11 @@ def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
     return Interrupted(
         "interrupted before a shard was complete; nothing was kept", where=target.url, fix="run the command again"
     )
+
+
+def listed(places: Sequence[Location]) -> list[Any]:
+    """The sources, with the sizes of their files where these are on this machine: what `resume` compares."""
+    return [[place.url, [[file.url, file.size()] for file in place.files()] if place.is_local else []] for place in places]
 
 
 def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:

@@ -121,7 +121,9 @@ class Plan:
         """What episodes follow from, by option: the same where one recording is a prefix of another; `fingerprint`: the
         policy's. Texts and numbers.
         """
-        known = {"ENV": self.env, "--env-kwargs": dict(self.env_kwargs), "--wrapper": self.wrappers, **self.pieces.described()}
+        given = self.pieces.described()
+        pieces = {f"--{name.replace('_', '-')}": given.get(name) for name in ("env_to_module", "module_to_env", "lookback")}
+        known = {"ENV": self.env, "--env-kwargs": dict(self.env_kwargs), "--wrapper": self.wrappers, **pieces}
         texts = {name: json.dumps(value, sort_keys=True) for name, value in known.items()}
         plain = {"--policy": fingerprint, "--explore": self.explore, "--seed": self.seed}
         slots = {"--num-envs": self.num_envs, "--num-env-runners": self.runners} if self.own_class else {}

@@ -144,11 +144,11 @@ class PlaySpec:
         return self.env_to_module.is_default and self.module_to_env.is_default
 
     def described(self) -> dict[str, Any]:
-        """What episodes follow from, as JSON values by option: files with their content, Python objects by name."""
-        given = {"--env-to-module": self.env_to_module, "--module-to-env": self.module_to_env}
-        told = {option: spec.document or spec.name for option, spec in given.items()}
+        """What episodes follow from, as JSON values: files with their content, Python objects by name; empty: nothing given."""
+        given = {"env_to_module": self.env_to_module, "module_to_env": self.module_to_env}
+        told = {side: spec.document or spec.name for side, spec in given.items() if not spec.is_default}
         plain: dict[str, Any] = json.loads(json.dumps(told, default=str))  # TOML has dates
-        return {**plain, "--lookback": self.lookback}
+        return plain if self.lookback is None else {**plain, "lookback": self.lookback}
 
     def code(self) -> list[Any]:
         """What makes the pieces."""

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.convert import assumptions_of, interrupted, not_written, provenance_of
+from offline_cli.converting.convert import assumptions_of, interrupted, listed, not_written, provenance_of
 from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
 from offline_cli.datasets.manifest import Environment, Manifest, content_hash
 from offline_cli.datasets.row_groups import KeptRows
@@ -212,11 +212,12 @@ class Operation:
         options = self.options
         read_as = [options[name] for name in ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")]
         known = {
-            "command": self.name,
-            "sources": [place.url for place in self.places],
-            "content of the sources": content_hash(shard for known in self.manifests for shard in known.shards),
-            "options of reading": [read_as, self.tables.identity(options["storage_options"])],
-            "what was chosen": chosen,
+            "the command": self.name,
+            "a source": listed(self.places),
+            "the content of a source": content_hash(shard for known in self.manifests for shard in known.shards),
+            "an option of reading": read_as,
+            "the mapping": self.tables.identity(options["storage_options"]),
+            "the choice of episodes": chosen,
         }
         return {name: content_hash_of(json.dumps(value, sort_keys=True)) for name, value in known.items()}
 
