@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
     from offline_cli.files.locations import Location
 
 __all__ = [
+    "CHANGES",
+    "IDENTITY",
     "LEARNED",
     "RECORDING",
     "WRAPPERS",
@@ -72,6 +74,8 @@ WRAPPERS: Final = "wrappers"
 LEARNED: Final = "connector_state"  # part of the provenance: what pieces learned while `record` played
 NO_TEXTS: Final = frozenset({LEARNED, UNFINISHED_WRITING, "mappings"})
 """Parts of a provenance whose texts are no paths, but names that are looked up: they stay as they are."""
+IDENTITY: Final = "identity"  # what a recording follows from, by name: a part of the provenance, as are
+CHANGES: Final = "changes"  # of it while the recording was resumed or appended to, in words
 
 PACKAGES = ("numpy", "pyarrow", "gymnasium")
 

@@ -33,7 +33,16 @@ def notes_on(data: TrainingData, config: BCConfig, state: TrainState) -> list[st
     begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
     zeros = data.rewards.note_on_zeros() if needed else ()
     scale = _note_on_scale(data) if needed else ()
-    notes = [*data.environment_notes, *data.source_notes, *images, *data.selection.notes, *begun, *_note_on_ends(data, config)]
+    changed = [f"resumed although {change}" for change in state.changes]
+    notes = [
+        *changed,
+        *data.environment_notes,
+        *data.source_notes,
+        *images,
+        *data.selection.notes,
+        *begun,
+        *_note_on_ends(data, config),
+    ]
     return [*notes, *of_rewards, *zeros, *scale]
 
 

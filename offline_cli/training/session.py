@@ -31,6 +31,7 @@ from offline_cli.policies.run_files import (
     prefixed,
 )
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.source_code import allowed_changes
 from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.checks import Checks, Together
@@ -358,8 +359,11 @@ def check_rows_apart(module: nn.Module) -> None:
         raise BadConfig(what, where="torchrun", fix="LayerNorm or GroupNorm in the network, or train in one process")
 
 
-def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
-    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline and device."""
+def check_same_run(stored: TrainState, wanted: TrainState, allow_changes: bool, where: str) -> None:
+    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline, device and code.
+
+    Changes of the code that are allowed are added to `stored`.
+    """
     problems = []
     if stored.data != wanted.data:
         differs = data_difference(stored.seen, wanted.seen, same_pipeline=stored.pipeline == wanted.pipeline)
@@ -368,6 +372,6 @@ def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
         one, other = getattr(stored, name), getattr(wanted, name)
         if one != other:
             problems.append(f"{text}: the run has {one or 'the default'}, this call {other or 'the default'}")
-    if problems:
-        fix = "resume with what the run was started with, or train again with --overwrite"
-        raise BadConfig.of(problems, where=where, fix=fix)
+    fix = "resume with what the run was started with, train again with --overwrite"
+    stored.changes += allowed_changes(stored.code, wanted.code, allow_changes, where=where, fix=fix, others=problems)
+    stored.code = wanted.code

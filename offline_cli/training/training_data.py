@@ -173,6 +173,7 @@ class TrainingData:
     given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     selection: Selection = field(default_factory=Selection)  # of the episodes, as it was made
     source_notes: tuple[str, ...] = ()
+    code: Sequence[Any] = ()  # what makes the pieces that the user gave
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -294,6 +295,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         seen=summary.figures(source.where, source.module) | mixed,
         selection=source.selection,
         source_notes=(*source.notes, *_note_on_agents(summary, source.module_id)),
+        code=[*source.given.code(), *source.beside.code()],
         pipeline=source.name,
         trained=trained,
         pieces=pieces,
