@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from offline_cli.applying.learner_batches import check_announced, grouped, in_learner_units, playing, through, with_steps
+from offline_cli.applying.learned_pieces import Unchanged
+from offline_cli.applying.learner_batches import check_announced, grouped, playing, through
 from offline_cli.applying.recordings import Ready, dtype_name
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.connector_v2 import Batch, state_to_bytes
+from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.datasets.step_tables import info_to_text
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
@@ -288,23 +289,24 @@ class TrainBatches:
     def __iter__(self) -> Iterator[TrainBatch]:
         """Raises what reading raises; BadPiece for pieces that raise or return no batch; BadConfig for the format, and for
         shapes that the pipeline does not announce."""
-        moving = filter(len, map(with_steps, self._ready.stream))
-        for episodes in grouped(moving, self._steps_per_batch):
+        unchanged = Unchanged(self._ready.pipeline.pieces())
+        for episodes in grouped(self._ready.episodes(), self._steps_per_batch):
             made = self._made(episodes)
             self._count(made)
+            if self.batches == 1:
+                unchanged.check()
             yield made
+        unchanged.check()
 
     def _made(self, episodes: EpisodeBatch) -> TrainBatch:
         ready, where = self._ready, f"train batch from episode {episodes.ids[0]} of {self._ready.where}"
-        learned = in_learner_units(episodes, ready.action_space, ready.stream.action_scale)
         with playing(ready.network.module) as module:
-            batch, added = through(ready.pipeline, learned, where=ready.where, rl_module=module)
+            batch, added = through(ready.pipeline, episodes, where=ready.where, rl_module=module)
         columns = train_columns(batch, added, where=where, tally=ready.stream.tally)
         if self.kinds:
             _check_same(self.kinds, columns, where)
         else:
             _check_announced(columns, ready.spaces_of_columns(), ready.network.axes)
-            state_to_bytes(ready.pipeline.get_state(), where=where)  # one that cannot be saved is known at once
         prepared = self._stored_as.prepared(columns, where=where)
         return TrainBatch(prepared, columns, len(episodes), episodes.num_steps)
 

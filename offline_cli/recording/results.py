@@ -119,7 +119,7 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
     num_env_runners, on_workers, given = options["num_env_runners"], options["engine"] != "local", options["policy"]
     policies = (given,) if isinstance(given, str) else tuple(given)
-    pieces = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
+    pieces = replace(PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"]), may_learn=True)
     asked = AskedEnvironment.of({**options, "env": env}, known=False)
     assert asked is not None
     if num_env_runners or on_workers:

@@ -35,7 +35,7 @@ def observed(episode: int, step: int) -> np.ndarray:
 
 def pipelines(file: Mapping[str, Any] | None = None, trained: PipelineSpec | None = None) -> PlayPipelines:
     found = PipelineSpec("env_to_module") if file is None else PipelineSpec.from_document(file, where="pipeline.toml")
-    return PlaySpec(found, trained=trained).build(Setting(*SPACES))
+    return PlaySpec(found, trained=trained, may_learn=True).build(Setting(*SPACES))
 
 
 def of_run(document: Mapping[str, Any] | None, state: Mapping[str, Any] | None = None) -> PipelineSpec:

@@ -371,4 +371,4 @@ def test_the_state_in_a_run_folder_is_what_is_played_with(stacked_run: Path) -> 
     with open_environment("Sign-v0") as environment:
         pipelines = PlaySpec(trained=trained).build_in(environment)
     mine = pipelines.get_state()["env_to_module"]["MeanStdFilter"]["shared"]["obs"]
-    assert mine["mean"].tolist() == trained.state["MeanStdFilter"]["own"]["obs"]["mean"].tolist()
+    assert mine["mean"].tolist() == trained.state["MeanStdFilter"]["shared"]["obs"]["mean"].tolist()
