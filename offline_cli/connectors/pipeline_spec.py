@@ -266,11 +266,3 @@ class PlayPipelines:
         """No piece learns any more."""
         for pipeline in self.sides().values():
             pipeline.freeze()
-
-    def merge_states(self, states: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state from those of runners that played side by side. Raises BadPiece where pieces cannot merge theirs."""
-        merged = {
-            side: pipeline.merge_states([state[side] for state in states if side in state])
-            for side, pipeline in self.sides().items()
-        }
-        return {side: state for side, state in merged.items() if state}

@@ -23,7 +23,6 @@ import torch
 
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import learns
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
 from offline_cli.connectors.piece_makers import own_pieces, snake
 from offline_cli.connectors.piece_options import signature_of
@@ -67,6 +66,7 @@ class PipedPolicy:
         self.spaces = environment.observation_space, environment.action_space
         self.device = device
         self.pipelines = play.build_in(environment, device=self.device)
+        play.check_filters(self.pipelines)
         self._module = module.to(self.device).eval()
         self._explore, self._lookback = explore, play.lookback
         self.chance_size = chance_size(module.action_head) if explore else 0
@@ -106,12 +106,6 @@ class PipedPolicy:
         """Whether the module carries a state from step to step."""
         return self._module.is_stateful()
 
-    @property
-    def may_learn(self) -> bool:
-        """Whether a piece keeps a state that may change."""
-        pieces = [piece for side in self.pipelines.sides().values() for piece in side.pieces()]
-        return any(learns(piece) and not piece.frozen and getattr(piece, "update_stats", True) for piece in pieces)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaySpec:
@@ -122,7 +116,6 @@ class PlaySpec:
     lookback: int | None = None  # steps that pieces can look back on at least; None: the whole episode
     trained: PipelineSpec | None = None  # the policy's learner pipeline, with what it learned; None: it plays without
     learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with
-    may_learn: bool = False  # pieces that no run has brought learn while they play: in recordings alone
 
     @classmethod
     def of(cls, env_to_module: Given = None, module_to_env: Given = None, lookback: int | None = None) -> PlaySpec:
@@ -167,14 +160,18 @@ class PlaySpec:
         pipelines = PlayPipelines(to_module, self.module_to_env.build(setting))
         if self.learned is not None:
             pipelines.set_state(self.learned)
-        if self.trained is not None or not self.may_learn:
-            pipelines.freeze()
-            self._check_filters(to_module)
+        pipelines.freeze()
+        if self.trained is not None:
+            self.check_filters(pipelines)
         return pipelines
 
-    def _check_filters(self, pipeline: ConnectorPipelineV2) -> None:
+    def check_filters(self, pipelines: PlayPipelines) -> None:
         """Raise BadConfig for a frozen filter without a state, which would do nothing."""
-        new = [name for name, piece in pipeline.named() if isinstance(piece, MeanStdFilter) and not piece.get_state()]
+        new = [
+            name
+            for name, piece in pipelines.env_to_module.named()
+            if isinstance(piece, MeanStdFilter) and not piece.get_state()
+        ]
         if new:
             what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
             raise BadConfig(what, where=(self.trained or self.env_to_module).where, fix=FIX if self.trained else FIX_STATE)
