@@ -221,9 +221,23 @@ def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wra
             raise BadConfig(f"{name} cannot be made with {kwargs}: {err}", where="--env-kwargs", fix=fix) from err
         for wrapper in wrappers:
             env = wrapper(env)
+        _check_keeps_no_moments(env, name)
         return env
 
     return made
+
+
+def _check_keeps_no_moments(env: Any, name: str) -> None:
+    """Raise BadConfig for a gymnasium wrapper whose running statistics change what each copy gives, and are saved nowhere."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, (gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward)) and env.update_running_mean:
+            kind = type(env).__name__
+            what = f"{kind} goes on changing what {name} gives by statistics of its own in each copy, which are not saved"
+            fix = (
+                "leave it out, and train through the piece mean_std_filter; or code that sets its update_running_mean to False"
+            )
+            raise BadConfig(what, where=f"wrapper {kind}", fix=fix)
+        env = env.env
 
 
 def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:

@@ -10,7 +10,7 @@ import gymnasium as gym
 import pytest
 
 from offline_cli.environments import open_environment, spaces_of_env
-from offline_cli.errors import BadData, MissingPackage, OfflineCliError, UnknownEnvironment, UnsupportedSpace
+from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment, UnsupportedSpace
 
 SOURCE = """
 import gymnasium as gym
@@ -231,3 +231,17 @@ def test_a_name_that_a_file_lacks_is_refused_with_those_that_it_defines(tmp_path
     with pytest.raises(UnknownEnvironment) as caught:
         open_environment(f"python:{tmp_path}/walk.py:unlike")
     assert caught.value.details["near"] == [f"python:{tmp_path}/walk.py:start"]
+
+
+@pytest.mark.parametrize("wrapper", ["NormalizeObservation", "NormalizeReward"])
+def test_a_wrapper_whose_statistics_run_on_and_are_lost_is_refused(wrapper: str) -> None:
+    with pytest.raises(BadConfig, match=wrapper), open_environment("CartPole-v1", wrappers=[wrapper]) as environment:
+        assert environment.observation_space
+
+
+def test_a_normalizing_wrapper_that_stands_still_is_an_environments_own_affair() -> None:
+    from offline_cli.environments import _check_keeps_no_moments
+
+    env = gym.wrappers.NormalizeObservation(gym.make("CartPole-v1"))
+    env.update_running_mean = False
+    _check_keeps_no_moments(gym.wrappers.FlattenObservation(env), "CartPole-v1")

@@ -8,8 +8,8 @@ Decisions:
   and `validate` finds it), and rows that `loss_mask` marks as False, which `train-bc` leaves out, stay.
 * Pieces get the network of `policy`, a run folder, in evaluation mode, without gradients; without one those for stateful
   modules do nothing.
-* Pieces that learn (a mean-std filter) learn batch by batch, and nothing freezes them: earlier batches are changed by less.
-  Only those that `policy` was trained through keep what they had learned there.
+* Pieces that learn (a mean-std filter) see all episodes before the first batch is made, as in training: the sources are read
+  once more for each. Those that `policy` was trained through keep what they had learned there.
 * Columns have one kind in all batches, that of the first.
 * Batches are written as they come, so memory is bounded by one batch and what reading takes.
 """
@@ -30,10 +30,13 @@ from offline_cli.applying.batch_folder import Asked, write_batches
 from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
 from offline_cli.applying.recordings import Network, Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
+from offline_cli.connectors.learner.added_columns import AddNextObservationsFromEpisodesToTrainBatch
+from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation, NStepReturns
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.engines.engine import EngineSpec
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
@@ -41,9 +44,12 @@ from offline_cli.formats.tables import TableOptions
 from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.scopes import Scope
 
 __all__ = ["ApplyResult", "apply"]
 
+OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)
+"""Pieces that take next observations, or their values: they get none that nobody recorded."""
 RUN_MODULES: Final = "offline_cli.training.run_modules"
 _log = logging.getLogger(__name__)
 
@@ -153,10 +159,18 @@ def _applied(asked: Asked, said: Said, target: Location, options: ApplyOptions) 
     check_apart(recordings.places, target)
     asked = replace(asked, sources=tuple(place.url for place in recordings.places))
     ready = recordings.ready(asked.file, limit=asked.limit)
-    with ready.stream:
+    bootstraps = any(isinstance(piece, OF_NEXT) for piece in ready.pipeline.pieces())
+    ready = replace(ready, observed_ends=bootstraps and not options["keep_invented"])
+    with ready.stream, Scope() as held:
+
+        def again() -> Iterator[EpisodeBatch]:
+            with held.part() as part:
+                stream = part.enter(said.open().stream(limit=asked.limit))
+                yield from replace(ready, stream=stream).episodes()
+
+        ready.learn(again)
         stored_as = batch_format(asked.format, ready.spaces_of_columns() if ready.network.axes == 1 else {})
-        how: dict[str, Any] = {"steps_per_batch": asked.steps_per_batch, "keep_invented": options["keep_invented"]}
-        batches = TrainBatches(ready, stored_as, **how)
+        batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
         every = _begun(iter(batches), ready.where)
         nbytes, state = 0, None
         if dry_run:

@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from offline_cli.applying.learner_batches import check_announced, grouped, in_learner_units, playing, through, with_steps
+from offline_cli.applying.learned_pieces import Unchanged
+from offline_cli.applying.learner_batches import check_announced, grouped, playing, through
 from offline_cli.applying.recordings import Ready, dtype_name
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.connector_v2 import Batch, state_to_bytes
-from offline_cli.connectors.learner.added_columns import AddNextObservationsFromEpisodesToTrainBatch
-from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation, NStepReturns
+from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.datasets.step_tables import info_to_text
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
@@ -61,7 +60,6 @@ TEXT: Final = "text"
 COLUMNS: Final = "columns"
 SAFETENSORS: Final = "safetensors"
 COMPRESSION: Final = "zstd"
-OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)
 Guard = Callable[[], AbstractContextManager[None]]
 
 
@@ -281,12 +279,9 @@ class TrainBatch:
 class TrainBatches:
     """The train batches of `ready`, to be iterated over once; what it counts is complete when they end."""
 
-    def __init__(self, ready: Ready, stored_as: BatchFormat, *, steps_per_batch: int, keep_invented: bool = False) -> None:
-        """`steps_per_batch`: a batch closes with the episode that brings it to so many steps. `keep_invented`: pieces of ours
-        that ask for next observations, or their values, get those that nobody recorded, too.
-        """
+    def __init__(self, ready: Ready, stored_as: BatchFormat, *, steps_per_batch: int) -> None:
+        """`steps_per_batch`: a batch closes with the episode that brings it to so many steps."""
         self._ready, self._stored_as, self._steps_per_batch = ready, stored_as, steps_per_batch
-        self._observed_ends = not keep_invented and any(isinstance(piece, OF_NEXT) for piece in ready.pipeline.pieces())
         self.batches = self.rows = self.episodes = self.steps = self.steps_left_out = 0
         self.kinds: tuple[ColumnKind, ...] = ()  # those of the first batch
         self.names: tuple[str, ...] = ()  # of its columns
@@ -294,30 +289,27 @@ class TrainBatches:
     def __iter__(self) -> Iterator[TrainBatch]:
         """Raises what reading raises; BadPiece for pieces that raise or return no batch; BadConfig for the format, and for
         shapes that the pipeline does not announce."""
-        moving = filter(len, map(with_steps, map(self._observed, self._ready.stream)))
-        for episodes in grouped(moving, self._steps_per_batch):
+        unchanged = Unchanged(self._ready.pipeline.pieces())
+        for episodes in grouped(self._ready.episodes(self._leave_out), self._steps_per_batch):
             made = self._made(episodes)
             self._count(made)
+            if self.batches == 1:
+                unchanged.check()
             yield made
+        unchanged.check()
 
-    def _observed(self, episodes: EpisodeBatch) -> EpisodeBatch:
-        if not self._observed_ends:
-            return episodes
-        observed = episodes.without_invented()
-        self.steps_left_out += episodes.num_steps - observed.num_steps
-        return observed
+    def _leave_out(self, steps: int) -> None:
+        self.steps_left_out += steps
 
     def _made(self, episodes: EpisodeBatch) -> TrainBatch:
         ready, where = self._ready, f"train batch from episode {episodes.ids[0]} of {self._ready.where}"
-        learned = in_learner_units(episodes, ready.action_space, ready.stream.action_scale)
         with playing(ready.network.module) as module:
-            batch, added = through(ready.pipeline, learned, where=ready.where, rl_module=module)
+            batch, added = through(ready.pipeline, episodes, where=ready.where, rl_module=module)
         columns = train_columns(batch, added, where=where, tally=ready.stream.tally)
         if self.kinds:
             _check_same(self.kinds, columns, where)
         else:
             _check_announced(columns, ready.spaces_of_columns(), ready.network.axes)
-            state_to_bytes(ready.pipeline.get_state(), where=where)  # one that cannot be saved is known at once
         prepared = self._stored_as.prepared(columns, where=where)
         return TrainBatch(prepared, columns, len(episodes), episodes.num_steps)
 

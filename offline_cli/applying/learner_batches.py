@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -53,6 +54,7 @@ __all__ = [
     "check_known_scale",
     "grouped",
     "in_learner_units",
+    "in_parts",
     "learner_columns",
     "learner_spaces",
     "nothing_left",
@@ -66,6 +68,7 @@ TRAINED_ON: Final = (Columns.OBS, Columns.ACTIONS)
 PLACE: Final = "learner pipeline"
 OPTION: Final = "--module-id"
 MAX_NAMED: Final = 10  # modules in one message
+PART_BYTES: Final = 1 << 20  # of the episodes that go through a pipeline together, unless one alone is larger
 
 
 def check_known_scale(stream: EpisodeStream) -> None:
@@ -171,6 +174,17 @@ def grouped(batches: Iterable[EpisodeBatch], steps: int) -> Iterator[EpisodeBatc
                 pending, missing = [], steps
     if pending:
         yield EpisodeBatch.concat(pending)
+
+
+def in_parts(batches: Iterable[EpisodeBatch]) -> Iterator[EpisodeBatch]:
+    """As many episodes at a time as follows from the episodes alone, and not from how they are read."""
+    given = iter(batches)
+    for first in given:
+        trees = (first.obs, first.actions, *first.extra.values())
+        row = sum(leaf.nbytes // len(leaf) for tree in trees for leaf in leaves(tree))
+        whole = chain([first], given)
+        del first
+        yield from grouped(whole, max(1, PART_BYTES // max(1, row)))
 
 
 def stepped(

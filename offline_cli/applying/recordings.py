@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,12 +21,13 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from offline_cli.applying.learner_batches import check_known_scale, learner_spaces
+from offline_cli.applying.learned_pieces import frozen_with, learn
+from offline_cli.applying.learner_batches import check_known_scale, in_learner_units, learner_spaces, with_steps
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
-from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting, frozen_with
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.engines.engine import EngineSpec
@@ -205,7 +206,7 @@ class Recordings:
             scope.enter(stream)
             check_known_scale(stream)
             spaces = self.spaces_of(stream)
-            ready = Ready(stream, *spaces, pipeline or network.pipeline(file, spaces), self.where, network)
+            ready = Ready(stream, *spaces, pipeline or network.pipeline(file, spaces), file, self.where, network)
             scope.moved()  # the owner of the stream closes it
         return ready
 
@@ -233,8 +234,26 @@ class Ready:
     observation_space: Space  # before the pipeline
     action_space: Space
     pipeline: ConnectorPipelineV2
+    file: PipelineSpec  # that it is of
     where: str  # the sources, for messages
     network: Network = field(default_factory=Network)
+    observed_ends: bool = False  # steps whose next observation is invented are left out
+
+    def episodes(self, leave_out: Callable[[int], None] = lambda steps: None) -> Iterator[EpisodeBatch]:
+        """The episodes that have a step, as a learner gets them, to be read once. `leave_out`: called with the number of steps
+        that are left out of each batch.
+        """
+        for batch in self.stream:
+            observed = batch.without_invented() if self.observed_ends else batch
+            leave_out(batch.num_steps - observed.num_steps)
+            moving = with_steps(observed)
+            if len(moving):
+                yield in_learner_units(moving, self.action_space, self.stream.action_scale)
+
+    def learn(self, read: Callable[[], Iterable[EpisodeBatch]]) -> None:
+        """Have the pieces learn from the episodes of `read`, and nothing afterwards. Raises as `learned_pieces.learn` does."""
+        setting = Setting(self.observation_space, self.action_space)
+        learn(self.pipeline, lambda: self.file.build(setting), read, where=self.where, rl_module=self.network.module)
 
     def spaces_of_columns(self) -> dict[str, Space | None]:
         """What the pipeline announces of the columns that spaces describe."""

@@ -201,11 +201,10 @@ def trace_pipeline(file: PipelineSpec, said: Said, *, episodes: int) -> Pipeline
     """
     ready = said.open().ready(file, limit=episodes)
     with ready.stream:
-        first = next(grouped(filter(len, map(with_steps, ready.stream)), ALL), None)
-    if first is None:
+        learned = next(grouped(ready.episodes(), ALL), None)
+    if learned is None:
         fix = "a larger --trace, or recordings that have steps"
         raise NoData("no step in the first episodes", where=ready.where, fix=fix)
-    learned = in_learner_units(first, ready.action_space, ready.stream.action_scale)
     locations, start = tuple(ready.stream.locations), seen_in_episodes(learned)
     pieces: list[PieceTraced] = []
 
@@ -213,6 +212,7 @@ def trace_pipeline(file: PipelineSpec, said: Said, *, episodes: int) -> Pipeline
         return PipelineTraced(file.where, locations, learned.ids, learned.num_steps, start, tuple(pieces))
 
     try:
+        ready.learn(lambda: [learned])
         with playing(ready.network.module) as module:
             for name, batch, left in stepped(ready.pipeline, learned, where=ready.where, rl_module=module):
                 pieces.append(PieceTraced(name, seen_in_batch(batch), seen_in_episodes(left)))

@@ -327,6 +327,7 @@ class ConnectorPipelineV2(ConnectorV2):
         """No piece learns any more."""
         for piece in self.connectors:
             piece.freeze()
+            piece.frozen = True  # where its class overrides `freeze`, too
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Each piece merges the states that runners have under its name. Raises UnknownPiece for a name no piece has."""

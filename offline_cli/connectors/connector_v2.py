@@ -31,6 +31,7 @@ __all__ = [
     "Episodes",
     "Items",
     "TwoSidedPiece",
+    "learns",
     "same_state",
     "shown_names",
     "state_from_bytes",
@@ -57,13 +58,16 @@ class ConnectorV2(BatchHelpers, ABC):
 
     `per_episode`: what becomes of an episode follows from that episode, and from the piece's state, alone; so `train-bc
     --streaming` may hand it a part of the episodes at a time. Each class says it for itself; those of this package need not.
-    A piece with a state overrides `freeze` and `reset_state` as well: such data is read more than once.
+
+    `frozen`: the piece must not learn from what it is called with. A piece that learns keeps what it learned in `get_state` and
+    `set_state`, and learns only while `not self.frozen` (docs/connectors.md, "A piece that learns").
     """
 
     whole_arrays: ClassVar[bool] = False
     slots_too: ClassVar[bool] = False
     writes_episodes: ClassVar[bool] = False
     per_episode: ClassVar[bool] = False
+    frozen: bool = False
     aliases: ClassVar[tuple[str, ...]] = ()  # further names that pipelines find the piece by
     fills_obs: ClassVar[bool] = False  # puts observations into the batch
     before_obs: ClassVar[bool] = False  # comes too late once they are there, and raises
@@ -209,6 +213,7 @@ class ConnectorV2(BatchHelpers, ABC):
 
     def freeze(self) -> None:
         """Learn nothing more from data: to be called before held-out data, or an evaluation, comes through."""
+        self.frozen = True
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One state of those that parallel runners collected, for `set_state` of each; the piece itself is not changed.
@@ -246,6 +251,11 @@ class TwoSidedPiece(ConnectorV2):
 
 
 # ---- states ----
+
+
+def learns(piece: ConnectorV2) -> bool:
+    """Whether the piece learns from the episodes it sees: its class has a state."""
+    return type(piece).get_state is not ConnectorV2.get_state
 
 
 def same_state(one: Any, two: Any) -> bool:

@@ -6,8 +6,6 @@ of them, so that nothing that one run, or one round of playing, learned is in th
 travels, and each process imports the code that it names.
 
 A file that the user named may name code. What a run folder says may name our own pieces, and packages that the user named.
-
-`frozen_with` gives pieces what they learned elsewhere; `check_streamable` says which pieces may see the episodes in parts.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
 from offline_cli.connectors.env_to_module.default_pipeline import default_pieces as default_pieces_beside
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
-from offline_cli.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
 from offline_cli.connectors.learner.default_pipeline import default_pieces, learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
 from offline_cli.connectors.piece_makers import Custom, Kind
@@ -39,9 +36,8 @@ from offline_cli.connectors.pipeline_files import (
 )
 from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch
 
-__all__ = ["Given", "PipelineSpec", "PlayPipelines", "Setting", "check_streamable", "frozen_with", "learns", "load_pipeline"]
+__all__ = ["Given", "PipelineSpec", "PlayPipelines", "Setting", "load_pipeline"]
 
-OURS: Final = "offline_cli."
 LEARNERS_HOME: Final = "offline_cli.connectors.learner."  # our pieces that work on the learner's side alone
 PLACE: Final = "learner pipeline"
 
@@ -271,72 +267,7 @@ class PlayPipelines:
         for side, pipeline in self.sides().items():
             pipeline.set_state(state.get(side, {}))
 
-    def merge_states(self, states: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state from those of runners that played side by side. Raises BadPiece where pieces cannot merge theirs."""
-        merged = {
-            side: pipeline.merge_states([state[side] for state in states if side in state])
-            for side, pipeline in self.sides().items()
-        }
-        return {side: state for side, state in merged.items() if state}
-
-
-# ---- what pieces have learned ----
-
-
-def frozen_with(pipeline: ConnectorPipelineV2, state: Mapping[str, Any]) -> list[ConnectorV2]:
-    """The pieces that have a part in `state`, by name, which they take over, and learn no more.
-
-    Raises UnknownPiece for a name that no piece has, BadConfig for a piece that cannot stop learning.
-    """
-    pipeline.set_state(state)
-    named = [piece for name, piece in pipeline.named() if name in state]
-    found = [part for piece in named for part in (piece.pieces() if isinstance(piece, ConnectorPipelineV2) else [piece])]
-    kinds = [type(piece) for piece in found if learns(piece) and type(piece).freeze is ConnectorV2.freeze]
-    if kinds:
-        what = f"{kinds[0].__name__} cannot keep what it learned elsewhere: it would learn on"
-        raise BadConfig(what, where=PLACE, fix="override `freeze` (learn no more) in the class")
-    for piece in found:
-        piece.freeze()
-    return found
-
-
-# ---- episodes in parts ----
-
-
-def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
-    """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
-    it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`), and, where they
-    have a state, be able to learn no more: the data is read more than once.
-    """
-    kinds: list[type[ConnectorV2]] = list(dict.fromkeys(map(type, pieces)))
-    problems = [
-        f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time"
-        for kind in kinds
-        if not _by_episode(kind)
-    ]
-    if problems:
-        fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
-        raise BadConfig.of(problems, where=PLACE, fix=fix)
-    problems = [
-        f"{kind.__name__} has a state, and would take it from every reading of a stream"
-        for kind in kinds
-        if _learns(kind) and (kind.freeze is ConnectorV2.freeze or kind.reset_state is ConnectorV2.reset_state)
-    ]
-    if problems:
-        fix = "override `freeze` (learn no more) and `reset_state` (forget) in the class, or leave out --streaming"
-        raise BadConfig.of(problems, where=PLACE, fix=fix)
-
-
-def learns(piece: ConnectorV2) -> bool:
-    """Whether the piece may learn from the episodes it sees: it has a state."""
-    return _learns(type(piece))
-
-
-def _learns(kind: type[ConnectorV2]) -> bool:
-    return kind.get_state is not ConnectorV2.get_state
-
-
-def _by_episode(kind: type[ConnectorV2]) -> bool:
-    own_call = kind.__call__ is not SingleAgentObservationPreprocessor.__call__
-    preprocessor = issubclass(kind, SingleAgentObservationPreprocessor) and not own_call
-    return kind.__module__.startswith(OURS) or preprocessor or bool(vars(kind).get("per_episode", False))
+    def freeze(self) -> None:
+        """No piece learns any more."""
+        for pipeline in self.sides().values():
+            pipeline.freeze()

@@ -7,7 +7,6 @@ and in a learner pipeline.
 
 The forward pass sees blocks of a fixed number of rows, padded with copies, since float results differ with a batch's shape: an
 episode is the same whatever plays beside it (with blocks of one row where a network's results differ with a row's place, too).
-That does not hold for pieces that still learn from every slot's observations, such as a filter that is not frozen.
 
 `lookback`: pieces can look back on at least that many steps, which bounds memory; None: on the whole episode.
 """

@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
 __all__ = [
     "CHANGES",
     "IDENTITY",
-    "LEARNED",
     "RECORDING",
     "WRAPPERS",
     "Counts",
@@ -71,8 +70,7 @@ FIX = "offline-cli repair builds it anew from the shards; or write the dataset a
 
 RECORDING: Final = "recording"  # part of the provenance: how `record` made the episodes
 WRAPPERS: Final = "wrappers"
-LEARNED: Final = "connector_state"  # part of the provenance: what pieces learned while `record` played
-NO_TEXTS: Final = frozenset({LEARNED, UNFINISHED_WRITING, "mappings"})
+NO_TEXTS: Final = frozenset({UNFINISHED_WRITING, "mappings"})
 """Parts of a provenance whose texts are no paths, but names that are looked up: they stay as they are."""
 IDENTITY: Final = "identity"  # what a recording follows from, by name: a part of the provenance, as are
 CHANGES: Final = "changes"  # of it while the recording was resumed or appended to, in words

@@ -49,7 +49,7 @@ def evaluate(
     after training. `env_to_module` takes their place: a pipeline file of that kind, or the learner's, pieces, or what builds
     them; what pieces of the same names learned in training goes to them. `module_to_env` likewise, after the policy.
 
-    The result is the same for any `num_envs` and `num_env_runners`, but for pieces that learn while they play. An environment's
+    The result is the same for any `num_envs` and `num_env_runners`. An environment's
     own vector class, which plays where there are no pieces, has as many copies as its rounds have.
 
     Of a run that is not finished the policy of its last checkpoint plays. `network`: the code of the run's network, where it

@@ -199,7 +199,7 @@ def play(
     """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
 
     `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are.
-    `num_envs`: single copies side by side, which changes no episode unless pieces learn while they play. `on_step` is called at
+    `num_envs`: single copies side by side, which changes no episode. `on_step` is called at
     every step and may raise to stop; `on_episodes` gets the number of episodes that have ended.
 
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are

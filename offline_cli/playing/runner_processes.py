@@ -10,12 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -29,8 +28,6 @@ from offline_cli.playing.own_vector_slots import MakeSink
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, open_runner, policy_of
 from offline_cli.playing.slots import guard_hint, started
-from offline_cli.policies.piped_policy import PipedPolicy
-from offline_cli.policies.policy import Policy
 from offline_cli.waiting import WORKERS, Ending, Mirrored, Overdue, current, use
 
 __all__ = ["outcomes_of_processes", "played_by_processes"]
@@ -38,7 +35,6 @@ __all__ = ["outcomes_of_processes", "played_by_processes"]
 PATIENCE: Final = 0.1  # seconds between two looks at whether to stop
 GRACE: Final = 5.0  # seconds for runners to close their environments, and
 HURRIED: Final = 1.5  # after a stop, or where one hangs
-LAST_STEP: Final = 30.0  # seconds for runners to end their step, and say what their pieces learned
 STOPPED: Final = 7.0  # seconds after a stop in which runners are listened to; each ends its step within 6 if it can
 AT_ONCE: Final = 2.5  # after a second signal
 GAP: Final = 1.0  # seconds between two such looks, after which this process may have been stopped
@@ -47,22 +43,15 @@ HELD: Final = 5.0  # seconds without a sign of life, beyond --step-timeout, afte
 
 
 def played_by_processes(
-    plan: Plan,
-    sink: MakeSink[EpisodeBatch],
-    *,
-    stopped: Callable[[], bool],
-    states: list[Mapping[str, Any] | str] | None = None,
+    plan: Plan, sink: MakeSink[EpisodeBatch], *, stopped: Callable[[], bool]
 ) -> Generator[EpisodeBatch, None, None]:
-    """Whole episodes in order. Raises what a runner raises, after all episodes that come before the failure.
-
-    `states`: gets what the pieces of each runner have learned, or why that is not known; None: not needed.
-    """
-    return _played(plan, sink, _merged, stopped, states)
+    """Whole episodes in order. Raises what a runner raises, after all episodes that come before the failure."""
+    return _played(plan, sink, _merged, stopped)
 
 
 def outcomes_of_processes(plan: Plan, sink: MakeSink[Taken]) -> Generator[Taken, None, None]:
     """What the runners have, in any order. Raises what a runner raises."""
-    return _played(plan, sink, _gathered, lambda: False, None)
+    return _played(plan, sink, _gathered, lambda: False)
 
 
 def _played(
@@ -70,7 +59,6 @@ def _played(
     sink: MakeSink[Taken],
     merge: Callable[[list[_Inbox[Taken]], _Stop], Iterator[Taken]],
     stopped: Callable[[], bool],
-    states: list[Mapping[str, Any] | str] | None,
 ) -> Generator[Taken, None, None]:
     context = process_context("offline_cli.playing.runner_processes")
     stop = _Stop(context.RawValue("b", 0), stopped)
@@ -83,7 +71,7 @@ def _played(
         for number in range(plan.runners):
             ours, theirs = context.Pipe(duplex=False)
             seen = context.RawArray("d", 4)
-            runner = _Runner(plan, number, sink, theirs, stop.value, states is not None, seen)
+            runner = _Runner(plan, number, sink, theirs, stop.value, seen)
             process = context.Process(target=runner.main, name=f"runner-{number}")
             started(process)  # no daemon: asynchronous slots are processes of its own
             theirs.close()
@@ -95,9 +83,6 @@ def _played(
     finally:
         waiting.enter(WORKERS)
         stop.value.value = stop.value.value or 1
-        if states is not None:
-            until = time.monotonic() + LAST_STEP
-            states += [inbox.state(until, stop) for inbox in inboxes]
         for inbox in inboxes:
             inbox.pipe.close()
         waiting.leave()
@@ -168,7 +153,6 @@ class _Inbox(Generic[Taken]):
         self.process, self.pipe, self.sight = process, pipe, sight
         self.is_held = False  # whether it was given up because it hangs
         self.batch: Taken | None = None
-        self._state: Mapping[str, Any] | str | None = None  # text: why it is not known
 
     def wait(self, stop: _Stop) -> bool:
         """Have a batch; False: the runner has no more, or does not come back after a stop. Raises what the runner raised."""
@@ -194,26 +178,8 @@ class _Inbox(Generic[Taken]):
                 return False
             if isinstance(message, OfflineCliError):
                 raise message
-            if isinstance(message, tuple):  # what the runner's pieces have learned, which it says last but one
-                (self._state,) = message
-            else:
-                self.batch = message
+            self.batch = message
         return True
-
-    def state(self, until: float, stop: _Stop) -> Mapping[str, Any] | str:
-        """What the runner's pieces have learned, or why that is not known. It has been asked to stop; the rest is ignored."""
-        while self._state is None:
-            if not self.pipe.poll(PATIENCE):
-                if self.is_held or stop.is_over() or time.monotonic() > until:
-                    return f"{self.process.name} did not end its step in time"
-                continue
-            try:
-                message = self.pipe.recv()
-            except (EOFError, OSError):
-                return f"{self.process.name} has died"
-            if isinstance(message, tuple):
-                (self._state,) = message
-        return self._state
 
     def take(self) -> Taken:
         """What `wait` has found."""
@@ -283,9 +249,7 @@ class _Runner:
     sink: MakeSink[Any]
     pipe: Connection
     stop: Any
-    tells: bool  # what its pieces have learned, too
     seen: Any
-    policy: Policy | PipedPolicy | None = None
     playing: EnvRunner[Any] | None = None
 
     def main(self) -> None:
@@ -297,7 +261,7 @@ class _Runner:
         self.pipe.close()
 
     def run(self) -> None:
-        """Play, and send what is whole, what the pieces learned, and how it ended. Raises OSError where the parent is gone."""
+        """Play, and send what is whole, and how it ended. Raises OSError where the parent is gone."""
         plan, failure, sight = self.plan, None, _Sight(self.plan, self.number, self.seen)
         Ending.is_ours = True
         sight.look(None)  # the first sign of life
@@ -314,8 +278,7 @@ class _Runner:
         with overseer:
             try:
                 with open_planned(plan) as environment:
-                    self.policy = policy_of(plan, environment)
-                    given: dict[str, Any] = {"environment": environment, "policy": self.policy}
+                    given: dict[str, Any] = {"environment": environment, "policy": policy_of(plan, environment)}
                     with open_runner(plan, self.number, sink=self.sink, stopped=_to_stop(self.stop), **given) as self.playing:
                         for batch in self.playing.batches():
                             self.pipe.send(batch)
@@ -324,28 +287,15 @@ class _Runner:
                 failure = err
             except Overdue as err:  # before a runner was there
                 failure = too_long(plan, plan.env) if err.timed_out and not self.stop.value else None
-            self._end(failure)
-
-    def _end(self, failure: OfflineCliError | None) -> None:
-        if self.tells:
-            _tell(self.policy.pipelines.get_state() if isinstance(self.policy, PipedPolicy) else {}, self.pipe)
-        self.pipe.send(failure)
+            self.pipe.send(failure)
 
     def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
         """In another thread, where the one that plays does not come back: send what is whole, and end."""
         with suppress(OSError):
             for batch in () if self.playing is None else self.playing.left():
                 self.pipe.send(batch)
-            self._end(error if isinstance(error, BadData) else None)
+            self.pipe.send(error if isinstance(error, BadData) else None)
         os._exit(1)
-
-
-def _tell(state: Mapping[str, Any], pipe: Connection) -> None:
-    try:
-        told = ForkingPickler.dumps((state,))
-    except Exception as err:  # noqa: BLE001  states may be anything
-        told = ForkingPickler.dumps((f"a state that cannot leave its process: {err!r}",))
-    pipe.send_bytes(told)
 
 
 def _to_stop(stop: Any) -> Callable[[], bool]:

@@ -1,8 +1,8 @@
 """A recording played by an engine's workers: runs of consecutive episodes, the same for any number of workers.
 
 An episode follows from plan and index alone, so that a run of them is played anywhere, and again where its worker dies. What a
-worker yields is cut by episodes and bytes, never by time: it is the same each time. An environment's own vector class, and
-pieces that learn, are not for this: their episodes depend on those before them.
+worker yields is cut by episodes and bytes, never by time: it is the same each time. An environment's own vector class
+is not for this: its episodes depend on those before them.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ import torch
 
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
 from offline_cli.connectors.piece_makers import own_pieces, snake
 from offline_cli.connectors.piece_options import signature_of
@@ -44,6 +43,7 @@ __all__ = ["PipedPolicy", "PlaySpec", "beside_learner", "tell_unlike_training"]
 _log = logging.getLogger(__name__)
 
 FIX: Final = "name the pipeline file that the policy was trained with"
+FIX_STATE: Final = "a piece whose state is set (in Python), or a run that was trained through the file"
 FIX_BOTH: Final = f"{FIX}, and the environment it was trained for, wrapped as it was"
 
 
@@ -66,12 +66,11 @@ class PipedPolicy:
         self.spaces = environment.observation_space, environment.action_space
         self.device = device
         self.pipelines = play.build_in(environment, device=self.device)
+        play.check_filters(self.pipelines)
         self._module = module.to(self.device).eval()
-        self._explore, self._lookback, self._frozen = explore, play.lookback, play.trained is not None
+        self._explore, self._lookback = explore, play.lookback
         self.chance_size = chance_size(module.action_head) if explore else 0
         self.action_scale = self._scale()
-        if play.learned is not None:
-            self.pipelines.set_state(play.learned)
 
     def _scale(self) -> str:
         """Of the recorded actions: boxes of floats are as the module put them out, and the pipeline says what that means."""
@@ -107,20 +106,6 @@ class PipedPolicy:
         """Whether the module carries a state from step to step."""
         return self._module.is_stateful()
 
-    @property
-    def may_learn(self) -> bool:
-        """Whether a piece keeps a state that may change; not so for those that a run has brought its state for."""
-        beside = [_learns(piece, frozen=self._frozen) for piece in self.pipelines.env_to_module.pieces()]
-        return any(beside) or any(_learns(piece, frozen=False) for piece in self.pipelines.module_to_env.pieces())
-
-
-def _learns(piece: ConnectorV2, *, frozen: bool) -> bool:
-    """Whether it keeps a state and may change it."""
-    kind = type(piece)
-    if kind.get_state is ConnectorV2.get_state or (frozen and kind.freeze is not ConnectorV2.freeze):
-        return False
-    return bool(getattr(piece, "update_stats", True))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaySpec:
@@ -130,7 +115,7 @@ class PlaySpec:
     module_to_env: PipelineSpec = field(default_factory=partial(PipelineSpec, "module_to_env"))
     lookback: int | None = None  # steps that pieces can look back on at least; None: the whole episode
     trained: PipelineSpec | None = None  # the policy's learner pipeline, with what it learned; None: it plays without
-    learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with, of a resumed recording
+    learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with
 
     @classmethod
     def of(cls, env_to_module: Given = None, module_to_env: Given = None, lookback: int | None = None) -> PlaySpec:
@@ -176,7 +161,24 @@ class PlaySpec:
         to_module = self._beside().build(setting)
         if self.trained is not None:
             _take_state(to_module, self.trained)
-        return PlayPipelines(to_module, self.module_to_env.build(setting))
+        pipelines = PlayPipelines(to_module, self.module_to_env.build(setting))
+        if self.learned is not None:
+            pipelines.set_state(self.learned)
+        pipelines.freeze()
+        if self.trained is not None:
+            self.check_filters(pipelines)
+        return pipelines
+
+    def check_filters(self, pipelines: PlayPipelines) -> None:
+        """Raise BadConfig for a frozen filter without a state, which would do nothing."""
+        new = [
+            name
+            for name, piece in pipelines.env_to_module.named()
+            if isinstance(piece, MeanStdFilter) and not piece.get_state()
+        ]
+        if new:
+            what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
+            raise BadConfig(what, where=(self.trained or self.env_to_module).where, fix=FIX if self.trained else FIX_STATE)
 
     def _beside(self) -> PipelineSpec:
         trained = self.trained
@@ -247,24 +249,19 @@ class PlaySpec:
 
 
 def _take_state(pipeline: ConnectorPipelineV2, trained: PipelineSpec) -> None:
-    """Give pieces what they had learned in training, and have them learn no more.
+    """Give pieces what they had learned in training.
 
     What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without it
-    the policy would see other observations than it learned from. A filter without a state would do nothing, and is refused
-    (BadConfig), and a state that its piece does not take is BadData. What others learned may belong to the learner alone.
+    the policy would see other observations than it learned from. A state that its piece does not take is BadData. What others
+    learned may belong to the learner alone.
     """
     beside = dict(pipeline.named())
     lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
     if lost:
         what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
         raise UnknownPiece(what, where=trained.where, fix=FIX)
-    new = [name for name, piece in beside.items() if isinstance(piece, MeanStdFilter) and name not in trained.state]
-    if new:
-        what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
-        raise BadConfig(what, where=trained.where, fix=FIX)
     try:
         pipeline.set_state({name: state for name, state in trained.state.items() if name in beside})
-        pipeline.freeze()
     except Exception as err:  # the state has come from a file, and goes to pieces that may be user code
         if isinstance(err, (OfflineCliError, MemoryError, ImportError)) and not isinstance(err, BadPiece):
             raise

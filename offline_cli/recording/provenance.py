@@ -26,7 +26,6 @@ from offline_cli.playing.runner_processes import played_by_processes
 from offline_cli.playing.runner_tasks import played_by_engine
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
-from offline_cli.recording.learned_state import Learned, merged
 from offline_cli.recording.results import Amount, is_enough, limited
 from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.source_code import allowed_changes, code_of, content_hash_of
@@ -122,8 +121,6 @@ class Player:
         self._in_processes, self._stopped = in_processes, stopped
         self.failure: BadData | None = None
         self._runner: EnvRunner[EpisodeBatch] | None = None
-        self._learning = policy if isinstance(policy, PipedPolicy) and policy.may_learn else None
-        self._states: list[Mapping[str, Any] | str] | None = [] if self._learning else None  # of runner processes
 
     def episodes(self, plan: Plan) -> Generator[EpisodeBatch, None, None]:
         """As many whole episodes as `plan` asks for, or those before it was stopped, or before the `failure`."""
@@ -145,7 +142,7 @@ class Player:
                 yield batches
             return
         if self._in_processes:
-            with closing(played_by_processes(plan, steps_of_plan, stopped=self._stopped, states=self._states)) as batches:
+            with closing(played_by_processes(plan, steps_of_plan, stopped=self._stopped)) as batches:
                 yield batches
             return
         given: dict[str, Any] = {"environment": self._environment, "policy": self._policy, "stopped": self._stopped}
@@ -156,10 +153,3 @@ class Player:
     def left(self) -> Iterator[EpisodeBatch]:
         """What is whole and has not been given out, where the thread that plays does not come back; asked from another."""
         return iter(()) if self._runner is None else self._runner.left()
-
-    def learned(self) -> Learned:
-        """What the pieces learned from all that was played, once `episodes` has ended; of episodes that were not kept, too."""
-        if self._learning is None:
-            return Learned()
-        pipelines = self._learning.pipelines
-        return merged(pipelines, self._states or [pipelines.get_state()])

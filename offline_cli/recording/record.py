@@ -35,13 +35,11 @@ from offline_cli.policies.by_name import ONNX, is_named
 from offline_cli.policies.piped_policy import tell_unlike_training
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.agent_episodes import AgentEpisodes
-from offline_cli.recording.learned_state import going_on
 from offline_cli.recording.provenance import Player, finished_manifest, identity_of, provenance
 from offline_cli.recording.results import (
     Amount,
     RecordResult,
     broken_off,
-    check_divisible,
     checked_plan,
     filled,
     is_enough,
@@ -51,7 +49,6 @@ from offline_cli.recording.results import (
     progress_at,
     resolved_plan,
     rest_of,
-    state_lost,
 )
 from offline_cli.training.stop_signals import StopSignals
 
@@ -78,12 +75,12 @@ def record(
     steps.
 
     `env`, `env_kwargs`, `wrappers`: see `open_environment`. `policy`: see `open_policy`. `env_to_module`, `module_to_env`:
-    pieces around a module, as a pipeline file, pieces or a builder. What pieces learn is kept: `connector_state`. A call that
-    cannot be broken out of after `step_timeout` is waited for. `command`: for provenance.
+    pieces around a module, as a pipeline file, pieces or a builder; they learn nothing here. A call
+    that cannot be broken out of after `step_timeout` is waited for. `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
-    MissingDevice; StorageError; BadData where environment, policy or a piece raise, a step takes longer than `step_timeout`, or
-    what pieces learned is lost, and Interrupted, all with all whole episodes committed.
+    MissingDevice; StorageError; BadData where environment, policy or a piece raise, or a step takes longer than
+    `step_timeout`, and Interrupted, all with all whole episodes committed.
     """
     started = time.monotonic()
     format = options["format"]
@@ -99,7 +96,6 @@ def record(
     with spec.engine() as engine, overseer, overseer.guarding(), open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
-        check_divisible(opened, spec.name)
         tell_unlike_training(opened)
         agents = AgentEpisodes.of(environment, opened, plan)
         spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
@@ -107,7 +103,8 @@ def record(
         fill = partial(filled, result, started=started)
         identity = identity_of(plan, opened.fingerprint, environment)
         try:
-            note = check_target(target, overwrite=overwrite, resume=True) if resume else None
+            if resume:
+                check_target(target, overwrite=overwrite, resume=True)
         except OutputExists:
             finished = finished_manifest(target, plan, identity, format)
             if finished is None:
@@ -116,7 +113,6 @@ def record(
                 return result
             keep_names(target)  # the recorder may have been killed before that
             return fill(finished, new_steps=0)
-        plan = going_on(plan, opened, target, note)
         if dry_run:
             return result
         writer = DatasetWriter(
@@ -241,9 +237,7 @@ class _Recording:
         complete = is_enough(self._plan, have)
         if not complete and not have.episodes:
             raise nothing_kept(self._out, failure, stopped_by)
-        learned = self._player.learned()
-        known = learned.provenance()
-        manifest = self._writer.commit(complete=complete, provenance=known, episodes_lost=0, count_not_finite=True)
+        manifest = self._writer.commit(complete=complete, episodes_lost=0, count_not_finite=True)
         games = None if self._agents is None else have.episodes
         result = replace(self._fill(manifest, new_steps=have.steps - self._before.steps), games=games)
         counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
@@ -252,8 +246,8 @@ class _Recording:
                 "note: values that are not finite are recorded as the environment and the policy gave them: %s", counts
             )
         if not complete:
-            return result, partly_kept(result, failure, stopped_by, learned.lost, self._left_out)
-        return result, None if learned.lost is None else state_lost(result, learned.lost)
+            return result, partly_kept(result, failure, stopped_by, self._left_out)
+        return result, None
 
     def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
         """In another thread, where the one that plays does not come back: commit what is whole; how the recording ends."""

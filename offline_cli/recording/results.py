@@ -39,7 +39,6 @@ __all__ = [
     "Amount",
     "RecordResult",
     "broken_off",
-    "check_divisible",
     "checked_plan",
     "filled",
     "is_enough",
@@ -50,11 +49,9 @@ __all__ = [
     "progress_at",
     "resolved_plan",
     "rest_of",
-    "state_lost",
 ]
 
 GO_ON = "the same command with --resume continues from there"
-REST_ELSEWHERE = "record the rest to another --out, with --first-episode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +153,6 @@ def _wrong_on_workers(options: RecordOptions) -> Iterator[str]:
             yield f"--engine {options['engine']} divides the episodes, and --vectorize {OWN_CLASS} has one generator for all"
 
 
-def check_divisible(policy: Policy | PipedPolicy, engine: str) -> None:
-    """Raise BadConfig where episodes depend on those before them, and workers of an engine would play them."""
-    if engine != "local" and isinstance(policy, PipedPolicy) and policy.may_learn:
-        what = f"pieces that learn while they play depend on the order of episodes, and --engine {engine} divides them"
-        raise BadConfig(what, where="--engine", fix="--engine local, or play through the pieces of a trained run")
-
-
 def resolved_plan(plan: Plan, environment: Environment) -> Plan:
     """`plan` with a definite `vectorize`. Raises BadConfig for a vector class that is not there, or cannot be used,
     SpaceMismatch for one of other spaces."""
@@ -188,28 +178,18 @@ def _can_use_own_class(environment: Environment) -> bool:
 
 
 def partly_kept(
-    result: RecordResult, failure: BadData | None, signal_number: int | None, lost: str | None, left_out: int = 0
+    result: RecordResult, failure: BadData | None, signal_number: int | None, left_out: int = 0
 ) -> BadData | Interrupted:
-    """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did. `lost`: why what
-    the pieces learned is, if it is. `left_out`: large episodes that there was no time to write."""
+    """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did.
+    `left_out`: large episodes that there was no time to write."""
     kept = f"{result.episodes} whole episodes ({result.steps} steps) are committed"
     kept += f"; there was no time to write at least {left_out} more" if left_out else ""
     details = {"out": result.out, "episodes": result.episodes, "steps": result.steps, "complete": False}
-    go_on = GO_ON
-    if lost is not None:
-        kept, go_on = f"{kept}, but what the pieces had learned is lost: {lost}", REST_ELSEWHERE
     if failure is None:
         what = f"{_stopped_by(signal_number)}; {kept}"
-        return Interrupted(what, where=result.out, fix=go_on, details={**details, **_exit_code(signal_number)})
-    what, fix = f"{failure.what_in_one_line}; {kept}", f"{failure.fix}; {go_on}"
+        return Interrupted(what, where=result.out, fix=GO_ON, details={**details, **_exit_code(signal_number)})
+    what, fix = f"{failure.what_in_one_line}; {kept}", f"{failure.fix}; {GO_ON}"
     return type(failure)(what, where=failure.where, fix=fix, details={**failure.details, **details})
-
-
-def state_lost(result: RecordResult, lost: str) -> BadData:
-    """All that was asked for has been committed, without what the pieces learned."""
-    what = f"all {result.episodes} episodes are committed, but what the pieces learned is lost: {lost}"
-    fix = "what a filter learns can be learned from the dataset too; for other pieces fix their get_state and merge_states"
-    return BadData(what, where=result.out, fix=fix, details={"out": result.out, "episodes": result.episodes, "complete": True})
 
 
 def nothing_kept(out: str, failure: BadData | None, signal_number: int | None) -> BadData | Interrupted:

@@ -10,16 +10,14 @@ number of steps beforehand or a second pass on disk, and many write buffers. Win
 largest size. (Shuffled blocks, shuffled again as they are read: Xu et al. 2022, "In-Database Machine Learning with CorgiPile",
 3.2; there without the shuffle before writing.)
 
-Episodes go through the pipeline some at a time; an episode is in memory whole. Each piece that learns sees all training
-episodes first, with the pieces before it as they are after learning, and then learns no more: a filter holds what it would hold
-in memory, to rounding. The file is made anew by every run, resumed ones included: it follows from episodes, seed and memory
-limit alone, all of which a resumed run must have in common. It has no name, so that nothing is left of it, however the process
-ends.
+Episodes go through the pipeline some at a time; an episode is in memory whole. The file is made anew by every run, resumed ones
+included: it follows from episodes, seed and memory limit alone, all of which a resumed run must have in common. It has no name,
+so that nothing is left of it, however the process ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -29,26 +27,25 @@ import torch
 from torch import Tensor
 
 from offline_cli.applying.frame_stacks import FrameStacks
-from offline_cli.applying.learner_batches import grouped
-from offline_cli.connectors.pipeline_spec import check_streamable, learns
+from offline_cli.applying.learned_pieces import check_streamable
+from offline_cli.applying.learner_batches import in_parts
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import give_back
 from offline_cli.training.frame_file import FrameFile, record_of
-from offline_cli.training.loader import EpochOrder, PoolPlan, Store, ValidationSplit, of_window
+from offline_cli.training.loader import EpochOrder, PoolPlan, Store, of_window
 from offline_cli.training.memory_store import Shares
 from offline_cli.training.metrics_file import RecordForm
 from offline_cli.training.mixing import MixedPools, Mixture, seed_of
 from offline_cli.training.training_source import TrainingSource
-from offline_cli.trees import Tree, flatten, leaves
+from offline_cli.trees import Tree, flatten
 
-__all__ = ["DiskStore", "DiskStoreBuilder", "MixedStore", "ShuffledWriter", "StoreForm", "learn_in_parts"]
+__all__ = ["DiskStore", "DiskStoreBuilder", "MixedStore", "ShuffledWriter", "StoreForm"]
 
 UNITS_PER_POOL: Final = 256
 PERMUTATION: Final = 8  # bytes per record of a pool
 SCRATCH: Final = 1 << 20  # bytes of records that are put in order and written at a time
-PART_BYTES: Final = 1 << 20  # of the episodes that go through the pipeline together, unless one alone is larger
 TIDY: Final = 16  # parts, or batches, after which free memory is returned to the system: else it becomes twice what is in use
 READ_BYTES: Final = 4 << 20  # read at a time where steps come in the order of the store
 
@@ -324,11 +321,13 @@ class DiskStoreBuilder:
         first = next(batches, None)
         if first is None:
             raise self._source.no_steps()
-        trees = (first.obs, first.actions, *first.extra.values())
-        row = sum(leaf.nbytes // len(leaf) for tree in trees for leaf in leaves(tree))
         whole = chain([first], batches)
         del first
-        return _tidily(grouped(whole, max(1, PART_BYTES // max(1, row))))
+        return _tidily(in_parts(whole))
+
+    def looked_at(self) -> Iterator[EpisodeBatch]:
+        """See StoreBuilder."""
+        return self.parts()
 
     def add(self, columns: Mapping[str, Tree], *, held_out: bool, sources: Tensor | None = None) -> None:
         """See StoreBuilder; the stores are made for the first columns, and share the memory."""
@@ -375,20 +374,6 @@ class DiskStoreBuilder:
         """See StoreBuilder."""
         for store in self._stores:
             store.close()
-
-
-def learn_in_parts(source: TrainingSource, parts: Callable[[], Iterator[EpisodeBatch]], split: ValidationSplit | None) -> None:
-    """Have each piece that learns see all that it learns from, one after the other, and learn no more."""
-    pending = [piece for piece in source.connectors if learns(piece) and piece not in source.kept]
-    while pending:
-        for checked in map(source.checked, parts()):
-            kept = checked if split is None else split.divided(checked)[0]
-            if len(kept):
-                source.columns(kept)
-        pending.pop(0).freeze()
-        for later in pending:
-            later.reset_state()  # what came through while the piece before was learning was not yet what it will be
-        give_back()
 
 
 def _tidily(batches: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:

@@ -15,7 +15,7 @@ seed, whatever their order and however they are read.
 `Store`, in memory or on disk, holds every step once, with all of its columns. A `StoreReader` puts the steps of one batch into
 tensors (`gather`) and makes columns of these where they are none yet (`settle`). A `StoreBuilder` reads sources once where
 nothing has to be known of all episodes beforehand, and once more for each thing that has to be: which episodes are held out,
-and, in parts, what each piece of a pipeline learns (`disk_store.learn_in_parts`).
+and what each piece of a pipeline learns (`applying/learned_pieces.py`).
 
 `HostFeed`: batches from data that stays in host memory, one ahead of the device. A batch takes three steps: its rows are
 gathered into pinned memory, copied from there to a waiting tensor on the device by a stream of its own, and moved into the
@@ -307,6 +307,9 @@ class StoreBuilder(Protocol):
 
     def parts(self) -> Iterator[EpisodeBatch]:
         """All episodes, as many at a time as go through the pipeline together. Raises NoData where there is none; BadConfig."""
+
+    def looked_at(self) -> Iterator[EpisodeBatch]:
+        """All episodes, to learn something of all of them before `parts`. Raises as that does."""
 
     def add(self, columns: Columns, *, held_out: bool, sources: Tensor | None = None) -> None:
         """Take the columns of one part. `sources`: (N,) the number of each row's source, where these have weights. Raises

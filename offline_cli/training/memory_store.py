@@ -182,9 +182,14 @@ class MemoryStoreBuilder:
         self._passed = _Passed()
 
     def ids(self) -> Iterator[tuple[str, ...]]:
+        """See StoreBuilder."""
+        for whole in self.looked_at():
+            yield whole.ids
+
+    def looked_at(self) -> Iterator[EpisodeBatch]:
         """See StoreBuilder; the episodes stay to be taken."""
-        self._whole = self._read()
-        yield self._whole.ids
+        self._whole = self._whole or self._read()
+        yield self._whole
 
     def parts(self) -> Iterator[EpisodeBatch]:
         """All episodes at once."""

@@ -16,7 +16,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.applying.checked_values import place_of_first
-from offline_cli.applying.learner_batches import nothing_left
+from offline_cli.applying.learned_pieces import Unchanged
+from offline_cli.applying.learner_batches import in_parts, nothing_left, with_steps
 from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
@@ -43,7 +44,7 @@ from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.training.algorithms.algorithm import bootstraps
 from offline_cli.training.config import BCConfig
-from offline_cli.training.disk_store import DiskStoreBuilder, learn_in_parts
+from offline_cli.training.disk_store import DiskStoreBuilder
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.loader import Store, StoreBuilder, ValidationSplit
 from offline_cli.training.memory_store import InMemory, MemoryStoreBuilder, Shares
@@ -252,9 +253,9 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
     source.choose()
     if split is not None:
         _settle(split, source, builder)
-    if builder.in_parts:
-        learn_in_parts(source, builder.parts, split)
-        source.learned()
+    source.learn(lambda: _learned_from(source, builder, split))
+    trained, pieces = source.learned()
+    unchanged = Unchanged(source.connectors)
     summary = DataSummary(source.reads_every_leaf)
     held_out, anew = 0, None
     with use_threads(1) if builder.in_parts else nullcontext():  # parts are small: more threads would wait for each other
@@ -267,12 +268,14 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
                 sources = None if origins is None else row_sources(columns, kept, origins)
                 builder.add(columns, held_out=False, sources=sources)
                 del columns
-            trained, pieces = source.learned()  # from what is kept, if not before
+            if summary.episodes == len(checked):
+                unchanged.check()
             if aside is not None and aside.num_steps:
                 builder.add(source.columns(aside), held_out=True)
             held_out += 0 if aside is None else len(aside)
             if source.learner.algorithm.refresh_every is not None:
                 anew = partial(_columns, source, kept, aside)
+        unchanged.check()
         if not summary.steps:
             raise NoData("no step leads to an observation that was recorded", where=source.where, fix="--keep-invented")
         train, val = builder.finish()
@@ -315,6 +318,14 @@ def _note_on_agents(summary: DataSummary, module: str | OneModule | None) -> lis
     what = f"one policy learns from the episodes of {len(summary.agents):,} agents, as their module is the same: {named}"
     each = "--module-of agent_id trains one for each (then --module-id NAME in place of it one of them)"
     return [f"{what}; {each}, --module-of '*=shared' says that one is meant"]
+
+
+def _learned_from(source: TrainingSource, builder: StoreBuilder, split: ValidationSplit | None) -> Iterator[EpisodeBatch]:
+    """The checked episodes that are not held out."""
+    for checked in map(source.checked, in_parts(builder.looked_at())):
+        kept = checked if split is None else split.divided(checked)[0]
+        if kept.num_steps:
+            yield with_steps(kept)
 
 
 def _with(digest: str, more: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,6 +28,7 @@ from torch import nn
 
 from offline_cli.applying.checked_values import UNREWARDED, check_finite_rewards, check_values
 from offline_cli.applying.frame_stacks import stack_by_rows
+from offline_cli.applying.learned_pieces import frozen_with, learn
 from offline_cli.applying.learner_batches import (
     check_known_scale,
     in_learner_units,
@@ -39,7 +41,7 @@ from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, frozen_with
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment, EnvironmentSpec
@@ -89,15 +91,15 @@ class TrainingSource:
     learner: Learner  # learns from the columns, and gives pieces their module
     extras: UsedExtras
     selection: Selection  # of the episodes
-    kept: Sequence[ConnectorV2]  # pieces that have learned elsewhere, and learn no more
     meanings: Meanings  # of columns, for messages
     notes: Sequence[str]  # on the sources
     observed_ends: bool  # steps whose next observation is invented are left out
+    _build: Callable[[], ConnectorPipelineV2]  # such a pipeline as `pipeline` anew
     _open: Callable[[], EpisodeStream]
     _streams: Scope  # owns those that are open
     _opened: list[EpisodeStream] = field(default_factory=list)  # one that has not been read yet
     _modules: Counter[str] = field(default_factory=Counter)  # episodes of each, of the reading at hand
-    _learned: tuple[PipelineSpec | None, PlaySpec | None] | None = None  # once the pieces learn no more
+    _learned: tuple[PipelineSpec | None, PlaySpec | None] | None = None  # once the pieces have learned
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +168,9 @@ class TrainingSource:
         if not (are_images and all(leaf.dtype == np.uint8 for leaf in leaves(episodes.obs))):  # in which nothing can be wrong
             check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.meanings)
         check_values(episodes, episodes.actions, actions, "actions", self.where, self.meanings)
+        if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # of the network that played
+            extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
+            episodes = replace(episodes, extra=extra)
         return in_learner_units(episodes, actions, self.action_scale)
 
     def columns(self, episodes: EpisodeBatch) -> dict[str, Tree]:
@@ -174,10 +179,7 @@ class TrainingSource:
         Raises BadEpisode where a piece asks for an extra model output that not all sources have in one form.
         """
         episodes = with_steps(episodes)
-        if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # of the network that played
-            extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
-            episodes = replace(episodes, extra=extra)
-        try:
+        with self._missed_extras_named():
             return learner_columns(
                 self.pipeline,
                 episodes,
@@ -186,6 +188,20 @@ class TrainingSource:
                 asked=self.learner.algorithm.columns,
                 rl_module=None if self.pipeline is None else self._module_of_pieces(),
             )
+
+    def learn(self, read: Callable[[], Iterator[EpisodeBatch]]) -> None:
+        """Have the pieces learn what they learn from the checked episodes of `read`, and nothing afterwards.
+
+        Raises what `learned_pieces.learn` raises, and BadEpisode as `columns` does.
+        """
+        if self.pipeline is not None:
+            with self._missed_extras_named():
+                learn(self.pipeline, self._build, read, where=self.where, rl_module=self._module_of_pieces())
+
+    @contextmanager
+    def _missed_extras_named(self) -> Iterator[None]:
+        try:
+            yield
         except OfflineCliError as err:
             missed = None if self.extras.kept is None else self.extras.kept.missed_by(err)
             if missed is None:
@@ -199,15 +215,12 @@ class TrainingSource:
         return module if is_on_cpu else copy.deepcopy(module).cpu()
 
     def learned(self) -> tuple[PipelineSpec | None, PlaySpec | None]:
-        """What the policy takes to play, once the pieces have seen all that they learn from; from then on they learn no more.
+        """What the policy takes to play, once the pieces have learned.
 
         Raises BadPiece for a state that cannot be saved, and whatever keeps the policy from playing in `environment`.
         """
         if self._learned is None:
-            trained = None
-            if self.pipeline is not None:
-                self.pipeline.freeze()
-                trained = None if self.alone else self.given.trained(self.pipeline)
+            trained = None if self.pipeline is None or self.alone else self.given.trained(self.pipeline)
             self._learned = trained, self._pieces_with(trained)
         return self._learned
 
@@ -299,7 +312,8 @@ def _opened(
     said = stream.observation_space, stream.action_space
     observations, actions = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=where)
     plain = given.is_default and beside.is_default and _leaves_pipeline(type(setup.algorithm))
-    to_columns = None if plain else given.build(Setting(observations, actions))
+    setting = Setting(observations, actions)
+    to_columns = None if plain else given.build(setting)
     seen, done = observations, actions
     if to_columns is not None:
         seen, done = to_columns.observation_space or observations, to_columns.action_space or actions
@@ -312,13 +326,20 @@ def _opened(
         setup.algorithm.extend(to_columns)
     _check_recorded_rewards(stream, setup.algorithm, selection)
     learner = setup.learner(seen, done, stream.action_scale, "" if alone else given.in_words)
-    kept = [] if to_columns is None else frozen_with(to_columns, setup.learned or {})
+    if to_columns is not None:
+        frozen_with(to_columns, setup.learned or {})
     if learner.is_stateful:  # the default pieces give it states and a time axis, here and beside the environment
-        to_columns = to_columns or given.build(Setting(observations, actions))
+        to_columns = to_columns or given.build(setting)
         pieces = pieces or (None if environment is None else PlaySpec())
         if selection.weights is not None:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
+
+    def built() -> ConnectorPipelineV2:
+        made = given.build(setting)
+        setup.algorithm.extend(made)
+        return made
+
     whole = to_columns is None or learner.is_stateful or Columns.OBS not in setup.algorithm.columns
     stacking = None if whole or to_columns is None else stack_by_rows(to_columns)
     frames = None if stacking is None else stacking.input_observation_space
@@ -340,10 +361,10 @@ def _opened(
         learner=learner,
         extras=extras,
         selection=selection,
-        kept=kept,
         meanings=stream.meanings,
         notes=stream.incomplete,
         observed_ends=observed_ends,
+        _build=built,
         _open=opened,
         _streams=scope.moved(),
         _opened=[stream],

@@ -69,6 +69,8 @@ def test_the_batches_are_those_of_the_pipeline_on_the_same_episodes(
         episodes.action_space,
         custom=[MeanStdFilter(as_learner_connector=True), FrameStacking(num_frames=4, as_learner_connector=True)],
     )
+    pipeline(episodes=episodes)
+    pipeline.freeze()
     parts = [slice(0, 2), slice(2, 5), slice(5, 6)]  # 14, 20 and 6 steps
     for found, part in zip(stored(out), parts, strict=True):
         same_columns(found, pipeline(episodes=episodes.select(part)))
@@ -215,15 +217,14 @@ def test_a_limit_takes_the_first_episodes_only(
     assert (told.episodes, told.steps) == (2, 14)
 
 
-def test_the_moments_of_a_filter_grow_from_batch_to_batch(
+def test_the_first_batch_is_filtered_by_the_moments_of_all_episodes(
     episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
 ) -> None:
     file = pipeline_file('[[pieces]]\nname = "mean_std_filter"\n')
     apply(dataset(episodes), str(tmp_path / "out"), pipeline=file, steps_per_batch=14)
-    first = stored(str(tmp_path / "out"))[0]["obs"]
-    np.testing.assert_allclose(first.mean(0), 0.0, atol=1e-5)  # by itself, not by what came later
-    alone = learner_pipeline(episodes.observation_space, episodes.action_space, custom=MeanStdFilter(as_learner_connector=True))
-    np.testing.assert_array_equal(first, alone(episodes=episodes.select(slice(0, 2)))["obs"].numpy())
+    batches = [batch["obs"] for batch in stored(str(tmp_path / "out"))]
+    assert abs(batches[0].mean()) > 0.01
+    np.testing.assert_allclose(np.concatenate(batches).mean(0), 0.0, atol=1e-5)
 
 
 def test_actions_come_in_the_units_of_networks(random_batch: Callable[..., EpisodeBatch]) -> None:

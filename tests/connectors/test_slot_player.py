@@ -106,16 +106,6 @@ def test_what_pieces_write_into_episodes_never_reaches_the_callers_arrays() -> N
     np.testing.assert_array_equal(second, observed(0, 1))
 
 
-def test_every_observation_is_counted_once_the_last_one_of_an_episode_too() -> None:
-    both = pipelines({"kind": "learner", "pieces": [{"name": "mean_std_filter"}]})
-    play(SlotPlayer(build_module(*SPACES, hidden=[4]), both, SPACES, slots=2), {0: 0, 1: 1}, 5)
-    seen = np.stack([observed(episode, step) for episode in (0, 1) for step in range(6)]).astype(np.float64)
-    counted = both.get_state()["env_to_module"]["MeanStdFilter"]["own"]["obs"]
-    assert counted["count"] == 12
-    np.testing.assert_allclose(counted["mean"], seen.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(counted["m2"], np.square(seen - seen.mean(0)).sum(0), rtol=1e-12)
-
-
 class LooksBack(ConnectorV2):
     """Notes how many observations there are to look at."""
 
@@ -156,21 +146,6 @@ def test_what_a_filter_learned_in_training_is_played_with_and_stays_as_it_is() -
     np.testing.assert_allclose(rows[0][0].numpy().reshape(-1)[-3:], wanted, rtol=1e-5)
     assert both.get_state()["env_to_module"]["MeanStdFilter"]["shared"]["obs"]["count"] == 9
     assert not both.get_state()["env_to_module"]["MeanStdFilter"]["own"]
-
-
-def test_states_of_runners_merge_to_what_one_runner_would_have() -> None:
-    file = {"kind": "env_to_module", "pieces": [{"name": "mean_std_filter"}]}
-
-    def played(*episodes: int) -> PlayPipelines:
-        both = pipelines(file)
-        play(SlotPlayer(build_module(*SPACES, hidden=[4]), both, SPACES, slots=2), dict(enumerate(episodes)), 4)
-        return both
-
-    parts = [played(0, 1), played(2, 3)]
-    merged = parts[0].merge_states([part.get_state() for part in parts])["env_to_module"]["MeanStdFilter"]["shared"]["obs"]
-    seen = np.stack([observed(episode, step) for episode in range(4) for step in range(5)]).astype(np.float64)
-    assert merged["count"] == 20
-    np.testing.assert_allclose(merged["mean"], seen.mean(0), rtol=1e-12)
 
 
 def test_a_run_that_was_trained_with_other_code_wants_its_file_named_again() -> None:

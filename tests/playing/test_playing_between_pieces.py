@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from offline_cli import Columns, ConnectorV2
 from offline_cli.applying.learner_batches import in_learner_units
-from offline_cli.connectors import FrameStacking
+from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
@@ -89,12 +89,15 @@ def test_an_environments_own_vector_class_is_left_alone() -> None:
     assert found.returns.tolist() == found.lengths.tolist()
 
 
-def test_what_pieces_learn_while_playing_is_not_in_the_next_round() -> None:
-    pieces = PlaySpec(file_of(FILTER))
+def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learns_nothing_while_it_plays() -> None:
     module = policy_for("Sign-v0")
-    one, two = (played(module, "Sign-v0", pieces, 40) for _ in range(2))
+    with pytest.raises(BadConfig, match="MeanStdFilter has learned nothing"):
+        played(module, "Sign-v0", PlaySpec(file_of(FILTER)), 1)
+    piece = MeanStdFilter()
+    piece.set_state({"shared": {"obs": {"count": 9, "mean": np.ones(3), "m2": np.ones(3)}}, "own": {}})
+    pieces = PlaySpec(PipelineSpec("env_to_module", custom=[piece]))
+    one, two = (played(module, "Sign-v0", pieces, 40, num_envs=slots) for slots in (1, 4))
     assert one.returns.tolist() == two.returns.tolist()
-    assert one.returns.tolist() != played(module, "Sign-v0", None, 40).returns.tolist()
 
 
 def test_a_policy_with_memory_plays_between_pieces() -> None:
@@ -249,7 +252,7 @@ def test_a_piece_that_raises_for_the_last_observation_is_named_too() -> None:
 
 def test_an_environment_that_raises_is_blamed_and_no_piece() -> None:
     with pytest.raises(BadData, match="the environment raised RuntimeError"):
-        played(policy_for("Failing-v0"), "Failing-v0", PlaySpec(file_of(FILTER)), 1)
+        played(policy_for("Failing-v0"), "Failing-v0", PlaySpec(file_of({"use": "odd_pieces:Scaled"})), 1)
 
 
 def test_a_piece_that_gives_other_shapes_than_it_announced_is_refused_with_both() -> None:
@@ -371,4 +374,4 @@ def test_the_state_in_a_run_folder_is_what_is_played_with(stacked_run: Path) -> 
     with open_environment("Sign-v0") as environment:
         pipelines = PlaySpec(trained=trained).build_in(environment)
     mine = pipelines.get_state()["env_to_module"]["MeanStdFilter"]["shared"]["obs"]
-    assert mine["mean"].tolist() == trained.state["MeanStdFilter"]["own"]["obs"]["mean"].tolist()
+    assert mine["mean"].tolist() == trained.state["MeanStdFilter"]["shared"]["obs"]["mean"].tolist()

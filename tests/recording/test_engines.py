@@ -127,11 +127,11 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_played(
     assert not (tmp_path / "out").exists()
 
 
-def test_pieces_that_learn_are_refused_by_name(
+def test_a_filter_that_has_learned_nothing_is_refused_by_name(
     tmp_path: Path, pickled: PickledEngine, pipeline_file: Callable[..., str]
 ) -> None:
     kind: dict[str, Any] = {"policy": "python:recording_pieces:careless", "explore": True, "episodes": 5}
-    with pytest.raises(BadConfig, match="pieces that learn while they play"):
+    with pytest.raises(BadConfig, match="MeanStdFilter has learned nothing"):
         pieces = pipeline_file({"name": "mean_std_filter"})
         record("recording_envs:Count-v0", tmp_path / "out", **kind, engine="processes", env_to_module=pieces)
     assert not (tmp_path / "out").exists()

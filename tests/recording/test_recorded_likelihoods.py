@@ -30,7 +30,7 @@ File = Callable[..., str]
 ENV = "recording_answers:Answering-v0"
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 STEEP = torch.tensor([0.3, -0.2, -60.0, 60.0])  # what the last layer adds: log standard deviations far beyond both limits
-FILTER: dict[str, Any] = {"name": "mean_std_filter"}
+SCALED: dict[str, Any] = {"use": "odd_pieces:Scaled"}
 
 
 def run_folder(folder: Path, space: Space, scale: str) -> Path:
@@ -117,7 +117,7 @@ def test_the_recorded_log_standard_deviations_lie_within_their_limits(recorded: 
 def test_it_follows_too_where_the_policy_plays_through_pieces(
     name: str, recorded: Record, read: Read, pipeline_file: File, tmp_path: Path
 ) -> None:
-    run, file = run_folder(tmp_path / "run", ANSWERS[name], "env"), pipeline_file(FILTER, kind="env_to_module")
+    run, file = run_folder(tmp_path / "run", ANSWERS[name], "env"), pipeline_file(SCALED, kind="env_to_module")
     check(ANSWERS[name], played(recorded, read, run, name, env_to_module=file))
 
 

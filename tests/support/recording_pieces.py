@@ -11,9 +11,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from odd_pieces import Scaled
 
 from offline_cli import ConnectorV2
-from offline_cli.connectors import MeanStdFilter
 from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.playing.env_runner import REPORT_SECONDS
 
@@ -162,31 +162,6 @@ class Scribbling(ConnectorV2):
         return batch
 
 
-class Counting(ConnectorV2):
-    """Learns how many calls there were, and cannot merge that with others'."""
-
-    def __init__(self, value: Any = 0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.calls = 0
-
-    def __call__(self, *, batch: Any, **_: Any) -> Any:
-        self.calls += 1
-        return batch
-
-    def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        return {"calls": self.calls}
-
-    def set_state(self, state: Any) -> None:
-        self.calls = state["calls"]
-
-
-class Unstorable(Counting):
-    """Its state has no form in JSON."""
-
-    def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        return {"calls": {1, 2}}
-
-
 class Constant(ConnectorV2):
     """Beside the network: always the last choice, whatever was drawn."""
 
@@ -195,7 +170,7 @@ class Constant(ConnectorV2):
         return batch
 
 
-def filters(env: gym.Env[Any, Any]) -> list[ConnectorV2]:
+def scaled(env: gym.Env[Any, Any]) -> list[ConnectorV2]:
     """A builder by function."""
     assert env.observation_space == SEEN
-    return [MeanStdFilter()]
+    return [Scaled()]

@@ -17,12 +17,12 @@ from signal_at import signal_at
 from stored_steps import columns_in
 from torch import Tensor
 
+from offline_cli.applying import learner_batches
 from offline_cli.connectors.learner.added_columns import AddNextActionsFromEpisodesToTrainBatch
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, Diverged, Interrupted
 from offline_cli.modules.network import Mlp
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.training import disk_store
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms
 from offline_cli.training.algorithms.bc import bc_loss
@@ -320,7 +320,7 @@ def test_streaming_loses_what_memory_loses(
 ) -> None:
     """Each batch holds all steps, in whatever order."""
     monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=60, pool=50, unit=5))
-    monkeypatch.setattr(disk_store, "PART_BYTES", 2000)  # several parts through the pipeline
+    monkeypatch.setattr(learner_batches, "PART_BYTES", 2000)  # several parts through the pipeline
     file = config(tmp_path, name, **more)
     file.write_text(file.read_text().replace("batch_size = 32", "batch_size = 1024").replace("log_every = 7", "log_every = 2"))
     found = []
@@ -416,7 +416,7 @@ def test_the_next_observations_and_actions_are_those_recorded_after_each_step(
 def test_streaming_holds_the_same_steps_with_what_came_after_each(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_store, "PART_BYTES", 2000)
+    monkeypatch.setattr(learner_batches, "PART_BYTES", 2000)
     found = []
     for streaming in (False, True):
         held = held_of(data, tmp_path, streaming=streaming)

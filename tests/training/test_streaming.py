@@ -24,6 +24,7 @@ from signal_at import signal_at
 from stored_steps import columns_in
 from torch import nn
 
+from offline_cli.applying import learner_batches
 from offline_cli.columns import Columns
 from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.connector_v2 import ConnectorV2
@@ -35,7 +36,7 @@ from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Network
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.progress import Progress
-from offline_cli.training import disk_store, memory_store
+from offline_cli.training import memory_store
 from offline_cli.training.algorithms import Task
 from offline_cli.training.checks import score
 from offline_cli.training.config import resolve_config
@@ -65,7 +66,7 @@ def config(tmp_path: Path) -> Path:
 def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores of a few hundred steps have several windows and pools, too, and go through pipelines in several parts."""
     monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=60, pool=50, unit=5))
-    monkeypatch.setattr(disk_store, "PART_BYTES", 2000)
+    monkeypatch.setattr(learner_batches, "PART_BYTES", 2000)
 
 
 @pytest.fixture(autouse=True)
@@ -147,16 +148,13 @@ def test_a_filter_learns_what_it_learns_in_memory_and_so_does_one_after_it(write
         loaded(data, pieces[:1], val_fraction=0.25) as whole,
         loaded(data, pieces[:1], val_fraction=0.25, streaming=True) as one,
     ):
-        np.testing.assert_allclose(sorted(rows(one.train)), sorted(rows(whole.train)), rtol=1e-5, atol=1e-6)
+        assert sorted(rows(one.train)) == sorted(rows(whole.train))
     both = [pieces[0], MeanStdFilter(as_learner_connector=True)]
     with loaded(data, both, val_fraction=0.25) as whole, loaded(data, both, val_fraction=0.25, streaming=True) as streamed:
         assert whole.trained is not None
         assert streamed.trained is not None
-        for name in ("MeanStdFilter", "MeanStdFilter_2"):
-            mine, theirs = (found.trained.state[name]["own"]["obs"] for found in (streamed, whole))
-            assert mine["count"] == theirs["count"]
-            np.testing.assert_allclose(mine["mean"], theirs["mean"], rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(rows(streamed.val), rows(whole.val), rtol=1e-4, atol=1e-5)
+        assert str(streamed.trained.state) == str(whole.trained.state)
+        assert rows(streamed.val) == rows(whole.val)
 
 
 def test_rows_that_a_pipeline_masks_are_left_out(write_dataset: Write, tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ class MaskedAltogether(MaskedByEpisode):
 
 
 def test_parts_of_which_a_pipeline_masks_every_row_are_left_out(write_dataset: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_store, "PART_BYTES", 1)
+    monkeypatch.setattr(learner_batches, "PART_BYTES", 1)
     data, piece = write_dataset(), MaskedByEpisode()
     with (
         loaded(data, [piece], val_fraction=0.5) as whole,
@@ -289,34 +287,6 @@ def test_pieces_that_may_need_all_episodes_are_refused_by_name(write_dataset: Wr
         pass
     assert len(caught.value.details["problems"]) == 2
     assert "per_episode = True" in caught.value.fix
-
-
-class Counting(OfEach):
-    """Counts the episodes it sees, for ever."""
-
-    per_episode: ClassVar[bool] = True
-
-    def get_state(self, components: Any = None, **options: Any) -> dict[str, Any]:
-        return {"seen": 1}
-
-
-class CountingToAnEnd(Counting):
-    per_episode: ClassVar[bool] = True
-
-    def set_state(self, state: Any) -> None: ...
-
-    def freeze(self) -> None: ...
-
-    def reset_state(self) -> None: ...
-
-
-def test_a_piece_that_cannot_stop_learning_is_refused_because_a_stream_is_read_again(write_dataset: Write) -> None:
-    data = write_dataset()
-    with pytest.raises(BadConfig, match="Counting has a state") as caught, loaded(data, [Counting()], streaming=True):
-        pass
-    assert "freeze" in caught.value.fix
-    with loaded(data, [CountingToAnEnd()], streaming=True) as streamed:
-        assert streamed.trained is not None
 
 
 @pytest.mark.parametrize("piece", [OfEach(), Halving(as_learner_connector=True)], ids=["says so", "preprocessor"])

@@ -14,9 +14,10 @@ import pytest
 import torch
 from signal_at import signal_at
 
+from offline_cli.applying import learner_batches
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, Interrupted, NoData, UsageError
-from offline_cli.training import disk_store, training_source
+from offline_cli.training import training_source
 from offline_cli.training.config import resolve_config
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.loader import StepLoader
@@ -33,7 +34,7 @@ MANNERS = pytest.mark.parametrize("streaming", [False, True])
 @pytest.fixture(autouse=True)
 def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=60, pool=50, unit=5))
-    monkeypatch.setattr(disk_store, "PART_BYTES", 2000)
+    monkeypatch.setattr(learner_batches, "PART_BYTES", 2000)
 
 
 @pytest.fixture

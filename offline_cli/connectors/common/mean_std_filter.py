@@ -102,7 +102,7 @@ class MeanStdFilter(ObservationTransform):
 
     Beside an environment each new observation is counted first, then changed by all so far, itself included. In a learner
     pipeline (`as_learner_connector`) the observations that were acted on are counted, all episodes of a call, and then all are
-    changed by the result: call `freeze` before held-out data come through.
+    changed by the result: call `freeze` before held-out data come through. Training freezes it after one pass.
 
     Args:
         de_mean_to_zero, de_std_to_one: Subtract the mean; divide by the standard deviation (of a sample, plus 1e-6).
@@ -150,6 +150,11 @@ class MeanStdFilter(ObservationTransform):
 
     # ---- observations ----
 
+    @property
+    def counts(self) -> bool:
+        """Whether observations are counted."""
+        return self.update_stats and not self.frozen
+
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Leaves (N, ...), all by what is known now."""
 
@@ -160,7 +165,7 @@ class MeanStdFilter(ObservationTransform):
 
     def transform_last(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Leaves (E, ...), each row counted and changed before the next one is."""
-        if not self.update_stats:
+        if not self.counts:
             return self.transform(rows, space, agent_id)
         changed = self._each(rows, space, agent_id, lambda leaf, known: self._filtered(leaf, *known.along(leaf)))
         self._count(rows, space, agent_id)
@@ -169,7 +174,7 @@ class MeanStdFilter(ObservationTransform):
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
         """Count all observations that were acted on, then write over all."""
         space = self.space_before(agent_id)
-        for episode in episodes if self.update_stats else []:
+        for episode in episodes if self.counts else []:
             if len(episode):
                 seen = episode.get_observations(slice(0, len(episode)))
                 self._count(stack(seen, space) if isinstance(seen, list) else seen, space, agent_id)
@@ -177,7 +182,7 @@ class MeanStdFilter(ObservationTransform):
 
     def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
         """Leaves (N+E, ...); those acted on are counted first."""
-        if self.update_stats:
+        if self.counts:
             self._count(episodes.acted_obs(), self.space_before(None), None)
         return super().transformed_batch(episodes)
 
@@ -282,10 +287,6 @@ class MeanStdFilter(ObservationTransform):
     def reset_state(self) -> None:
         """Forget all that was seen."""
         self._shared, self._own = {}, {}
-
-    def freeze(self) -> None:
-        """Count no further observations."""
-        self.update_stats = False
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What they shared, with all that each saw on its own. Raises BadPiece where they did not start from one state."""

@@ -1,0 +1,227 @@
+"""What the pieces of a learner pipeline learn: in one pass each, before anything is made of the data, and nothing afterwards.
+
+Each piece with a state sees all episodes that are learned from, once, behind pieces that have learned and are frozen. It does
+so in a pipeline built for that pass alone. What its `get_state` gives afterwards goes through bytes and `set_state` to the
+pipeline that makes the columns, which is frozen, just as to those that play. So training, `apply`, checks, `evaluate` and
+exports see the same numbers, and a state that does not survive saving is noticed in training.
+
+Episodes come to a pass in parts that follow from the episodes alone: a state is the same to the bit in memory and streaming.
+Pieces that may need all episodes at once get them all at once.
+
+Refused by name are pieces that would give other numbers later: one that learns although it is frozen, one whose state cannot be
+set, and, of other code, one without a state whose attributes change as episodes go through it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from offline_cli.applying.learner_batches import in_parts, playing, stepped
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import ConnectorV2, learns, state_from_bytes, state_to_bytes
+from offline_cli.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig
+
+__all__ = ["Unchanged", "check_streamable", "frozen_with", "learn"]
+
+OURS: Final = "offline_cli."
+PLACE: Final = "learner pipeline"
+DOCUMENTED: Final = 'docs/connectors.md, "A piece that learns"'
+NOT_LEARNED: Final = (gym.Space, np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+
+Through = Callable[[ConnectorPipelineV2, EpisodeBatch], Iterator[Any]]
+
+
+def learn(
+    pipeline: ConnectorPipelineV2,
+    build: Callable[[], ConnectorPipelineV2],
+    read: Callable[[], Iterable[EpisodeBatch]],
+    *,
+    where: str,
+    rl_module: Any = None,
+) -> None:
+    """Give the pieces of `pipeline` what they learn from the episodes of `read`, and freeze all. Those that are frozen already
+    keep what they have.
+
+    `build` makes such a pipeline anew. `read` gives all episodes that are learned from, each time it is called: once for each
+    piece that learns. `where` names the data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a
+    piece raises and for a state that cannot be saved, and what `read` raises.
+    """
+    states = {number: piece.get_state() for number, piece in enumerate(pipeline.pieces()) if piece.frozen}
+    for number, piece in enumerate(pipeline.pieces()):
+        if learns(piece) and number not in states:
+            with playing(rl_module) as module:
+                through = partial(stepped, where=where, rl_module=module)
+                states[number] = _Pass(pipeline, build, number, states).learned(read(), through)
+            _take(piece, states[number])
+    pipeline.freeze()
+
+
+class _Pass:
+    """All episodes once, for piece `number` of a pipeline; those of `states` have learned."""
+
+    def __init__(
+        self,
+        pipeline: ConnectorPipelineV2,
+        build: Callable[[], ConnectorPipelineV2],
+        number: int,
+        states: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        self._pipeline, self._build, self._number, self._states = pipeline, build, number, states
+        piece = list(pipeline.pieces())[number]
+        self._name = next(name for name, one in pipeline.named() if piece is one or _holds(one, piece))
+
+    def learned(self, batches: Iterable[EpisodeBatch], through: Through) -> Mapping[str, Any]:
+        """The state afterwards, as it comes back from bytes."""
+        pipeline = self._anew(learning=True)
+        pieces = list(pipeline.pieces())
+        if all(_by_episode(type(piece)) for piece in pieces[: self._number + 1]):
+            parts = in_parts(batches)
+        else:
+            every = list(batches)
+            parts = iter([EpisodeBatch.concat(every)] if every else [])
+            del every
+        for count, part in enumerate(parts):
+            if not count and not _is_ours(pieces[self._number]):
+                self._check_frozen(part, through)
+            self._follow(pipeline, part, through)
+        return _saved(pieces[self._number])
+
+    def _anew(self, *, learning: bool) -> ConnectorPipelineV2:
+        """A new pipeline in which this piece alone learns, or none."""
+        made = self._build()
+        known = set(map(id, self._pipeline.pieces()))
+        if any(id(piece) in known for piece in made.pieces()):  # somebody's builder gives the same objects each time
+            made = copy.deepcopy(made)
+        for number, piece in enumerate(made.pieces()):
+            _take(piece, self._states.get(number, {}))
+            if not (learning and number == self._number):
+                piece.freeze()
+                piece.frozen = True
+        return made
+
+    def _follow(self, pipeline: ConnectorPipelineV2, part: EpisodeBatch, through: Through) -> None:
+        for name, *_ in through(pipeline, part):
+            if name == self._name:
+                return
+
+    def _check_frozen(self, part: EpisodeBatch, through: Through) -> None:
+        """Raise BadConfig where the piece learns although it is frozen."""
+        pipeline = self._anew(learning=False)
+        piece = list(pipeline.pieces())[self._number]
+        before = _bytes(piece)
+        with suppress(Exception):  # it may not be able to work before it has learned anything
+            self._follow(pipeline, part, through)
+        if _bytes(piece) != before:
+            raise _learns_on(piece)
+
+
+def _holds(one: ConnectorV2, piece: ConnectorV2) -> bool:
+    return isinstance(one, ConnectorPipelineV2) and any(piece is inner for inner in one.pieces())
+
+
+def _learns_on(piece: ConnectorV2) -> BadConfig:
+    what = f"{type(piece).__name__} learns although it is frozen: a policy would be trained and played on different numbers"
+    return BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
+
+
+def _take(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
+    """Raise BadConfig for a class that has a state and does not take it back."""
+    if state and type(piece).set_state is ConnectorV2.set_state:
+        what = f"{type(piece).__name__} has a state, and no set_state that takes it back"
+        raise BadConfig(what, where=PLACE, fix=f"override set_state beside get_state ({DOCUMENTED})")
+    if state:
+        piece.set_state(state)
+
+
+def _bytes(piece: ConnectorV2) -> bytes:
+    return state_to_bytes({type(piece).__name__: piece.get_state()}, where=PLACE)
+
+
+def _saved(piece: ConnectorV2) -> Mapping[str, Any]:
+    state: Mapping[str, Any] = copy.deepcopy(state_from_bytes(_bytes(piece), where=PLACE)[type(piece).__name__])
+    return state  # a copy: arrays of bytes cannot be written to
+
+
+class Unchanged:
+    """Pieces of other code as they are before episodes go through them, to be compared with what they are afterwards.
+
+    Random generators, spaces and cached properties may change, and so may anything in a piece whose `get_state` says that it
+    learned nothing.
+    """
+
+    def __init__(self, pieces: Iterable[ConnectorV2]) -> None:
+        self._before = [(piece, _held(piece)) for piece in pieces if not _is_ours(piece)]
+
+    def check(self) -> None:
+        """Raise BadConfig, naming the piece, where one has learned something, or seems to."""
+        for piece, before in self._before:
+            after = _held(piece)
+            changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+            if changed and learns(piece):
+                raise _learns_on(piece)
+            if changed:
+                what = f"{type(piece).__name__} changes {', '.join(changed)} as episodes go through it, and has no get_state: "
+                what += "what it learned would not be saved with the policy"
+                fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, for "
+                raise BadConfig(what, where=PLACE, fix=f"{fix}instance by a cache, a get_state that gives {{}} ({DOCUMENTED})")
+
+
+def _held(piece: ConnectorV2) -> dict[str, bytes]:
+    """The state, or else the attributes, as digests; those without bytes are left out."""
+    if learns(piece):
+        return {"state": _bytes(piece)}
+    held = {}
+    for name, value in vars(piece).items():
+        if not isinstance(value, NOT_LEARNED) and not isinstance(getattr(type(piece), name, None), cached_property):
+            with suppress(Exception):  # pickling may be anybody's code
+                held[name] = hashlib.blake2b(pickle.dumps(value)).digest()
+    return held
+
+
+def _is_ours(piece: ConnectorV2) -> bool:
+    return type(piece).__module__.startswith(OURS)
+
+
+def frozen_with(pipeline: ConnectorPipelineV2, state: Mapping[str, Any]) -> None:
+    """Have the pieces that have a part in `state`, by name, take it over and learn no more. Raises UnknownPiece for a name that
+    no piece has.
+    """
+    pipeline.set_state(state)
+    for name, piece in pipeline.named():
+        if name in state:
+            piece.freeze()
+            piece.frozen = True
+
+
+def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
+    """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
+    it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`).
+    """
+    kinds: list[type[ConnectorV2]] = list(dict.fromkeys(map(type, pieces)))
+    problems = [
+        f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time"
+        for kind in kinds
+        if not _by_episode(kind)
+    ]
+    if problems:
+        fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
+        raise BadConfig.of(problems, where=PLACE, fix=fix)
+
+
+def _by_episode(kind: type[ConnectorV2]) -> bool:
+    own_call = kind.__call__ is not SingleAgentObservationPreprocessor.__call__
+    preprocessor = issubclass(kind, SingleAgentObservationPreprocessor) and not own_call
+    return kind.__module__.startswith(OURS) or preprocessor or bool(vars(kind).get("per_episode", False))
