@@ -162,6 +162,16 @@ def test_time_limits_are_seen_where_no_task_ends(told: Told, tmp_path: Path) -> 
     assert warned(told, *written(tmp_path, columns, "hdf5"))["reset-observation"] == np.count_nonzero(columns["timeouts"][:-1])
 
 
+def test_a_recording_that_ends_with_a_reset_row_has_no_episode_of_it(told: Told, tmp_path: Path) -> None:
+    columns = one_after_the_other(recorded(AutoresetMode.NEXT_STEP))
+    last = np.flatnonzero(columns["terminals"])[-1] + 2
+    source = written(tmp_path, {name: values[:last] for name, values in columns.items()}, "npz")
+    result = told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
+    ends = np.count_nonzero(columns["terminals"])
+    assert (result["episodes"], result["steps"]) == (ends, last - ends)
+    assert (result["assumptions"]["reset-row"], result["assumptions"]["zero-length-episode"]) == (ends, 1)
+
+
 def smooth(rows: int) -> NDArray[np.float64]:
     """(rows + 1, 3): a process that is never reset."""
     return np.cumsum(np.random.default_rng(3).normal(size=(rows + 1, 3)), axis=0)
