@@ -63,7 +63,7 @@ def written(folder: Path, columns: Columns, kind: str) -> list[Any]:
     """The file, and the options that read it."""
     path = folder / f"recorded.{kind}"
     if kind == "npz":
-        np.savez(path, **columns)
+        np.savez(path, allow_pickle=False, **columns)
     elif kind == "hdf5":
         with h5py.File(path, "w") as file:
             for name, values in columns.items():
