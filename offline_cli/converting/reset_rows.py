@@ -96,7 +96,7 @@ class Resets:
         kind, marked = self._found
         here = marked[self._passed : self._passed + len(batch)]
         self._passed += len(batch)
-        tally.assume(kind, int(np.count_nonzero(here)))
+        tally.assume(kind.value, int(np.count_nonzero(here)))
         if kind is ResetKind.ROW:
             rest = batch.without_first_steps(here)
             tally.assume("zero-length-episode", int(np.count_nonzero(rest.lengths == 0)))

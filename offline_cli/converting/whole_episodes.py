@@ -187,17 +187,21 @@ class WholeEpisodes:
         self._locations.clear()
         for resets in self._resets.values():
             resets.look()
-        self._rest = map(self._drawn, stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit))
+        self._rest = self._drawn(stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit))
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         while self._ahead:
             yield self._passed_on(self._ahead.popleft())  # release each as it is passed on
         yield from map(self._passed_on, self._rest)
 
-    def _drawn(self, batch: EpisodeBatch) -> EpisodeBatch:
-        self._locations.append(self.tally.location)
-        resets = self._resets.get(self.tally.location)
-        return batch if resets is None else resets.without(batch, self.tally)
+    def _drawn(self, batches: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:
+        for batch in batches:
+            resets = self._resets.get(self.tally.location)
+            drawn = batch if resets is None else resets.without(batch, self.tally)
+            if len(drawn):
+                self._locations.append(self.tally.location)
+                yield drawn
+            del batch, drawn  # nothing is held while the next is read
 
     def _passed_on(self, batch: EpisodeBatch) -> EpisodeBatch:
         self.location = self._locations.popleft()

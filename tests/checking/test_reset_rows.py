@@ -63,7 +63,7 @@ def written(folder: Path, columns: Columns, kind: str) -> list[Any]:
     """The file, and the options that read it."""
     path = folder / f"recorded.{kind}"
     if kind == "npz":
-        np.savez(path, **columns)
+        np.savez(path, allow_pickle=False, **columns)
     elif kind == "hdf5":
         with h5py.File(path, "w") as file:
             for name, values in columns.items():
@@ -160,6 +160,16 @@ def test_episodes_of_several_environments_whose_rows_alternate_are_seen(
 def test_time_limits_are_seen_where_no_task_ends(told: Told, tmp_path: Path) -> None:
     columns = one_after_the_other(recorded(AutoresetMode.SAME_STEP, env="Pendulum-v1", max_episode_steps=20))
     assert warned(told, *written(tmp_path, columns, "hdf5"))["reset-observation"] == np.count_nonzero(columns["timeouts"][:-1])
+
+
+def test_a_recording_that_ends_with_a_reset_row_has_no_episode_of_it(told: Told, tmp_path: Path) -> None:
+    columns = one_after_the_other(recorded(AutoresetMode.NEXT_STEP))
+    last = np.flatnonzero(columns["terminals"])[-1] + 2
+    source = written(tmp_path, {name: values[:last] for name, values in columns.items()}, "npz")
+    result = told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
+    ends = np.count_nonzero(columns["terminals"])
+    assert (result["episodes"], result["steps"]) == (ends, last - ends)
+    assert (result["assumptions"]["reset-row"], result["assumptions"]["zero-length-episode"]) == (ends, 1)
 
 
 def smooth(rows: int) -> NDArray[np.float64]:

@@ -262,8 +262,8 @@ class _Checks:
         if (found := self._resets.found()) is not None:
             kind, marked = found
             places = (f"{self.name}, episode {name}" for name in compress(self._resets.ids, marked.tolist()))
-            self.findings.add(self.name, kind, int(np.count_nonzero(marked)), places)
-            self.findings.set_total(self.name, kind, self.episodes)
+            self.findings.add(self.name, kind.value, int(np.count_nonzero(marked)), places)
+            self.findings.set_total(self.name, kind.value, self.episodes)
         totals = {
             "observations": self.steps + self.episodes,
             "actions": self.steps,
