@@ -85,7 +85,7 @@ def gaps_in(steps: NDArray[Any], run: NDArray[np.int64], *, counted: bool) -> ND
     median = steps[np.lexsort((steps, run))][np.minimum(middle, len(steps) - 1)]
     near = np.abs(steps - median[run]) <= median[run] / 2
     regular = (2 * np.bincount(run[near], minlength=len(pairs)) >= pairs) & (median > 0)
-    return np.where(counts, steps != 1, regular[run] & (steps > LONG_GAP * median[run]))
+    return np.asarray(np.where(counts, steps != 1, regular[run] & (steps > LONG_GAP * median[run])))
 
 
 @dataclass(slots=True)
