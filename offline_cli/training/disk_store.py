@@ -383,7 +383,7 @@ def learn_in_parts(source: TrainingSource, parts: Callable[[], Iterator[EpisodeB
     while pending:
         for checked in map(source.checked, parts()):
             kept = checked if split is None else split.divided(checked)[0]
-            if len(kept):
+            if kept.num_steps:
                 source.columns(kept)
         pending.pop(0).freeze()
         for later in pending:
