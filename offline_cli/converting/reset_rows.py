@@ -109,8 +109,7 @@ class Resets:
             leaf[final] = leaf[final - 1]
             return leaf
 
-        missing = here if batch.final_missing is None else here | batch.final_missing
-        return replace(batch, obs=map_leaves(repeated, batch.obs), final_missing=missing)
+        return replace(batch, obs=map_leaves(repeated, batch.obs)).with_assumed_finals(here)
 
 
 class _Ends(NamedTuple):

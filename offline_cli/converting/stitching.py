@@ -26,7 +26,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
 from offline_cli.converting.open_episode import (
     OpenEpisode,
     after_end,
@@ -379,11 +378,8 @@ def _as_whole(batch: EpisodeBatch) -> EpisodeBatch:
     """`batch` without the fields that only fragments have; the custom data of an episode keeps that its end is assumed."""
     if batch.t_started is None and batch.start_kind is None and batch.final_missing is None:
         return batch
-    data = batch.custom_data
-    if batch.final_missing is not None and batch.final_missing.any():
-        pairs = zip(data or ({},) * len(batch), batch.final_missing.tolist(), strict=True)
-        data = tuple({**one, Columns.FINAL_OBS_ASSUMED: True} if missing else one for one, missing in pairs)
-    return replace(batch, t_started=None, start_kind=None, final_missing=None, custom_data=data)
+    whole = batch if batch.final_missing is None else batch.with_assumed_finals(batch.final_missing)
+    return replace(whole, t_started=None, start_kind=None, final_missing=None)
 
 
 def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:

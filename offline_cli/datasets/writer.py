@@ -229,9 +229,11 @@ class DatasetWriter:
         self._ready.push(len(batch), ready if ready is not None and same_content(given, batch) else None)
         while (first := self._rows.first_change(batch)) is not None:  # a table cannot change its columns half way
             if self._base is not None and self._base.shards:
-                what = f"episode {batch.ids[first]} has infos, or an assumed last observation, for which the shards of the "
+                what = (
+                    f"episode {batch.ids[first]} has infos, or an assumed last observation; the dataset has no columns for them"
+                )
                 fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
-                raise BadEpisode(f"{what}dataset have no columns", where=self.location.url, fix=fix)
+                raise BadEpisode(what, where=self.location.url, fix=fix)
             self._put(self._cutter.push(batch.select(slice(0, first))))
             self._put(self._cutter.begin_shard())
             self._rows.add_columns(batch)

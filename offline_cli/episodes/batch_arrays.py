@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final, Self
@@ -131,6 +131,12 @@ class BatchArrays:
         """(E,) whether the last observation was not recorded, and repeats the one before; the custom data says so."""
         said = [data.get(Columns.FINAL_OBS_ASSUMED) for data in self.custom_data or ({},) * len(self)]
         return np.array([isinstance(one, bool | np.bool_) and bool(one) for one in said], np.bool_)
+
+    def with_assumed_finals(self, missing: NDArray[np.bool_]) -> Self:
+        """The batch whose custom data says of the episodes where `missing` (E,) that nobody recorded the last observation."""
+        pairs = zip(self.custom_data or ({},) * len(self), missing.tolist(), strict=True)
+        data = tuple({**one, Columns.FINAL_OBS_ASSUMED: True} if here else one for one, here in pairs)
+        return replace(self, custom_data=data) if missing.any() else self
 
     @property
     def invented_ends(self) -> NDArray[np.bool_]:

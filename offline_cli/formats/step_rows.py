@@ -218,7 +218,7 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
     last = starts[1:] - 1
     codes = rows.keys.code[first].tolist()
     finals = rows.obs if rows.next_obs is None else rows.next_obs
-    assumed = None if rows.final_assumed is None else rows.final_assumed[last].astype(np.bool_)
+    assumed = [] if rows.final_assumed is None else rows.final_assumed[last].tolist()
     return EpisodeBatch(
         ids=tuple(rows.keys.eps_ids[code] for code in codes),
         starts=starts,
@@ -231,7 +231,8 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
         infos=_infos(rows, starts),
         t_started=None if rows.t is None else rows.t[first],
         start_kind=start_kind,
-        final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else assumed,
+        final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else None,
+        custom_data=tuple({Columns.FINAL_OBS_ASSUMED: True} if one else {} for one in assumed) if any(assumed) else None,
         agent_ids=_names(rows.keys.agent_ids, codes),
         module_ids=_names(rows.keys.module_ids, codes),
         multi_agent_ids=None if rows.keys.multi_agent_ids is None else _names(rows.keys.multi_agent_ids, codes),

@@ -89,7 +89,7 @@ class TrainState:
     metrics_bytes: int = 0  # length of metrics.jsonl that belongs to this state
     # What a resumed run must share with this one, besides its configuration.
     data: str = ""  # TrainingData.digest
-    seen: Mapping[str, Any] = field(default_factory=dict)  # TrainingData.seen; empty: it was not kept
+    seen: Mapping[str, Any] = field(default_factory=dict)  # TrainingData.seen
     threads: int = 1
     device: str = "cpu"
     pipeline: str = ""  # what was given for it, by name; empty: the default pipeline

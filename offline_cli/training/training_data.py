@@ -106,7 +106,7 @@ class DataSummary:
     episodes: int = 0
     steps: int = 0
     invented: int = 0  # episodes that do not end at an observation that was recorded
-    agents: Counter[str | None] = field(default_factory=Counter)  # whose episodes they are, how many of each
+    agents: Counter[str] = field(default_factory=Counter)  # whose episodes they are, how many of each
     rewards: RewardFaults = field(default_factory=RewardFaults)
     _ids: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
     _ids_in_any_order: int = 0
@@ -119,7 +119,7 @@ class DataSummary:
         self._ids_in_any_order = (self._ids_in_any_order + sum(map(zlib.crc32, encoded))) & MASK
         self.episodes, self.steps = self.episodes + len(episodes), self.steps + episodes.num_steps
         self.invented += int(np.count_nonzero(episodes.invented_ends))
-        self.agents.update(episodes.agent_ids or ())
+        self.agents.update(filter(None, episodes.agent_ids or ()))
         self.rewards.see(episodes)
         self._hash("ids", b"".join(encoded))
         for path, leaf in [("lengths", episodes.lengths), *self._read(episodes)]:
@@ -257,12 +257,13 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
     trained, pieces = source.learned()
     unchanged = Unchanged(source.connectors)
     summary = DataSummary(source.reads_every_leaf)
-    held_out, anew = 0, None
+    held_out, learned, anew = 0, 0, None
     with use_threads(1) if builder.in_parts else nullcontext():  # parts are small: more threads would wait for each other
         for checked in map(source.checked, builder.parts()):  # nothing holds what they are checked copies of
             summary.see(checked)
             kept, aside = (checked, None) if split is None else split.divided(checked)
             origins = _origins(source.selection, checked, split)
+            learned += kept.num_steps
             if kept.num_steps:
                 columns = source.columns(kept)
                 sources = None if origins is None else row_sources(columns, kept, origins)
@@ -276,8 +277,9 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
             if source.learner.algorithm.refresh_every is not None:
                 anew = partial(_columns, source, kept, aside)
         unchanged.check()
-        if not summary.steps:
-            raise NoData("no step leads to an observation that was recorded", where=source.where, fix="--keep-invented")
+        if not learned or (split is not None and learned == summary.steps):
+            what = "no step, or none to validate on, leads to an observation that was recorded"
+            raise NoData(what, where=source.where, fix="record new_obs too, or --keep-invented to learn from copies of obs")
         train, val = builder.finish()
     if split is not None and (held_out, summary.episodes) != (split.count, split.episodes):
         what = f"the source changed while it was read: {summary.episodes} episodes, and {split.episodes} before"
@@ -358,12 +360,7 @@ def _settle(split: ValidationSplit, source: TrainingSource, builder: StoreBuilde
 
 
 def data_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], *, same_pipeline: bool) -> str | None:
-    """What differs between data with different digests, as text; None where the other pipeline alone may be the reason.
-
-    Empty figures are those of a run that did not keep any.
-    """
-    if not stored or not wanted:
-        return "other episodes, other values, or another order" if same_pipeline else None
+    """What differs between data with different digests, as text; None where the other pipeline alone may be the reason."""
     if stored["module"] != wanted["module"]:
         return f"the run learns module {stored['module']}, this call {wanted['module']}"
     if stored.get("weights") != wanted.get("weights"):
