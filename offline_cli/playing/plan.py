@@ -112,11 +112,6 @@ class Plan:
 
     # ---- episodes ----
 
-    @property
-    def policy_names(self) -> list[str]:
-        """The policies, without the agents that they are for."""
-        return [text.partition("=")[2] or text for text in self.policies] if len(self.policies) > 1 else [self.policy]
-
     def identity(self, fingerprint: str) -> dict[str, Any]:
         """What episodes follow from, by option: the same where one recording is a prefix of another; `fingerprint`: the
         policy's. Texts and numbers.

@@ -39,7 +39,8 @@ def identity_of(plan: Plan, fingerprint: str, environment: Environment) -> dict[
     parts = {
         name: value if isinstance(value, int) else content_hash_of(value) for name, value in plan.identity(fingerprint).items()
     }
-    named = [plan.env, *plan.wrappers, *plan.policy_names, *plan.plugins, *plan.pieces.code()]
+    policies = [text.rpartition("=")[2] for text in plan.policies]  # AGENT=POLICY
+    named = [plan.env, *plan.wrappers, *policies, *plan.plugins, *plan.pieces.code()]
     return {**parts, "--first-episode": plan.first, **code_of(*environment.singles(1), *named)}
 
 

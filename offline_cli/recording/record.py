@@ -154,7 +154,8 @@ def _of_policy(
 
 def _places_of(plan: Plan) -> list[str]:
     """The run folders, and ONNX files, that policies come from; none for the other kinds."""
-    return [text.removeprefix(ONNX) for text in plan.policy_names if text.startswith(ONNX) or not is_named(text)]
+    texts = [text.partition("=")[2] or text for text in plan.policies] if len(plan.policies) > 1 else [plan.policy]
+    return [text.removeprefix(ONNX) for text in texts if text.startswith(ONNX) or not is_named(text)]
 
 
 class _Recording:
