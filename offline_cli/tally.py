@@ -16,6 +16,7 @@ from typing import Any, Final
 from offline_cli.errors import BadData, UnsupportedSpace
 
 __all__ = [
+    "CHANGED",
     "DROPPED",
     "KINDS",
     "MISSING_REWARDS",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
+CHANGED: Final = "changed-code"  # the assumption that a recording is one although its code or an option of it changed
 MISSING_REWARDS: Final = "missing-rewards"  # the assumption that a step recorded without reward had the reward 0
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
 T_FALLS: Final = "t-falls-back"  # the assumption that rows of a table are in order, although their `t` says otherwise
@@ -86,6 +88,7 @@ KINDS: Final = frozenset(
         "bad-row-of-unknown-episode",
         "broken-chain",
         "broken-shard-left-out",
+        "changed-code",
         "clock-not-kept",
         "custom-data-not-kept",
         "datetime-to-text",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Final
@@ -160,6 +160,11 @@ class PipelineSpec:
         if self.checked is not None or self.document is None:
             return self.checked or ()
         return entries_of(self.document, (self.kind,), where=self.where, plugins=self.plugins)
+
+    def code(self) -> list[Any]:
+        """What makes the pieces: classes and functions, or the pieces themselves. Raises as `entries` does."""
+        custom = self.custom if isinstance(self.custom, Sequence) else [self.custom]
+        return [entry.maker for entry in self.entries()] or [one for one in custom if one is not None]
 
     def plays_alone(self, pieces: Iterable[ConnectorV2]) -> bool:
         """Whether what learns through the pipeline, which is made of `pieces`, plays without pieces.

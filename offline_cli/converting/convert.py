@@ -11,7 +11,6 @@ of their shards are extrapolated to the rest in proportion.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import tempfile
@@ -45,11 +44,12 @@ from offline_cli.options.data_commands import ConvertOptions
 from offline_cli.options.keywords import takes
 from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import describe
 from offline_cli.tally import MISSING_REWARDS
 from offline_cli.trees import flatten
 
-__all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "not_written", "provenance_of"]
+__all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "listed", "not_written", "provenance_of"]
 
 SAMPLE = 16 << 20  # bytes of arrays that are written to extrapolate the rest from
 SHOWN_STEPS = 3
@@ -166,7 +166,9 @@ def convert(
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
-        identity = json.dumps([[place.url for place in places], *read_as, said_of_tables, *_wrappers(env, stream)])
+        asked = {"a source": listed(places), "an option of reading": read_as, "the mapping": said_of_tables}
+        wrappers = () if env is None or stream.environment is None else stream.environment.wrappers
+        identity = {name: content_hash_of(value) for name, value in {**asked, "--wrapper": wrappers}.items()}
         context = _context(stream, options, base, provenance_of(places, stream, command), identity)
         if options["dry_run"]:
             stream.set_aside_to(lambda _: None)
@@ -181,7 +183,11 @@ def convert(
 
 
 def _context(
-    stream: EpisodeStream, options: ConvertOptions, base: Base | None, provenance: Mapping[str, Any], identity: str
+    stream: EpisodeStream,
+    options: ConvertOptions,
+    base: Base | None,
+    provenance: Mapping[str, Any],
+    identity: Mapping[str, Any],
 ) -> SinkContext:
     known = None if base is None else base.manifest
     return SinkContext(
@@ -201,11 +207,6 @@ def _context(
         overwrite=options["overwrite"],
         resume=options["resume"],
     )
-
-
-def _wrappers(env: AskedEnvironment | None, stream: EpisodeStream) -> tuple[str, ...]:
-    """What the note of a writer does not compare itself."""
-    return () if env is None or stream.environment is None else stream.environment.wrappers
 
 
 def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
@@ -258,6 +259,11 @@ def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
     return Interrupted(
         "interrupted before a shard was complete; nothing was kept", where=target.url, fix="run the command again"
     )
+
+
+def listed(places: Sequence[Location]) -> list[Any]:
+    """The sources, with the sizes of their files where these are on this machine: what `resume` compares."""
+    return [[place.url, [[file.url, file.size()] for file in place.files()] if place.is_local else []] for place in places]
 
 
 def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:

@@ -16,14 +16,13 @@ are ignored: then the note is watched for LEASE beats of our own clock.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import math
 import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +31,10 @@ import orjson
 
 from offline_cli.datasets.file_names import DATASET, WRITING, FolderKind
 from offline_cli.engines.watchdog_process import began, runs
-from offline_cli.errors import BadConfig, BadData, Locked, StorageNotFound
-from offline_cli.files.blanking import blanked_values
+from offline_cli.errors import BadData, Locked, StorageNotFound
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
+from offline_cli.source_code import allowed_changes
 
 __all__ = [
     "APPENDS_TO",
@@ -47,7 +46,6 @@ __all__ = [
     "WritingNote",
     "heard_from",
     "holder_at_work",
-    "identity_hash",
     "locked",
     "refuse_if_at_work",
     "refuse_if_changing",
@@ -65,9 +63,8 @@ AT_WORK: Final[set[str]] = set()
 
 APPENDS_TO: Final = "appends_to"  # among the options of a note: the dataset that the writer adds to
 UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
-HASHED = "blake2b:"
 FIX = "write the dataset again, with --overwrite"
-KINDS: Final = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict}
+KINDS: Final = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict, "Sequence[str]": list}
 """Types of a note's fields as JSON has them."""
 
 
@@ -112,6 +109,7 @@ class WritingNote:
 
     generation: str  # 8 hex digits in the names of its shards
     options: Mapping[str, Any]  # plain JSON values; --resume needs the same
+    changes: Sequence[str]  # of the identity among them since the write began, which --allow-changes took, in words
     first_quarantine: int  # its first file of rows set aside
     host: str
     pid: int
@@ -126,13 +124,19 @@ class WritingNote:
 
     @staticmethod
     def of_this_process(
-        generation: str, options: Mapping[str, Any], first_quarantine: int, command: str, kind: FolderKind = DATASET
+        generation: str,
+        options: Mapping[str, Any],
+        first_quarantine: int,
+        command: str,
+        kind: FolderKind = DATASET,
+        changes: Sequence[str] = (),
     ) -> WritingNote:
         """The note of a new writer in this process, from now on; `command` without secrets."""
         process, now = Process.this(), _now()
         return WritingNote(
             generation=generation,
             options=options,
+            changes=list(changes),
             first_quarantine=first_quarantine,
             host=process.host,
             pid=process.pid,
@@ -176,12 +180,11 @@ class WritingNote:
     def of_document(document: Any, *, where: str) -> WritingNote:
         """The note that plain values make. Raises BadData where they make none."""
         known = document if isinstance(document, dict) else {}
-        parts = fields(WritingNote)  # notes of earlier versions lack those with a default
+        parts = fields(WritingNote)
         wrong = [part.name for part in parts if type(known.get(part.name, part.default)) is not KINDS[str(part.type)]]
         if wrong:
             raise BadData(f"missing or of the wrong kind: {', '.join(wrong)}", where=where, fix=FIX)
-        found = WritingNote(**{part.name: known[part.name] for part in parts if part.name in known})
-        return replace(found, options=_as_written_now(known["options"]))
+        return WritingNote(**{part.name: known[part.name] for part in parts if part.name in known})
 
     def within_manifest(self, environment: Any) -> dict[str, Any]:
         """Plain values to keep in a manifest, which has `environment` itself."""
@@ -215,30 +218,20 @@ class WritingNote:
             return None
         return (said if said.tzinfo else said.replace(tzinfo=datetime.UTC)).timestamp()
 
-    def refuse_other_options(self, options: Mapping[str, Any], folder: Location) -> None:
-        """Raise BadConfig, naming each difference, unless `options` are those that the write began with."""
-        names = sorted((self.options.keys() | options.keys()) - {"wrappers"})  # for repair; `identity` depends on them
+    def changes_to(self, options: Mapping[str, Any], folder: Location, allow_changes: bool | None) -> list[str]:
+        """How the identity among `options` differs from the one that the write began with, where `allow_changes`.
+
+        Raises BadConfig, naming each difference, for changes that are not allowed, and unless the other options are the same.
+        """
+        names = sorted((self.options.keys() | options.keys()) - {"wrappers", "identity"})  # wrappers are in the identity
         problems = [
             f"{name} was {_short(self.options.get(name))}, now {_short(options.get(name))}"
             for name in names
             if self.options.get(name) != options.get(name)
         ]
-        if problems:
-            fix = f"the same options as before ({self.command}), or --overwrite to begin again"
-            raise BadConfig.of(problems, where=folder.url, fix=fix)
-
-
-def identity_hash(identity: str) -> str:
-    """The hash kept in place of the caller's identity of what it writes, which may hold secrets."""
-    return HASHED + hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _as_written_now(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of a note of an earlier version, which has the word itself, and arguments of environments as they were given."""
-    identity, environment = options.get("identity"), options.get("environment")
-    if isinstance(identity, str) and not identity.startswith(HASHED):
-        options = {**options, "identity": identity_hash(identity)}
-    return {**options, "environment": blanked_values(environment)} if environment is not None else options
+        before, now = (said.get("identity", {}) for said in (self.options, options))
+        fix = f"the same code and options as before ({self.command}), --overwrite to begin again"
+        return allowed_changes(before, now, allow_changes, where=folder.url, fix=fix, others=problems)
 
 
 def _now() -> datetime.datetime:

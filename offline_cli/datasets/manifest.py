@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
     from offline_cli.files.locations import Location
 
 __all__ = [
+    "CHANGES",
+    "IDENTITY",
     "RECORDING",
     "WRAPPERS",
     "Counts",
@@ -68,6 +70,8 @@ FIX = "offline-cli repair builds it anew from the shards; or write the dataset a
 
 RECORDING: Final = "recording"  # part of the provenance: how `record` made the episodes
 WRAPPERS: Final = "wrappers"
+IDENTITY: Final = "identity"  # what a recording follows from, by name: a part of the provenance, as are
+CHANGES: Final = "changes"  # of it while the recording was resumed or appended to, in words
 
 PACKAGES = ("numpy", "pyarrow", "gymnasium")
 

@@ -11,7 +11,7 @@ only ids, lengths and returns are read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -23,7 +23,7 @@ from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING, FolderKind, generation_of, shard_name
 from offline_cli.datasets.finished_shards import FinishedShards, joined
 from offline_cli.datasets.lease_record import APPENDS_TO, UNFINISHED_WRITING, WritingNote, refuse_if_at_work
-from offline_cli.datasets.manifest import Manifest, Shard, content_hash
+from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest, Shard, content_hash
 from offline_cli.datasets.ownership import refuse_foreign_data, refuse_links
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat
@@ -40,6 +40,7 @@ from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.parquet.shards import OpenShard, check_bound, is_plain, opened, read_row_groups
 from offline_cli.parquet.trust import Hashing, Trust, fingerprint
 from offline_cli.scopes import Scope
+from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import Space, describe, same_space
 
 __all__ = [
@@ -55,7 +56,7 @@ __all__ = [
 
 BEGIN_FIX: Final = "leave out --append to begin a dataset here, or name the one to add to"
 PLAIN_NUMBERS: Final = (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED)
-IN_ORDER: Final = ("commands", "sources", "source_formats")  # of a provenance, what is joined
+IN_ORDER: Final = ("commands", "sources", "source_formats", CHANGES)  # of a provenance, what is joined
 
 
 class ShardSequence:
@@ -254,6 +255,11 @@ class Base:
         if wrong:
             fix = "write into a dataset of its own"
             raise BadConfig.of([f"in the dataset {one}" for one in wrong], where=folder.url, fix=fix)
+
+    def changes_to(self, identity: Mapping[str, Any], folder: Location, allow_changes: bool) -> list[str]:
+        """How `identity` differs from what this dataset was recorded with. Raises as `allowed_changes` does."""
+        known, fix = self.manifest.provenance.get(IDENTITY), "undo the change, write into a dataset of its own"
+        return allowed_changes(known if isinstance(known, dict) else {}, identity, allow_changes, where=folder.url, fix=fix)
 
     def with_added(self, added: Manifest, folder: Location, guard: Callable[[], AbstractContextManager[None]]) -> Manifest:
         """The manifest of both; of `added`, shards, assumptions, losses and provenance are those of the write alone.

@@ -178,6 +178,7 @@ class TargetFolder:
         self._command = command
         self.generation = ""
         self.resumed = False
+        self.changes: list[str] = []  # of the identity since the write began, in words
         self._lock = WritingLock(folder)
         self._first_quarantine = 0
         self._made: list[Location] = []  # folders that were not there before, outermost first
@@ -190,11 +191,19 @@ class TargetFolder:
 
     # ---- beginning ----
 
-    def begin(self, options: Mapping[str, Any], *, overwrite: bool, resume: bool, base: Base | None = None) -> None:
+    def begin(
+        self,
+        options: Mapping[str, Any],
+        *,
+        overwrite: bool,
+        resume: bool,
+        base: Base | None = None,
+        allow_changes: bool | None = None,
+    ) -> None:
         """Write the note, or take over the one that is there.
 
-        `base`: the dataset that is added to. Raises OutputExists, Locked where another writer is at work, or has changed
-        `base`, BadConfig for other options, StorageError.
+        `base`: the dataset that is added to. `allow_changes`: of the identity; None: there is no such option. Raises
+        OutputExists, Locked where another writer is at work, or has changed `base`, BadConfig for other options, StorageError.
         """
         self._base = base
         for _ in range(TRIES):
@@ -204,7 +213,7 @@ class TargetFolder:
                 else (check_base(self.folder, resume=resume), None)
             )
             if note is not None:
-                note.refuse_other_options(options, self.folder)
+                self.changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
             try:
                 if note is None:
                     self._begin_anew(options, overwrite=overwrite)
@@ -298,7 +307,8 @@ class TargetFolder:
 
     def note(self, options: Mapping[str, Any]) -> WritingNote:
         """The note of this write: also what a manifest keeps of one that is committed before it is complete."""
-        return WritingNote.of_this_process(self.generation, options, self._first_quarantine, self._command, self.kind)
+        given = self._first_quarantine, self._command, self.kind, self.changes
+        return WritingNote.of_this_process(self.generation, options, *given)
 
     def own_shards(self) -> list[Location]:
         """The complete shards of this write, in order. Raises BadData where one is missing between others."""

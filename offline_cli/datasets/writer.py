@@ -16,6 +16,7 @@ With `base` the shards are a generation beside those of a dataset: these keep na
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -24,8 +25,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from offline_cli.datasets.file_names import MANIFEST
-from offline_cli.datasets.lease_record import APPENDS_TO, identity_hash
-from offline_cli.datasets.manifest import WRAPPERS, Counts, Environment, Manifest, now, with_defaults
+from offline_cli.datasets.lease_record import APPENDS_TO
+from offline_cli.datasets.manifest import CHANGES, WRAPPERS, Counts, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import row_format
@@ -45,12 +46,14 @@ from offline_cli.files.staging import write_whole
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
 from offline_cli.parquet.shard_writing import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
-from offline_cli.tally import Reject, Tally
+from offline_cli.tally import CHANGED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
 
 MAX_SHARD_BYTES: int = MAX_BYTES.default  # before compression; a killed writer loses at most so much
 UNKNOWN: Final = "unknown"
+NO_PARTS: Final[Mapping[str, Any]] = {}
+_log = logging.getLogger(__name__)
 
 
 class DatasetWriter:
@@ -74,7 +77,8 @@ class DatasetWriter:
         resume: bool = False,
         base: Base | None = None,
         tally: Tally | None = None,
-        identity: str = "",
+        identity: Mapping[str, Any] = NO_PARTS,
+        allow_changes: bool | None = None,
         check_ids: bool = True,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -83,9 +87,10 @@ class DatasetWriter:
         Spaces may be None for `episodes` only. `action_scale`: `env` | `normalized` | `unknown`, of Box actions.
         `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
         larger than either has a file of its own. `provenance`: see schemas/manifest.v2.json; missing parts are filled in.
-        `identity`: what is written, as a text that is the same for the same content (`resume` asks for the same). `check_ids`:
-        raise for an id that is there already; False where all are known to differ. `base`: the dataset here, which is added to.
-        Raises UsageError, UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale or spaces.
+        `identity`: what the content follows from, by name, as JSON values without secrets: `resume` asks for the same, unless
+        `allow_changes`, which counts them; a `base` too where that is not None. `check_ids`: raise for an id that is there
+        already; False where all are known to differ. `base`: the dataset here, which is added to. Raises UsageError,
+        UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale or spaces.
         """
         location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
@@ -100,7 +105,8 @@ class DatasetWriter:
         self._base = base
         self._rows = row_format(format, observation_space, action_space, self._tally)
         self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
-        self._identity = identity
+        self._identity, self._allow_changes = dict(identity), allow_changes
+        self._changes: list[str] = []  # of the identity, in words
         self._cutter = BlockCutter(self._rows.rows_of, max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
         self._ready = RowsInTurn()
         self._statistics = StatisticsBuilder()
@@ -114,6 +120,8 @@ class DatasetWriter:
         self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
         if base is not None:
             base.refuse_other(location, self._rows.name, self._compression, self._spaces, action_scale)
+            if allow_changes is not None:
+                self._changes += base.changes_to(self._identity, location, allow_changes)
 
     def __enter__(self) -> Self:
         """Write the note.
@@ -122,7 +130,12 @@ class DatasetWriter:
         (broken shards), which `base` may have too.
         """
         self._started = now()
-        self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume, base=self._base)
+        kind: dict[str, Any] = {"base": self._base, "allow_changes": self._allow_changes}
+        self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume, **kind)
+        self._changes += self._target.changes
+        if self._changes:
+            self._tally.assume(CHANGED, len(self._changes))
+            _log.warning("note: what is there was recorded before these changes: %s", "; ".join(self._changes))
         generation, guard = self._target.generation, self._target.guard
         self._shards = ShardSequence(self.location, generation, compression=self._compression, guard=guard)
         try:
@@ -186,7 +199,7 @@ class DatasetWriter:
             "action_scale": self._action_scale,
             "environment": self._environment and self._environment.as_json(),
             **({WRAPPERS: list(self._environment.wrappers)} if self._environment and self._environment.wrappers else {}),
-            "identity": identity_hash(self._identity),
+            "identity": self._identity,
             **({} if self._base is None else {APPENDS_TO: self._base.identity}),
         }
 
@@ -341,6 +354,7 @@ class DatasetWriter:
 
     def _provenance(self, *, complete: bool) -> dict[str, Any]:
         known = with_defaults(self._given_provenance, started=self._started)
+        known |= {CHANGES: self._changes} if self._changes else {}
         if complete:
             return known
         note = self._target.note(self._options())

@@ -45,7 +45,7 @@ class SinkContext:
     compression: str
     max_rows_per_file: int | None
     tally: Tally  # for what the sink has to assume or drop
-    identity: str  # the same for the same content: what `resume` compares
+    identity: Mapping[str, Any]  # the same for the same content: what `resume` compares, by name
     overwrite: bool
     resume: bool
     max_bytes_per_file: int = MAX_BYTES.default  # before compression

@@ -9,6 +9,7 @@ from offline_cli.options.shared import (
     ENV_FORMS,
     ROW_FORMAT,
     Acting,
+    AllowingChanges,
     DryRun,
     Environment,
     EnvironmentParts,
@@ -83,6 +84,7 @@ class RecordOptions(
     Engines,
     Shards,
     Resuming,
+    AllowingChanges,
     Overwriting,
     DryRun,
     Plugins,
@@ -148,7 +150,7 @@ class RecordFlags(Out, Showing, total=False):
     ]
 
 
-class RecorderOptions(Shards, Resuming, Overwriting, Storage, total=False):
+class RecorderOptions(Shards, Resuming, AllowingChanges, Overwriting, Storage, total=False):
     """Keywords of `Recorder` and `VectorRecorder`, which no command is."""
 
     format: Annotated[RowFormat, ROW_FORMAT]

@@ -367,6 +367,19 @@ class Resuming(TypedDict, total=False):
     resume: Annotated[bool, Option(help="Resume an interrupted run of the same command.", group=Group.OUTPUT, default=False)]
 
 
+class AllowingChanges(TypedDict, total=False):
+    """Code that is not the one of before."""
+
+    allow_changes: Annotated[
+        bool,
+        Option(
+            help="Resume although source files, package versions or options are others than before; the changes are counted.",
+            group=Group.OUTPUT,
+            default=False,
+        ),
+    ]
+
+
 class Overwriting(TypedDict, total=False):
     """A place where something is."""
 

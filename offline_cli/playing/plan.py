@@ -112,12 +112,17 @@ class Plan:
 
     # ---- episodes ----
 
-    def identity(self, fingerprint: str) -> str:
-        """The same text for two recordings where one is a prefix of the other; `fingerprint`: the policy's."""
-        known = [self.env, dict(self.env_kwargs), self.wrappers, fingerprint, self.explore, self.seed]
-        known += [OWN_CLASS, self.num_envs, self.runners] if self.own_class else []
-        known += [self.pieces.described()] if self.pieces.described() else []
-        return json.dumps(known, sort_keys=True)
+    def identity(self, fingerprint: str) -> dict[str, Any]:
+        """What episodes follow from, by option: the same where one recording is a prefix of another; `fingerprint`: the
+        policy's. Texts and numbers.
+        """
+        given = self.pieces.described()
+        pieces = {f"--{name.replace('_', '-')}": given.get(name) for name in ("env_to_module", "module_to_env", "lookback")}
+        known = {"ENV": self.env, "--env-kwargs": dict(self.env_kwargs), "--wrapper": self.wrappers, **pieces}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in known.items()}
+        plain = {"--policy": fingerprint, "--explore": self.explore, "--seed": self.seed}
+        slots = {"--num-envs": self.num_envs, "--num-env-runners": self.runners} if self.own_class else {}
+        return {**texts, **plain, "--vectorize": OWN_CLASS if self.own_class else "copies", **slots}
 
     def share(self, runner: int) -> int | None:
         """How many episodes runner `runner` plays; None: as many as it takes."""
@@ -134,7 +139,7 @@ class Plan:
 
     def ids(self, fingerprint: str, episodes: Index) -> tuple[str, ...]:
         """An id for each episode index: 32 hex digits that follow from policy, environment, seeds and index."""
-        known = self.identity(fingerprint) + (f" from {self.first}" if self.own_class else "")
+        known = json.dumps([self.identity(fingerprint), self.first if self.own_class else None])
         base = hashlib.blake2b(known.encode(), digest_size=16)
         return tuple(_extended(base, index) for index in episodes.tolist())
 

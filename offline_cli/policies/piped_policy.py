@@ -150,6 +150,10 @@ class PlaySpec:
         plain: dict[str, Any] = json.loads(json.dumps(told, default=str))  # TOML has dates
         return plain if self.lookback is None else {**plain, "lookback": self.lookback}
 
+    def code(self) -> list[Any]:
+        """What makes the pieces."""
+        return [*self.env_to_module.code(), *self.module_to_env.code()]
+
     def check_travels(self) -> None:
         """Raise BadConfig for Python objects that cannot be sent to runner processes."""
         try:

@@ -56,10 +56,8 @@ class AgentEpisodes:
         """How many games are whole where episodes of these ids are there; what is there of the next one is left out."""
         self.written = written
         games = {name.partition("-")[0] for name in written}
-        count = 0
-        while plan.ids(fingerprint, np.array([plan.first + count]))[0] in games:
-            count += 1
-        return max(0, count - 1)
+        last = plan.ids(fingerprint, np.array([plan.first + max(0, len(games) - 1)]))[0]
+        return len(games) - (last in games)  # ids of games before a change are others: the last of those stays as it is
 
     def divided(self, games: EpisodeBatch) -> EpisodeBatch | None:
         """The episodes of all agents, game by game, but those that are there; None: there are none."""

@@ -12,13 +12,14 @@ import logging
 import os
 import threading
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
 from offline_cli.datasets.shard_sequence import dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
@@ -48,15 +49,18 @@ class LiveEpisodes:
         slots: int,
         spaces: tuple[Space, Space],
         environment: Environment | None,
+        code: Mapping[str, str],
         options: RecorderOptions,
     ) -> None:
-        """`spaces`: of one slot's observations and actions. Raises as `DatasetWriter` does."""
+        """`spaces`: of one slot's observations and actions. `code`: the environment's, see `code_of`. Raises as `DatasetWriter`
+        does."""
         place = open_location(out, options["storage_options"])
         if options["append"] and options["overwrite"]:
             raise UsageError("append and overwrite are mutually exclusive", where=place.url, fix="give one of them")
         base = dataset_to_append_to(place, resume=options["resume"]) if options["append"] else None
         tally = Tally()
-        policy = options["policy"]
+        policy = {} if options["policy"] is None else {"policy": blanked(options["policy"])}
+        identity = {**policy, **code}
         self._writer = DatasetWriter(
             place,
             format=options["format"],
@@ -64,7 +68,7 @@ class LiveEpisodes:
             action_space=spaces[1],
             action_scale="env",
             environment=environment,
-            provenance=None if policy is None else {"policy": blanked(policy)},
+            provenance={**policy, IDENTITY: identity},
             compression=options["compression"],
             max_rows_per_file=options["max_rows_per_file"],
             max_bytes_per_file=options["max_bytes_per_file"],
@@ -72,7 +76,8 @@ class LiveEpisodes:
             resume=options["resume"],
             base=base,
             tally=tally,
-            identity="recorded live",
+            identity=identity,
+            allow_changes=options["allow_changes"],
         )
         self.url = place.url
         self.playing = np.zeros(slots, np.bool_)  # (S,) an episode is under way there, of a step at least

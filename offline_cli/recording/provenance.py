@@ -12,8 +12,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from offline_cli.datasets.file_names import MANIFEST, WRITING
-from offline_cli.datasets.lease_record import identity_hash
-from offline_cli.datasets.manifest import RECORDING, WRAPPERS, Manifest
+from offline_cli.datasets.manifest import IDENTITY, RECORDING, WRAPPERS, Manifest
 from offline_cli.engines.engine import Engine
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
@@ -30,16 +29,30 @@ from offline_cli.policies.policy import Policy
 from offline_cli.recording.learned_state import Learned, merged
 from offline_cli.recording.results import Amount, is_enough, limited
 from offline_cli.recording.step_store import steps_of_plan
+from offline_cli.source_code import allowed_changes, code_of, content_hash_of
 from offline_cli.waiting import Overdue
 
-__all__ = ["Player", "finished_manifest", "provenance"]
+__all__ = ["Player", "finished_manifest", "identity_of", "provenance"]
 
 
-def provenance(plan: Plan, fingerprint: str, command: Sequence[str], spaces_of: str | None = None) -> dict[str, Any]:
+def identity_of(plan: Plan, fingerprint: str, environment: Environment) -> dict[str, Any]:
+    """What the episodes follow from, by name: options, texts hashed, and the code of environment, policy and pieces."""
+    parts = {
+        name: value if isinstance(value, int) else content_hash_of(value) for name, value in plan.identity(fingerprint).items()
+    }
+    policies = [text.rpartition("=")[2] for text in plan.policies]  # AGENT=POLICY
+    named = [plan.env, *plan.wrappers, *policies, *plan.plugins, *plan.pieces.code()]
+    return {**parts, "--first-episode": plan.first, **code_of(*environment.singles(1), *named)}
+
+
+def provenance(
+    plan: Plan, fingerprint: str, identity: Mapping[str, Any], command: Sequence[str], spaces_of: str | None = None
+) -> dict[str, Any]:
     """For `DatasetWriter`: policy, seeds, and everything that determines the episodes. `spaces_of`: the vector class whose
     spaces the dataset has, where they are not the environment's.
     """
-    known: dict[str, Any] = {"policy": blanked(plan.policy), "seeds": [plan.seed], RECORDING: _described(plan, fingerprint)}
+    known: dict[str, Any] = {"policy": blanked(plan.policy), "seeds": [plan.seed], IDENTITY: identity}
+    known[RECORDING] = _described(plan, fingerprint)
     if spaces_of is not None:
         known[RECORDING]["spaces_of"] = spaces_of
     if command:
@@ -49,7 +62,7 @@ def provenance(plan: Plan, fingerprint: str, command: Sequence[str], spaces_of: 
 
 def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
     described: dict[str, Any] = {
-        **_asked(plan, fingerprint),
+        **_asked(plan),
         "policy_fingerprint": fingerprint,
         "explore": plan.explore,
         "seed": plan.seed,
@@ -66,29 +79,27 @@ def _described(plan: Plan, fingerprint: str) -> dict[str, Any]:
     return {**described, "first_environment_seed": environment_seed(plan.seed, plan.first)}
 
 
-def finished_manifest(target: Location, plan: Plan, fingerprint: str, format: str) -> Manifest | None:
-    """The manifest of a dataset that holds everything the plan asks for, recorded the same way; None for any other."""
+def finished_manifest(target: Location, plan: Plan, identity: Mapping[str, Any], format: str) -> Manifest | None:
+    """The manifest of a dataset that holds everything the plan asks for; None for any other.
+
+    Raises BadConfig where what its episodes follow from is not `identity`.
+    """
     if target.join(WRITING).exists() or not target.join(MANIFEST).exists():
         return None
     found = Manifest.read(target)
-    told = found.provenance.get(RECORDING)
-    same = isinstance(told, dict) and _asked(plan, fingerprint).items() <= {**told, "identity": _hashed(told)}.items()
-    return found if found.complete and found.format == format and same else None
+    told, known = found.provenance.get(RECORDING), found.provenance.get(IDENTITY)
+    if not (found.complete and found.format == format and isinstance(told, dict) and isinstance(known, dict)):
+        return None
+    if not _asked(plan).items() <= told.items():
+        return None
+    fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
+    allowed_changes(known, identity, None, where=target.url, fix=fix)
+    return found
 
 
-def _hashed(told: dict[str, Any]) -> Any:
-    """The identity in a manifest; earlier versions wrote the text that it is the hash of."""
-    known = told.get("identity")
-    return identity_hash(known) if isinstance(known, str) and known.startswith("[") else known
-
-
-def _asked(plan: Plan, fingerprint: str) -> dict[str, Any]:
-    """What determines the episodes and their number, as the manifest has it."""
-    return {
-        "identity": identity_hash(plan.identity(fingerprint)),
-        "first_episode": plan.first,
-        "asked": {"episodes": plan.episodes, "steps": plan.steps},
-    }
+def _asked(plan: Plan) -> dict[str, Any]:
+    """How many episodes, as the manifest has it."""
+    return {"first_episode": plan.first, "asked": {"episodes": plan.episodes, "steps": plan.steps}}
 
 
 class Player:

@@ -36,7 +36,7 @@ from offline_cli.policies.piped_policy import tell_unlike_training
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.recording.agent_episodes import AgentEpisodes
 from offline_cli.recording.learned_state import going_on
-from offline_cli.recording.provenance import Player, finished_manifest, provenance
+from offline_cli.recording.provenance import Player, finished_manifest, identity_of, provenance
 from offline_cli.recording.results import (
     Amount,
     RecordResult,
@@ -86,7 +86,7 @@ def record(
     what pieces learned is lost, and Interrupted, all with all whole episodes committed.
     """
     started = time.monotonic()
-    format, first_episode = options["format"], options["first_episode"]
+    format = options["format"]
     resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]
     num_env_runners, step_timeout = options["num_env_runners"], options["step_timeout"]
     plan = checked_plan(env, options)
@@ -105,10 +105,11 @@ def record(
         spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
         result = nothing_recorded(plan, opened, out=target.url, format=format)
         fill = partial(filled, result, started=started)
+        identity = identity_of(plan, opened.fingerprint, environment)
         try:
             note = check_target(target, overwrite=overwrite, resume=True) if resume else None
         except OutputExists:
-            finished = finished_manifest(target, plan, opened.fingerprint, format)
+            finished = finished_manifest(target, plan, identity, format)
             if finished is None:
                 raise
             if dry_run:
@@ -125,13 +126,14 @@ def record(
             action_space=spaces[1],
             action_scale=opened.action_scale,
             environment=manifests.Environment(plan.env, dict(plan.env_kwargs), plan.wrappers),
-            provenance=provenance(plan, opened.fingerprint, command, environment.spaces_of),
+            provenance=provenance(plan, opened.fingerprint, identity, command, environment.spaces_of),
             compression=options["compression"],
             max_rows_per_file=options["max_rows_per_file"],
             max_bytes_per_file=options["max_bytes_per_file"],
             overwrite=overwrite,
             resume=resume,
-            identity=plan.identity(opened.fingerprint) + (f" from {first_episode}" if first_episode else ""),
+            identity=identity,
+            allow_changes=options["allow_changes"],
             check_ids=False,  # each is a hash of what its episode follows from, its index among it
         )
         with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once

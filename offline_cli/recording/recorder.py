@@ -31,6 +31,7 @@ from offline_cli.playing.own_vector_slots import OwnVectorSlots, resets_by
 from offline_cli.playing.slots import SlotFailure, owned
 from offline_cli.policies.policy import category_check, fitted, row_writer, rows_of
 from offline_cli.recording.live_episodes import LiveEpisodes, broken
+from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, map_leaves
 
@@ -84,7 +85,7 @@ class Recorder(_Recording, gym.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         spaces = env.observation_space, env.action_space
-        self._live = LiveEpisodes(out, 1, spaces, _environment(env, options), options)
+        self._live = LiveEpisodes(out, 1, spaces, _environment(env, options), code_of(env), options)
         self._name, self._check = _name(env), category_check(spaces[1], "the action")
         self._obs, self._action = zero_rows(spaces[0], 1), zero_rows(spaces[1], 1)
         self._write_obs, self._write_action = row_writer(self._obs), row_writer(self._action, "an action")
@@ -172,7 +173,7 @@ class VectorRecorder(_Recording, gymnasium.vector.VectorWrapper):
         self._given = _Given(envs)
         self._slots = _DrivenSlots(self._given, envs.single_observation_space, self._name)
         spaces = envs.single_observation_space, envs.single_action_space
-        self._live = LiveEpisodes(out, envs.num_envs, spaces, _environment(envs, options), options)
+        self._live = LiveEpisodes(out, envs.num_envs, spaces, _environment(envs, options), code_of(envs), options)
         self._actions_like = space_tree(envs.single_action_space)
         self._check_actions = category_check(envs.single_action_space, "the action")
 

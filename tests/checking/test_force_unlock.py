@@ -47,6 +47,7 @@ def write_note(folder: Path, **changes: Any) -> None:
         "generation": "0123abcd",
         "options": {},
         "first_quarantine": 0,
+        "changes": [],
         "host": "elsewhere",
         "pid": 1,
         "process_started": "1",

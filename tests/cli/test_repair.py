@@ -32,6 +32,7 @@ def left(dataset: Path, recording: Path) -> Path:
         "generation": shards[0].name[6:14],
         "options": {name: provenance[name] for name in ("format", "observation_space", "action_space", "action_scale")},
         "first_quarantine": 0,
+        "changes": [],
         "host": "elsewhere",
         "pid": 1,
         "process_started": "1",

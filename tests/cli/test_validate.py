@@ -117,6 +117,7 @@ def note(folder: Path, **changes: Any) -> None:
         "generation": "0badcafe",
         "options": {},
         "first_quarantine": 0,
+        "changes": [],
         "host": "elsewhere",
         "pid": 1,
         "process_started": "1",

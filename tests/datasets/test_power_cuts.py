@@ -46,7 +46,7 @@ def write(make_batch: Callable[..., EpisodeBatch], writer_for: Callable[..., Dat
 
     def write(folder: Path, number: int, *, stop: bool = False, **options: Any) -> None:
         batch = make_batch((3, 1, 2, 4, 2), seed=number, first_id=10 * number)
-        with writer_for(open_location(folder), max_rows_per_file=5, identity=str(number), **options) as opened:
+        with writer_for(open_location(folder), max_rows_per_file=5, identity={"number": number}, **options) as opened:
             known = len(opened.ids_written)
             opened.write(batch.select(slice(known, 3 if stop else 5)))
             opened.quarantine([REJECT])

@@ -161,6 +161,7 @@ def _notes() -> list[bytes]:
         "generation": "0123abcd",
         "options": {"max_rows": 5},
         "first_quarantine": 0,
+        "changes": [],
         "host": "h",
         "pid": 1,
         "process_started": "",

@@ -118,7 +118,7 @@ def test_what_was_learned_before_a_signal_is_kept(runners: int, tmp_path: Path, 
     batch = read(out)
     assert moments(out)["count"] >= len(batch.obs)
     episodes = len(batch) + 1
-    with pytest.raises(BadConfig, match="identity"):
+    with pytest.raises(BadConfig, match="--env-to-module"):
         record("recording_envs:Slow-v0", out, **options, episodes=episodes, resume=True)
     record("recording_envs:Slow-v0", out, **options, episodes=episodes, env_to_module=file, resume=True)
     assert len(read(out)) == episodes
@@ -129,7 +129,7 @@ def test_other_pieces_are_another_recording(tmp_path: Path, pipeline_file: File)
     options: dict[str, Any] = {**CARELESS, "vectorize": "sync", "device": "cpu", "episodes": 60}
     with pytest.raises(BadData):
         record(ENV, out, **options, env_to_module=pipeline_file(failing, kind="env_to_module"))
-    with pytest.raises(BadConfig, match="identity"):
+    with pytest.raises(BadConfig, match="--env-to-module"):
         record(ENV, out, **options, env_to_module=pipeline_file(FILTER, kind="env_to_module"), resume=True)
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.convert import assumptions_of, interrupted, not_written, provenance_of
+from offline_cli.converting.convert import assumptions_of, interrupted, listed, not_written, provenance_of
 from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
 from offline_cli.datasets.manifest import Environment, Manifest, content_hash
 from offline_cli.datasets.row_groups import KeptRows
@@ -42,6 +42,7 @@ from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
 from offline_cli.parquet.safety import MAX_BYTES
 from offline_cli.parquet.shards import READING
 from offline_cli.progress import OnProgress
+from offline_cli.source_code import content_hash_of
 from offline_cli.tally import OnError
 
 __all__ = ["Copied", "Operation", "OperationResult", "Share"]
@@ -203,20 +204,31 @@ class Operation:
 
     # ---- writing ----
 
-    def identity(self, **chosen: Any) -> str:
-        """A text that is the same for the same content; `chosen`: what decides it besides the sources and how they are read.
+    def identity(self, **chosen: Any) -> dict[str, str]:
+        """What the content follows from, by name; `chosen`: what decides it besides the sources and how they are read.
 
         Datasets count with their shards' hashes: what is resumed must not be half of one source and half of a later one.
         """
         options = self.options
         read_as = [options[name] for name in ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")]
-        said_of_tables = self.tables.identity(options["storage_options"])
-        content = content_hash(shard for known in self.manifests for shard in known.shards)
-        known = [self.name, [place.url for place in self.places], content, read_as, said_of_tables, chosen]
-        return json.dumps(known, sort_keys=True)
+        known = {
+            "the command": self.name,
+            "a source": listed(self.places),
+            "the content of a source": content_hash(shard for known in self.manifests for shard in known.shards),
+            "an option of reading": read_as,
+            "the mapping": self.tables.identity(options["storage_options"]),
+            "the choice of episodes": chosen,
+        }
+        return {name: content_hash_of(json.dumps(value, sort_keys=True)) for name, value in known.items()}
 
     def writer(
-        self, stream: EpisodeStream, target: Location, *, identity: str, provenance: Mapping[str, Any], check_ids: bool = False
+        self,
+        stream: EpisodeStream,
+        target: Location,
+        *,
+        identity: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        check_ids: bool = False,
     ) -> DatasetWriter:
         """The writer of one target, which gets what is known of `stream`. `provenance`: what `convert` does not write."""
         options = self.options

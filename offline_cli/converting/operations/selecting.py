@@ -23,7 +23,6 @@ from offline_cli.converting.operations.survey import NOWHERE, Survey, surveyed
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.file_names import MANIFEST, WRITING
-from offline_cli.datasets.lease_record import identity_hash
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
@@ -33,6 +32,7 @@ from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import FilterOptions, SampleOptions, SplitOptions
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.source_code import content_hash_of
 
 __all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
 
@@ -263,10 +263,10 @@ def _part_writer(operation: Operation, stream: EpisodeStream, name: str, by: Map
     return operation.writer(stream, operation.target.join(name), identity=identity, provenance=provenance)
 
 
-def _identity(operation: Operation, identity: str) -> str:
+def _identity(operation: Operation, identity: Mapping[str, str]) -> str:
     """Of what a part is and how its files are written, as its manifest has it."""
     limits = (operation.options["max_rows_per_file"], operation.options["max_bytes_per_file"])
-    return identity_hash(json.dumps([identity, operation.format, operation.compression, *limits]))
+    return content_hash_of(json.dumps([identity, operation.format, operation.compression, *limits]))
 
 
 def _done(operation: Operation, name: str, by: Mapping[str, Any]) -> Manifest | None:

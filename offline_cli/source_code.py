@@ -1,0 +1,129 @@
+"""Identities: what a result follows from, by name, so that what resumes or appends can say which part has changed.
+
+Options are parts, and the code (`code_of`): hashes of the user's own source files, versions of installed packages.
+
+A file is the user's own where it lies outside of `site-packages` and the standard library. Its imports are followed, wherever
+they lead. Of installed code the version counts: of the packages that the environment's classes are of, of those that the files
+of these classes import (mujoco), and of those that own files import. A module that has not been imported yet is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.util import resolve_name
+from inspect import isclass, isroutine
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from offline_cli.errors import BadConfig
+from offline_cli.import_path import call_of, module_named, names_file
+from offline_cli.named_code import PYTHON
+
+__all__ = ["allowed_changes", "code_of", "content_hash_of"]
+
+HASHED: Final = "blake2b:"
+NOT_COUNTED: Final = {*sys.stdlib_module_names, "offline_cli"}
+NEVER: Final = frozenset({"--first-episode"})  # may change: episodes would be missing, or there twice
+INSTALLED: Final = {"site-packages", "dist-packages"}
+WITHIN: Final = ("env", "_played", "aec_env")  # what wrappers and games call the environment inside
+
+
+def code_of(*things: Any) -> dict[str, str]:
+    """Hashes by own file, as `package/module.py`, and versions by package.
+
+    `things`: names as options take them (`module:EnvId`, `python:file.py:attribute`), environments with all that they wrap,
+    functions, and other objects by their classes.
+    """
+    files, packages = dict[str, Any](), dict[str, str]()
+    named = list(dict.fromkeys(name for thing in things for name in _modules(thing)))
+    begun, seen = set(named), set[str]()
+    for name in named:  # which grows
+        module, top = sys.modules.get(name), name.partition(".")[0]
+        if name in seen or module is None or top in NOT_COUNTED:
+            continue
+        seen.add(name)
+        named.append(name.rpartition(".")[0])
+        path = Path(getattr(module, "__file__", None) or "")
+        if own := path.is_file() and INSTALLED.isdisjoint(path.parts):
+            depth = name.count(".") + 1 + (path.stem == "__init__")
+            files.setdefault("/".join(path.parts[-depth:]), hashlib.blake2b(digest_size=16)).update(path.read_bytes())
+        else:
+            packages |= _package(top)
+        if path.suffix == ".py" and (own or name in begun):
+            named += _imports(module, path)
+    return {**{name: HASHED + found.hexdigest() for name, found in sorted(files.items())}, **dict(sorted(packages.items()))}
+
+
+def content_hash_of(value: Any) -> str:
+    """The hash kept in place of a value that may hold secrets or local paths; `value`: text, or what `repr` tells apart."""
+    text = value if isinstance(value, str) else repr(value)
+    return HASHED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def allowed_changes(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    allow: bool | None,
+    *,
+    where: str,
+    fix: str,
+    others: Sequence[str] = (),
+) -> list[str]:
+    """How two identities differ, in words; what only one of them knows is not compared.
+
+    `allow`: the option; None: there is none. Raises BadConfig, with names as `changed` in its details, for changes that are not
+    allowed; it lists `others`, further mistakes, too.
+    """
+    changed = {name: (before[name], value) for name, value in now.items() if name in before and before[name] != value}
+    told = {
+        name: f"{name} has changed" if str(new).startswith(HASHED) else f"{name} was {old}, now {new}"
+        for name, (old, new) in changed.items()
+    }
+    refused = [name for name in told if not allow or name in NEVER]
+    if refused or others:
+        fix += ", or --allow-changes to go on all the same" if allow is False and NEVER.isdisjoint(refused) else ""
+        error = BadConfig.of([*others, *(told[name] for name in refused)], where=where, fix=fix)
+        error.details["changed"] = refused
+        raise error
+    return [*told.values()]
+
+
+def _modules(thing: Any) -> Iterator[str]:
+    if isinstance(thing, str):
+        path = call_of(thing)[0].removeprefix(PYTHON).rpartition(":")[0]
+        yield module_named(path).__name__ if names_file(path) else path
+        return
+    if isclass(thing) or isroutine(thing):
+        yield from (str(kind.__module__) for kind in getattr(thing, "__mro__", [thing]))
+        return
+    while thing is not None:
+        yield from _modules(type(thing))
+        inner = getattr(thing, "__dict__", {})
+        for name in ("entry_point", "vector_entry_point"):
+            yield from _modules(getattr(inner.get("spec"), name, None) or "")
+        thing = next((inner[name] for name in WITHIN if name in inner), None) or next(iter(inner.get("envs") or ()), None)
+
+
+def _imports(module: ModuleType, path: Path) -> Iterator[str]:
+    with suppress(SyntaxError, ValueError, RecursionError, ImportError):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = resolve_name("." * node.level + (node.module or ""), module.__package__ or "")
+                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+@cache
+def _package(top: str) -> Mapping[str, str]:
+    """Name and version of the package that brings a module; nothing where none is known."""
+    with suppress(PackageNotFoundError):
+        return {distribution(top).name: distribution(top).version}
+    return {name: distribution(name).version for name in packages_distributions().get(top, ())}
