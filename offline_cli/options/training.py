@@ -12,6 +12,7 @@ from offline_cli.options.shared import (
     DEVICE,
     SEED,
     ActionScale,
+    AllowingChanges,
     Caching,
     Device,
     DryRun,
@@ -309,7 +310,9 @@ class ConfigKeys(_Configured, Optimizer, Beginning, Kept, MlpKeys, total=False):
     temp_dir={"help": "Where {streaming} keeps the steps, and rows of a table that do not fit into memory go."},
     dry_run="Check options, environment and all data, write nothing.",
 )
-class TrainBCOptions(_Configured, Hidden, MappedTables, Resuming, Overwriting, DryRun, Plugins, Storage, total=False):
+class TrainBCOptions(
+    _Configured, Hidden, MappedTables, Resuming, AllowingChanges, Overwriting, DryRun, Plugins, Storage, total=False
+):
     """Keywords of `train_bc`."""
 
     config: Annotated[

@@ -6,7 +6,7 @@ place. So one seal covers every byte of the file, its own digits too. It shows d
 purpose can seal it again. Files of earlier versions have no seal. They are read, and the caller is informed, so that it can say
 so.
 
-The tensors of a checkpoint by name, of this version and the one before:
+The tensors of a checkpoint by name:
 
     modules.policy.network.0.weight   parameters and buffers of every module
     adam.0.mean                       of the optimizer of each group, by its number
@@ -14,8 +14,6 @@ The tensors of a checkpoint by name, of this version and the one before:
     best.network.0.weight             the policy of the best check
     refreshed.policy...               the modules that columns were last computed with, where they are recomputed
     generator, generator_cuda         torch's random generators
-
-Version 1 had behaviour cloning alone: the weights of its only module, and those of the best check, were one flat tensor each.
 
 `newest_checkpoint` and `checkpoint_bytes` read the newest whole checkpoint, also while a trainer may replace it.
 """
@@ -31,7 +29,7 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from offline_cli.datasets.file_names import RUN_CONFIG, RUN_MODULES, RUN_POLICY
 from offline_cli.datasets.ownership import is_link
@@ -68,7 +66,6 @@ __all__ = [
     "checkpoint_folders",
     "copy_into",
     "is_digest",
-    "is_of_version_1",
     "json_bytes",
     "json_object",
     "newest_checkpoint",
@@ -80,7 +77,6 @@ __all__ = [
     "tensor_bytes",
     "tensors_of",
     "unsealed",
-    "upgraded",
 ]
 
 SEAL: Final = "sha256"  # the key of the digest
@@ -92,7 +88,6 @@ BEST: Final = "best."
 REFRESHED: Final = "refreshed."
 OF_POLICY: Final = "policy."
 STEPPED: Final = "stepped."  # of the policy, where what is kept is a moving average
-FLAT, FLAT_BEST = "weights", "best"  # of version 1
 
 CHECKPOINTS: Final = "checkpoints"
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -167,39 +162,9 @@ def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
-def is_of_version_1(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a checkpoint of that version holds them."""
-    return FLAT in tensors
-
-
-def policy_weights(tensors: Mapping[str, Tensor], policy: nn.Module) -> dict[str, Tensor]:
-    """The state of `policy` in a checkpoint of either version. Raises ValueError where flat weights are not as many as its."""
-    if is_of_version_1(tensors):
-        return _split(tensors[FLAT], policy)
+def policy_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of the policy in a checkpoint."""
     return part(tensors, f"{MODULES}{OF_POLICY}")
-
-
-def upgraded(tensors: Mapping[str, Tensor], policy: nn.Module, *, loss: str) -> dict[str, Tensor]:
-    """A checkpoint of version 1 as one of this version; `loss`: the name of its only loss. Raises ValueError as above, and
-    where it has no sum of losses.
-    """
-    if "loss_sum" not in tensors:
-        raise ValueError("loss_sum")
-    found = prefixed(f"{MODULES}{OF_POLICY}", _split(tensors[FLAT], policy))
-    if FLAT_BEST in tensors:
-        found |= prefixed(BEST, _split(tensors[FLAT_BEST], policy))
-    found |= prefixed("adam.0.", part(tensors, "adam."))
-    found |= {name: tensor for name, tensor in tensors.items() if name.startswith("generator")}
-    return found | {f"sum.{loss}": tensors["loss_sum"]}
-
-
-def _split(flat: Tensor, policy: nn.Module) -> dict[str, Tensor]:
-    named = dict(policy.named_parameters())
-    sizes = [parameter.numel() for parameter in named.values()]
-    if flat.shape != (sum(sizes),):
-        raise ValueError(f"weights of shape {tuple(flat.shape)} for a network of {sum(sizes)}")
-    parts = torch.split(flat, sizes)
-    return {name: one.view_as(named[name]) for name, one in zip(named, parts, strict=True)}
 
 
 def checkpoint_folders(run: Location) -> list[Location]:

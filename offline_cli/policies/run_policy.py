@@ -217,7 +217,7 @@ def policy_of(
     _check_encoder(description, where, plugins)
     try:
         module = _built(description, len(weights), kind, where)
-        _load(module, policy_weights(tensors, module) if of_checkpoint else tensors, kind)
+        _load(module, policy_weights(tensors) if of_checkpoint else tensors, kind)
         trained = _trained(description, learned, where, plugins)
     except (
         AttributeError,

@@ -80,7 +80,7 @@ class TrainState:
     train_seconds: float = 0.0  # in updates alone
     seconds: float = 0.0  # checks and checkpoints included
     loss: float | None = None  # the sum of all losses, as means over the updates of the last row; of cloning nats per action
-    losses: dict[str, float] = field(default_factory=dict)  # each by its name; empty in checkpoints of version 1
+    losses: dict[str, float] = field(default_factory=dict)  # each by its name
     figures: dict[str, float] = field(default_factory=dict)  # of the last check
     best: Best | None = None
     best_val_loss: float | None = None
@@ -93,6 +93,8 @@ class TrainState:
     threads: int = 1
     device: str = "cpu"
     pipeline: str = ""  # what was given for it, by name; empty: the default pipeline
+    code: Mapping[str, str] = field(default_factory=dict)  # of environment, network, algorithm and pieces, see `code_of`
+    changes: list[str] = field(default_factory=list)  # of it while the run was resumed, in words
     init_from: Mapping[str, Any] = field(default_factory=dict)  # the run that it began with (`Start.told`); empty: none
 
     def as_dict(self) -> dict[str, Any]:
@@ -135,7 +137,8 @@ _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("data", "device", "pipeline"), lambda value: isinstance(value, str)),
     **dict.fromkeys(("figures", "losses"), _is_figures),
     "best": lambda value: value is None or _is_figures(value.figures),
-    "init_from": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("code", "init_from"), lambda value: isinstance(value, dict)),
+    "changes": lambda value: isinstance(value, list),
     "stopped_by": lambda value: value is None or isinstance(value, str),
 }
 

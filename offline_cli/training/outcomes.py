@@ -33,7 +33,8 @@ def notes_on(data: TrainingData, config: BCConfig, state: TrainState) -> list[st
     begun = [f"{fresh} of the algorithm begin anew: {run} has none of this form"] if fresh else []
     zeros = data.rewards.note_on_zeros() if needed else ()
     scale = _note_on_scale(data) if needed else ()
-    return [*data.environment_notes, *images, *data.selection.notes, *begun, *of_rewards, *zeros, *scale]
+    changed = [f"resumed although {change}" for change in state.changes]
+    return [*changed, *data.environment_notes, *images, *data.selection.notes, *begun, *of_rewards, *zeros, *scale]
 
 
 def _note_on_scale(data: TrainingData) -> list[str]:

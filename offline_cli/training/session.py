@@ -27,12 +27,11 @@ from offline_cli.policies.run_files import (
     BEST,
     REFRESHED,
     copy_into,
-    is_of_version_1,
     part,
     prefixed,
-    upgraded,
 )
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.source_code import allowed_changes
 from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.checks import Checks, Together
@@ -104,12 +103,6 @@ class Session:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a checkpoint. Raises BadData where they are not those of such a run."""
-        if is_of_version_1(tensors):
-            try:
-                tensors = upgraded(tensors, self.learner.policy, loss=self.learner.losses[0])
-            except ValueError as err:
-                raise self._misfit(str(err)) from err
-            self.state.losses = {} if self.state.loss is None else {self.learner.losses[0]: self.state.loss}
         own = self._update.changing() | self._generators()
         best, refreshed = part(tensors, BEST), part(tensors, REFRESHED)
         wanted = own | (prefixed(BEST, self.learner.policy.state_dict()) if best else {})
@@ -366,8 +359,11 @@ def check_rows_apart(module: nn.Module) -> None:
         raise BadConfig(what, where="torchrun", fix="LayerNorm or GroupNorm in the network, or train in one process")
 
 
-def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
-    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline and device."""
+def check_same_run(stored: TrainState, wanted: TrainState, allow_changes: bool, where: str) -> None:
+    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline, device and code.
+
+    Changes of the code that are allowed are added to `stored`.
+    """
     problems = []
     if stored.data != wanted.data:
         differs = data_difference(stored.seen, wanted.seen, same_pipeline=stored.pipeline == wanted.pipeline)
@@ -376,6 +372,6 @@ def check_same_run(stored: TrainState, wanted: TrainState, where: str) -> None:
         one, other = getattr(stored, name), getattr(wanted, name)
         if one != other:
             problems.append(f"{text}: the run has {one or 'the default'}, this call {other or 'the default'}")
-    if problems:
-        fix = "resume with what the run was started with, or train again with --overwrite"
-        raise BadConfig.of(problems, where=where, fix=fix)
+    fix = "resume with what the run was started with, train again with --overwrite"
+    stored.changes += allowed_changes(stored.code, wanted.code, allow_changes, where=where, fix=fix, others=problems)
+    stored.code = wanted.code

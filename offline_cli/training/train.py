@@ -32,6 +32,7 @@ from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOption
 from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins, network_named
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.source_code import code_of
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.checks import Together
 from offline_cli.training.checks_together import Prepared
@@ -245,19 +246,24 @@ def _prepared(
         check_training_fits(resolved.memory_limit, target.type, data.learner, data.train, resolved.batch_size)
     state, tensors = TrainState(data=data.digest, seen=data.seen, device=target.type, pipeline=data.pipeline), None
     state.init_from = setup.told(data.learner) if checkpoint is None else checkpoint[0].init_from
+    own_code = [resolved.env or "", *(resolved.wrappers or ()), resolved.network["name"], resolved.algorithm["name"]]
+    state.code = code_of(*(environment.singles(1) if environment else ()), *own_code, data.learner.algorithm, *data.code)
     state.threads = resolved.threads or choose_threads(data.learner.whole, resolved.batch_size, ranks.here)
     _warn(resolved, target.type, notes_on(data, resolved, state), new=resume and checkpoint is None, where=folder.url)
     described = describe_policy(data, resolved)
     if checkpoint is not None:
-        _check_same(checkpoint[0], state, data, folder)
+        _check_same(checkpoint[0], state, data, folder, options["allow_changes"])
         state, tensors = checkpoint
     given: dict[str, Any] = {"environment": environment, "on_progress": on_progress, "together": together, "ranks": ranks}
     return Prepared(Session(data, resolved, state, folder, **given), tensors, described, overseer)
 
 
-def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, folder: RunFolder) -> None:
+def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, folder: RunFolder, allow_changes: bool) -> None:
     """Raise BadConfig unless the run in `folder`, with the state `stored`, can continue as `wanted`."""
-    check_same_run(stored, wanted, where=folder.url)
+    before = len(stored.changes)
+    check_same_run(stored, wanted, allow_changes, where=folder.url)
+    for change in stored.changes[before:]:
+        _log.warning("note: resumed although %s", change)
     check_same_learned(folder.learned(), data.trained, where=folder.url)
     folder.tell_if_unsealed()
 

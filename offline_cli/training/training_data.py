@@ -180,6 +180,7 @@ class TrainingData:
     environment_notes: tuple[str, ...] = ()  # on what either says of the other
     given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     selection: Selection = field(default_factory=Selection)  # of the episodes, as it was made
+    code: Sequence[Any] = ()  # what makes the pieces that the user gave
     columns_anew: Callable[[], Sequence[Mapping[str, Tree] | None]] | None = None  # of both stores, by the modules as they are
 
     def close(self) -> None:
@@ -297,6 +298,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         digest=_with(summary.digest(builder.layout), mixed),
         seen=summary.figures(source.where, source.module) | mixed,
         selection=source.selection,
+        code=[*source.given.code(), *source.beside.code()],
         pipeline=source.name,
         trained=trained,
         pieces=pieces,
