@@ -73,7 +73,7 @@ def bits(state: Any) -> str:
 # ---- the same numbers ----
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pieces=st.sampled_from(PIPELINES),
     count=st.integers(4, 9),
@@ -198,6 +198,14 @@ def test_a_piece_whose_numbers_would_change_later_is_refused_by_name_before_trai
             train_bc(data, tmp_path / "run", pipeline=file, streaming=way == "streaming")
     assert caught.value.exit_code == 4
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_names_the_piece_and_what_to_add(write_dataset: Write, tmp_path: Path, call: Callable[..., Any]) -> None:
+    file = file_of(tmp_path, ['use = "learning_pieces:Nameless"'])
+    code, told = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--pipeline", file)
+    assert (code, told["error"]["code"]) == (4, "bad-config")
+    assert "Nameless" in told["error"]["what"]
+    assert "get_state" in told["error"]["fix"]
 
 
 @pytest.mark.parametrize("piece", ["Noisy", "SaysSo"])
