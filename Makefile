@@ -111,7 +111,6 @@ sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again;
 docs: $(VENV)/.installed-dev  ## Write the pages that are generated from the code.
 	$(BIN)/python -m offline_cli.cli.reference > docs/cli.md
 	$(BIN)/python -m offline_cli.cli.reference config > docs/config.md
-	$(BIN)/python -m offline_cli.report.pipelines > docs/connectors.svg
 
 clean:  ## Remove what the targets made.
 	rm -rf $(VENV) .venv-bench $(GPU_WHEELS) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

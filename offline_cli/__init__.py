@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.policies.by_name import load_policy as load_policy
     from offline_cli.recording.record import record as record
     from offline_cli.recording.recorder import Recorder as Recorder
-    from offline_cli.recording.recorder import VectorRecorder as VectorRecorder
     from offline_cli.training.train import train as train
     from offline_cli.training.train import train_bc as train_bc
 
@@ -65,7 +64,6 @@ _HOMES = {
     "RLModule": "offline_cli.modules",
     "Recorder": "offline_cli.recording.recorder",
     "SingleAgentEpisode": "offline_cli.episodes.single_agent_episode",
-    "VectorRecorder": "offline_cli.recording.recorder",
     "apply": "offline_cli.applying.apply",
     "convert": "offline_cli.converting.convert",
     "diff": "offline_cli.converting.operations.differences",
@@ -99,7 +97,6 @@ __all__ = [
     "RLModule",
     "Recorder",
     "SingleAgentEpisode",
-    "VectorRecorder",
     "__version__",
     "apply",
     "convert",

@@ -97,7 +97,7 @@ class AskedEnvironment:
 
     def _is(self, spec: EnvironmentSpec) -> bool:
         """Whether data is of this environment, of which it says a file, and not its folder."""
-        return without_folders(spec.id) == without_folders(self.id)
+        return bool(without_folders(spec.id) == without_folders(self.id))
 
     def _otherwise(self, spec: EnvironmentSpec) -> str:
         """What data of this very environment says that was asked to be otherwise; empty: nothing."""

@@ -151,7 +151,7 @@ class RecordFlags(Out, Showing, total=False):
 
 
 class RecorderOptions(Shards, Resuming, AllowingChanges, Overwriting, Storage, total=False):
-    """Keywords of `Recorder` and `VectorRecorder`, which no command is."""
+    """Keywords of `Recorder`, which no command is."""
 
     format: Annotated[RowFormat, ROW_FORMAT]
     append: Annotated[

@@ -1,4 +1,4 @@
-"""Steps that a program's own loop plays, on their way into a dataset: the part that `Recorder` and `VectorRecorder` share.
+"""Steps that a program's own loop plays, on their way into a dataset: what is behind `Recorder`.
 
 Slots hold an episode each. A step is recorded in three calls: `act` before the environment steps, `stepped` after it, `ended`
 for slots whose episode is over; an environment that raises in between leaves no half step. Whole episodes go to the dataset's

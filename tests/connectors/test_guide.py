@@ -10,7 +10,6 @@ import pytest
 
 from offline_cli.connectors.piece_makers import own_pieces
 from offline_cli.connectors.pipeline_spec import PipelineSpec
-from offline_cli.report.pipelines import pipelines_svg
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "connectors.md").read_text(encoding="utf-8")
@@ -37,13 +36,3 @@ def test_every_pipeline_file_is_one() -> None:
 def test_the_table_names_every_piece_and_no_other() -> None:
     table = PAGE.split("## The pieces")[1].split("\n## ")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == sorted(own_pieces())
-
-
-def test_the_picture_is_what_the_code_draws() -> None:
-    assert (DOCS / "connectors.svg").read_text(encoding="utf-8") == pipelines_svg()
-
-
-def test_the_picture_shows_the_default_pieces_in_their_order() -> None:
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", pipelines_svg())
-    for first, second in (("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch"), ("GetActions", "TensorToNumpy")):
-        assert words.index(second) == words.index(first) + 1

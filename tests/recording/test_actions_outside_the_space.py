@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
 from recording_envs import Count
 
-from offline_cli import Recorder, VectorRecorder, inspect, record
+from offline_cli import Recorder, inspect, record
 from offline_cli.errors import BadData, OfflineCliError, UnsupportedSpace
 
 LATE = """
@@ -39,15 +37,6 @@ def test_the_recorder_names_the_action(tmp_path: Path) -> None:
                 env.step(wrong)
         env.step(2)
     assert inspect(tmp_path / "D").steps == 1
-
-
-def test_the_recorder_of_a_vector_names_the_action(tmp_path: Path) -> None:
-    with VectorRecorder(SyncVectorEnv([Count, Count]), tmp_path / "D") as envs:
-        envs.reset(seed=0)
-        with pytest.raises(BadData, match="the action 7, which is no category"):
-            envs.step(np.array([1, 7]))
-        envs.step(np.array([1, 2]))
-    assert inspect(tmp_path / "D").episodes == 2
 
 
 def test_an_environment_without_a_space_is_told(tmp_path: Path) -> None:

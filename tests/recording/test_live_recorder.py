@@ -10,12 +10,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording_envs import Aim, Count, Nested, OwnVector
+from recording_envs import Aim, Count, Nested
 
-from offline_cli import Recorder, SingleAgentEpisode, VectorRecorder, inspect, open_dataset, validate
+from offline_cli import Recorder, SingleAgentEpisode, inspect, open_dataset, validate
 from offline_cli.errors import BadData, OfflineCliError, OutputExists, UsageError
 
 
@@ -109,57 +108,6 @@ def test_an_episode_of_many_blocks_of_steps_is_left_whole(tmp_path: Path) -> Non
         theirs = played(recorder, range(2), leave_at={0: 3072})
     theirs[0].is_truncated = True
     assert_same(episodes_of(tmp_path / "D"), theirs)
-
-
-def in_order(envs: Any, steps: int, mode: AutoresetMode) -> list[list[tuple[Any, ...]]]:
-    """Episodes in the order of their beginnings: (observation, action, reward, next observation, terminated, truncated)."""
-    found: list[list[tuple[Any, ...]]] = []
-    envs.action_space.seed(3)
-    obs, _ = envs.reset(seed=5)
-    over, at = np.zeros(envs.num_envs, np.bool_), np.full(envs.num_envs, -1)
-    for _ in range(steps):
-        if mode == AutoresetMode.DISABLED and over.any():
-            obs, _ = envs.reset(options={"reset_mask": over.copy()})
-        actions = envs.action_space.sample()
-        new, rewards, terminated, truncated, infos = envs.step(actions)
-        for copy in range(envs.num_envs):
-            if mode == AutoresetMode.NEXT_STEP and over[copy]:
-                at[copy] = -1
-                continue
-            if at[copy] < 0 or (mode != AutoresetMode.NEXT_STEP and over[copy]):
-                at[copy] = len(found)
-                found.append([])
-            ended = terminated[copy] or truncated[copy]
-            last = infos["final_obs"][copy] if ended and mode == AutoresetMode.SAME_STEP else new[copy]
-            told = obs[copy].tolist(), int(actions[copy]), float(rewards[copy]), np.asarray(last).tolist()
-            found[at[copy]].append((*told, bool(terminated[copy]), bool(truncated[copy])))
-        obs, over = new.copy(), terminated | truncated
-    for episode in found:
-        if not (episode[-1][-2] or episode[-1][-1]):  # the loop left it
-            episode[-1] = (*episode[-1][:-1], True)
-    return found
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("own_class", [False, True])
-def test_a_vector_is_recorded_however_it_begins_again(mode: AutoresetMode, own_class: bool, tmp_path: Path) -> None:
-    envs = OwnVector(3, mode.value) if own_class else SyncVectorEnv([Count] * 3, autoreset_mode=mode)
-    with VectorRecorder(envs, tmp_path / "D") as recorder:
-        theirs = in_order(recorder, 400, mode)
-    ours = []
-    for episode in episodes_of(tmp_path / "D"):
-        obs, actions, rewards, last = episode.get_observations(), episode.get_actions(), episode.get_rewards(), len(episode) - 1
-        flags = [(t == last and episode.is_terminated, t == last and episode.is_truncated) for t in range(last + 1)]
-        rows = zip(obs[:-1].tolist(), actions.tolist(), rewards.tolist(), obs[1:].tolist(), flags, strict=True)
-        ours.append([(*row, *ends) for *row, ends in rows])
-    assert ours == theirs
-
-
-def test_a_vector_without_a_reset_is_refused(tmp_path: Path) -> None:
-    envs = SyncVectorEnv([Count] * 2, autoreset_mode=AutoresetMode.DISABLED)
-    with VectorRecorder(envs, tmp_path / "D") as recorder, pytest.raises(UsageError, match="outside of an episode"):
-        recorder.step(np.zeros(2, np.int64))
-    assert not (tmp_path / "D").exists()
 
 
 def test_extra_model_outputs_are_recorded_beside_the_step(tmp_path: Path) -> None:
