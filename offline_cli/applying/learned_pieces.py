@@ -59,7 +59,9 @@ def learn(
     piece that learns. `where` names the data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a
     piece raises and for a state that cannot be saved, and what `read` raises.
     """
-    states = {number: piece.get_state() for number, piece in enumerate(pipeline.pieces()) if piece.frozen}
+    states: dict[int, Mapping[str, Any]] = {
+        number: piece.get_state() for number, piece in enumerate(pipeline.pieces()) if piece.frozen
+    }
     for number, piece in enumerate(pipeline.pieces()):
         if learns(piece) and number not in states:
             with playing(rl_module) as module:
