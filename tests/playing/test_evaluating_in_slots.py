@@ -146,10 +146,10 @@ def test_numbers_of_slots_and_runners_that_make_no_sense_are_refused_at_once(tmp
 
 
 def test_pieces_that_no_runner_can_get_are_refused(run_folder: Callable[..., Path]) -> None:
-    from recording_pieces import filters
+    from recording_pieces import scaled
 
     with pytest.raises(BadConfig, match="no other process can get"):
-        evaluate(run_folder(ENV), env=ENV, num_env_runners=1, env_to_module=lambda env: filters(env))
+        evaluate(run_folder(ENV), env=ENV, num_env_runners=1, env_to_module=lambda env: scaled(env))
 
 
 def test_infos_that_no_dataset_could_hold_do_not_matter(run_folder: Callable[..., Path]) -> None:

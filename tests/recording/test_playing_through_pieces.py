@@ -326,11 +326,11 @@ def test_a_lookback_that_is_too_short_for_a_runs_own_pieces_is_refused(
 
 
 def test_pieces_that_cannot_be_sent_to_runners_are_refused(tmp_path: Path) -> None:
-    from recording_pieces import filters
+    from recording_pieces import scaled
 
     options: dict[str, Any] = {"policy": "python:recording_pieces:net", "episodes": 1, "num_env_runners": 1}
     with pytest.raises(BadConfig, match="no other process can get"):
-        record(ENV, tmp_path / "D", **options, env_to_module=lambda env: filters(env))
+        record(ENV, tmp_path / "D", **options, env_to_module=lambda env: scaled(env))
 
 
 def test_a_dry_run_names_the_pieces_and_writes_nothing(tmp_path: Path, pipeline_file: File) -> None:
