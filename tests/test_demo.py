@@ -46,8 +46,7 @@ def test_the_demo_is_a_script_that_sh_can_read() -> None:
     assert subprocess.run(["sh", "-n", str(SCRIPT)], check=False).returncode == 0
 
 
-@pytest.mark.learn
-@pytest.mark.long  # CI runs `make demo` itself
+@pytest.mark.nightly  # CI runs `make demo` itself
 def test_the_demo_ends_with_a_table_and_the_learning_curve_after_less_than_a_minute_of_work(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

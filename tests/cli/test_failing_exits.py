@@ -47,7 +47,7 @@ def exit_codes(times: int, *words: str | Path) -> dict[str, int]:
     return codes
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(often(25, ci=10), marks=pytest.mark.kill)])
+@pytest.mark.parametrize("times", [2, pytest.param(often(25, ci=10), marks=pytest.mark.nightly)])
 class TestExitCodes:
     def test_a_recording_without_a_declared_action_scale_is_4_each_time(
         self, recordings: Path, tmp_path: Path, times: int

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cloud_servers import Cloud
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Told = Callable[..., dict[str, Any]]
 SameFolder = Callable[..., None]

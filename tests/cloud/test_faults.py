@@ -20,7 +20,7 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import StagedFile, write_whole
 from offline_cli.files.uploads import open_uploads
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * (4 << 10) * 20  # 20 MiB: three parts

@@ -24,7 +24,7 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import create_only
 from offline_cli.files.uploads import open_uploads
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 SPACE, ACTIONS = spaces.Box(-1, 1, (4,), np.float64), spaces.Discrete(2)
 

@@ -10,7 +10,7 @@ import pytest
 from cloud_servers import KEYS, Cloud
 
 pytestmark = [
-    pytest.mark.radosgw,
+    pytest.mark.nightly,
     pytest.mark.skipif("OFFLINE_CLI_RADOSGW" not in os.environ, reason="no server that checks keys: make test-radosgw"),
 ]
 

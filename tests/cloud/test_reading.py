@@ -24,7 +24,7 @@ from offline_cli import EpisodeBatch, open_dataset, record, write_dataset
 from offline_cli.errors import StorageError
 from offline_cli.files.locations import open_location
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 DATA = np.random.default_rng(0).bytes(20 * MIB)

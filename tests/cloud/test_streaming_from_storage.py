@@ -20,7 +20,7 @@ from offline_cli.training import memory_store
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.train import train_bc
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Told = Callable[..., dict[str, Any]]
 TIMES = ("run", "seconds", "samples_per_second")

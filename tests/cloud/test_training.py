@@ -22,7 +22,7 @@ from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train_bc
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]

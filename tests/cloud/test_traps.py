@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cloud_servers import Cloud, azure_at
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 WRONG_KEY = "d3JvbmcgZXh0cmEgbG9uZyBrZXkgb2Ygc2l4dHkgZm91ciBieXRlcyBpbiBiYXNlIDY0ISEh"

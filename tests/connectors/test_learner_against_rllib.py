@@ -521,7 +521,7 @@ def assert_took_over(piece: Any, name: str, stats: dict[str, Any]) -> None:
 FILTERED = [OBSERVATIONS, spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(-5.0, 5.0, ())]
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("space", FILTERED, ids=str)
 @pytest.mark.parametrize("form", ["connector", "filters", "one filter", "its statistics", "their state"])
 def test_a_filter_takes_over_what_rllibs_has_counted(space: Any, form: str) -> None:

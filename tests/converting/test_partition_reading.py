@@ -319,7 +319,7 @@ def test_pieces_get_the_network_of_a_run_as_they_do_here(tmp_path: Path, pickled
     assert pickled.items > 1
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_real_processes_in_any_number_give_the_same(datasets: dict[str, Path], tmp_path: Path) -> None:
     for workers, source in ((1, SAMPLE), (2, datasets["episodes"]), (5, datasets["columns"])):
         here, there = tmp_path / f"here-{workers}", tmp_path / f"there-{workers}"

@@ -16,7 +16,7 @@ from thorough import often
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.files.locations import Location, open_location
 
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 
 OPERATIONS = often(12, ci=8)
 OF_A_SPLIT = 12  # fewer do not fall into the writing of both parts
@@ -34,7 +34,7 @@ class Target:
     moments: int  # of kills in one test
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.integration)])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     """A folder on disk, and one in a bucket."""
     if request.param == "local":
@@ -130,7 +130,7 @@ def assert_cover_the_writing(shards: list[int], *, of: int) -> None:
     assert len(set(shards)) >= 3, f"the kills do not cover the writing: so many shards were complete: {shards}"
 
 
-@pytest.mark.parametrize("target", ["local", pytest.param("s3", marks=[pytest.mark.cloud, pytest.mark.long])], indirect=True)
+@pytest.mark.parametrize("target", ["local", pytest.param("s3", marks=pytest.mark.nightly)], indirect=True)
 def test_killed_at_random_moments_it_is_gone_on_with_to_the_same_content(target: Target, zygote: Zygote, command: Any) -> None:
     shards = list[int]()
     for part in range(2):  # a machine that was busy during the undisturbed run alone says little of moments: once more

@@ -30,7 +30,7 @@ from offline_cli.engines.engine import Engine, EngineSpec
 from offline_cli.errors import ClusterLost
 from offline_cli.recording.record import record
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill]
+pytestmark = pytest.mark.nightly
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SAMPLE = REPOSITORY / "sample_data" / "rllib_cartpole_expert"

@@ -12,7 +12,7 @@ import pytest
 
 from offline_cli import MultiAgentEpisode, SingleAgentEpisode
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.integration
 rllib = pytest.importorskip("ray.rllib.env.single_agent_episode", reason="needs the extra [ray]")
 rllib_multi = pytest.importorskip("ray.rllib.env.multi_agent_episode", reason="needs the extra [ray]")
 

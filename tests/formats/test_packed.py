@@ -434,7 +434,7 @@ def test_cells_of_containers_are_no_column() -> None:
         unpack_cells([packed({"a": np.zeros(2)})], where=row)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
     pytest.importorskip("ray")
     import pyarrow.parquet as pq
@@ -447,7 +447,7 @@ def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
         np.testing.assert_array_equal(unpack_cells(table[name], where=row), wanted, strict=True)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("name", VALUES)
 def test_what_rllib_packs_is_read(name: str) -> None:
     pytest.importorskip("ray")

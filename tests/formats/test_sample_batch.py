@@ -100,7 +100,7 @@ def test_the_infos_of_a_recording_follow_their_steps(real_data: Path) -> None:
     assert [batch.infos[row] for row in batch.obs_starts[:-1]] == [{}] * len(batch)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("folder", COUNTS)
 def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) -> None:
     pytest.importorskip("ray")

@@ -35,7 +35,7 @@ def test_mutated_files_are_read_or_refused_by_name(target: str) -> None:
         check(TARGETS[target], MUTATORS[target](rng.choice(seeds), rng))
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", HDF5)
 def test_a_thousand_mutated_files_of_each_hdf5_reader_are_read_or_refused(target: str, tmp_path: Path) -> None:
     words = [target, "--engine", "plain", "--runs", "1000", "--out", str(tmp_path)]

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
 ACTIONS = spaces.Discrete(3)
 Write = Callable[..., str]

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 THREE = spaces.Discrete(3)

@@ -144,7 +144,7 @@ def test_a_run_of_several_modules_is_not_exported_as_one_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_module_is_exported_alone_and_its_file_plays_as_it_does(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     export(run / "modules" / "sides", tmp_path / "sides.onnx", to="onnx")

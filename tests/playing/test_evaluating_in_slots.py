@@ -156,7 +156,7 @@ def test_infos_that_no_dataset_could_hold_do_not_matter(run_folder: Callable[...
     assert evaluate(run_folder(ENV), env="python:recording_envs:handles", episodes=40, device="cpu").episodes == 40
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_command_takes_slots_and_runners(run_folder: Callable[..., Path], child_env: dict[str, str]) -> None:
     command = [
         sys.executable,

@@ -56,7 +56,7 @@ def test_real_processes_record_the_same_and_a_part_can_be_recorded_alone(tmp_pat
     assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["run", "onnx", "stack"])
 def test_policies_of_every_kind_play_on_workers(kind: str, tmp_path: Path, pickled: PickledEngine) -> None:
     """With memory, exported, and through a stack of frames."""

@@ -28,7 +28,7 @@ from offline_cli.recording.record import record
 from offline_cli.waiting import current
 
 ENV = "hanging_envs:Hangs-v0"
-kill = pytest.mark.kill
+kill = pytest.mark.nightly
 HANGING = environment_seed(0, 11)  # slot 3 of 8
 
 

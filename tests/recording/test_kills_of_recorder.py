@@ -13,7 +13,7 @@ from thorough import often
 
 from offline_cli import inspect, open_dataset, validate
 
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KILLS, ROWS, LAST = often(12, ci=5), 4, 200
@@ -34,7 +34,7 @@ with Recorder(Count(), out, resume=resume, max_rows_per_file={ROWS}) as env:
 """
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.integration)])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
     """Where the dataset goes, and the environment in which programs find it."""
     path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support")])

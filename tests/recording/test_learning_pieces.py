@@ -262,7 +262,7 @@ def as_rllib_filters(cls: type, episodes: int) -> tuple[Any, list[Any]]:
     return runner._env_to_module[TheirFilter][0]._filters[None].running_stats, np.split(rows, np.cumsum(np.add(lengths, 1)))
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 def test_a_filter_learns_what_rllib_s_filter_learns_beside_its_env_runner(
     recorded: Record, read: Read, pipeline_file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:

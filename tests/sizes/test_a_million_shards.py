@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.big
+pytestmark = pytest.mark.nightly
 SHARDS = 1_000_000
 
 WRITE = """

@@ -16,7 +16,7 @@ FILES, SECONDS = 1000, 0.05
 MAPPING = '[columns]\neps_id = "eps_id"\nt = "t"\nobs = ["x", "y"]\nactions = "a"\nrewards = "r"\nterminateds = "done"\n'
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 def test_a_thousand_small_tables_are_waited_for_several_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(PLUGIN)
     monkeypatch.setattr(providers, "_known", dict(providers._known))

@@ -21,7 +21,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "testdata" / "rllib_answers"
 WRITES = os.environ.get("OFFLINE_CLI_RLLIB_ANSWERS") == "write"
-LANES = [pytest.param("rllib", marks=pytest.mark.ray), "stored"]
+LANES = [pytest.param("rllib", marks=pytest.mark.integration), "stored"]
 
 
 class Store:

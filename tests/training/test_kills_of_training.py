@@ -17,7 +17,7 @@ from offline_cli import record
 from offline_cli.datasets.write_dataset import write_dataset
 from offline_cli.files.locations import Location, open_location
 
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 
 MOMENTS = often(10, ci=6)
 FEWER_MOMENTS = often(10, ci=3)  # of each algorithm
@@ -28,7 +28,7 @@ FRAMES = "frames"
 STACK = 'kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\nadd_channel_axis = true\n'
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.integration)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
     """Where run folders go, and the environment in which commands find it."""
     if request.param == "local":
