@@ -351,7 +351,7 @@ RECORDINGS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @RECORDINGS
 def test_what_rllibs_json_reader_gives_is_what_our_own_reader_reads(
     module: Any, real_data: Path, recording: str, env: str
@@ -361,7 +361,7 @@ def test_what_rllibs_json_reader_gives_is_what_our_own_reader_reads(
     assert_same(whole(source, env=env, from_="python:own_ray:EachLine"), whole(source, env=env))
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @RECORDINGS
 def test_rllibs_json_reader_which_begins_again_at_its_end_is_read_up_to_the_limit(
     module: Any, real_data: Path, recording: str, env: str

@@ -11,7 +11,7 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pytest
-from rllib_answers import Answers
+from rllib_answers import Answers, asked_nightly
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
@@ -120,6 +120,7 @@ def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) 
 STORED = ["sample_batch", "many_lines", "float64", "float_actions", "without_t"]
 
 
+@asked_nightly
 @pytest.mark.parametrize("name", STORED)
 def test_stored_lines_give_the_columns_that_rllibs_own_reader_gives(answers: Answers, name: str) -> None:
     def asked() -> Any:

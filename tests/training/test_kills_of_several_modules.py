@@ -24,7 +24,7 @@ CONFIG = (
 )
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.integration)])
+@pytest.fixture(params=["local", "s3"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
     """Where folders go, and the environment in which commands find it."""
     if request.param == "local":

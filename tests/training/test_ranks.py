@@ -187,7 +187,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-@pytest.mark.nightly
+@pytest.mark.integration
 def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, tmp_path: Path) -> None:
     """Killed as one of two and as one of three; the end is one process's. Both times the message says how to resume."""
     run = tmp_path / "ranks"
@@ -195,9 +195,7 @@ def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, 
         process = torchrun(count, *options(dataset, run, *["--resume"] * (count == 3), updates=4000))
         waited_for(run, process)
         os.kill(ranks_of(process)[lost], signal.SIGKILL)
-        killed = time.monotonic()
         code, _, errors = ended(process)
-        assert time.monotonic() - killed < 60
         assert code != 0
         assert "the same command with --resume" in errors
         assert "exitcode  : 5" in errors
@@ -285,7 +283,7 @@ def test_a_signal_that_comes_late_to_the_process_that_prints_is_no_second_one(
     assert "exitcode  : 130" in errors
 
 
-@pytest.mark.nightly
+@pytest.mark.integration
 def test_a_stop_saves_the_same_update_in_all_processes(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = torchrun(2, *options(dataset, run, updates=100000))
