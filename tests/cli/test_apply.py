@@ -242,6 +242,7 @@ def test_an_existing_output_is_exit_2_unless_overwritten(
     assert call(*words, "--overwrite").exit_code == 0
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_nothing_and_says_so(

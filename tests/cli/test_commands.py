@@ -104,7 +104,7 @@ def test_a_finished_run_is_given_more_updates_with_resume(recording: Path, tmp_p
     assert call_json(*args, "--updates", "5", "--resume", "--overwrite")[0] == 2
 
 
-@pytest.mark.nightly
+@pytest.mark.integration
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_training_that_is_stopped_says_what_was_saved_and_how_to_resume(
     number: int, exit_code: int, recording: Path, tmp_path: Path, child_env: dict[str, str]

@@ -22,6 +22,8 @@ import pytest
 
 from offline_cli.cli.signals import Signals
 
+pytestmark = pytest.mark.integration
+
 Start = Callable[..., "subprocess.Popen[str]"]
 Shell = Callable[..., Any]
 

@@ -329,6 +329,7 @@ def test_sequences_that_training_learns_from_are_those_of_rllib(answers: Answers
         assert torch.allclose(found[name][mask].double(), wanted[name][kept][mask].double(), rtol=1e-5, atol=1e-6), name
 
 
+@asked_nightly
 @pytest.mark.parametrize("lookback", [None, 0, 3])
 def test_returns_to_go_are_equal(answers: Answers, lookback: int | None) -> None:
     def their_piece(*_: Any) -> Any:
@@ -374,6 +375,7 @@ def test_advantages_and_value_targets_are_equal(
         assert_same(mine(rl_module=module, episodes=whole), wanted, exact=False)
 
 
+@asked_nightly
 @pytest.mark.parametrize("lookback", [None, 0, 3])
 @pytest.mark.parametrize("stateful", [False])
 def test_stacked_frames_are_equal(answers: Answers, stateful: bool, lookback: int | None) -> None:
@@ -446,6 +448,7 @@ def test_flattened_observations_are_equal(answers: Answers, arrays: bool) -> Non
     assert_close(found, wanted, rtol=0)
 
 
+@asked_nightly
 @pytest.mark.parametrize("counts", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("lookback", [None, 3])
 def test_past_actions_and_rewards_are_equal(answers: Answers, counts: tuple[int, int], lookback: int | None) -> None:

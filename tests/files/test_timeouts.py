@@ -16,6 +16,8 @@ from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import open_location
 from offline_cli.files.timeouts import NoAnswer, Patience, waits_told_to
 
+pytestmark = pytest.mark.nightly
+
 
 def never() -> None:
     threading.Event().wait()

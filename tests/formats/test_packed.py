@@ -447,7 +447,7 @@ def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
         np.testing.assert_array_equal(unpack_cells(table[name], where=row), wanted, strict=True)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", VALUES)
 def test_what_rllib_packs_is_read(name: str) -> None:
     pytest.importorskip("ray")
