@@ -46,6 +46,7 @@ def exit_codes(times: int, *words: str | Path) -> dict[str, int]:
     return codes
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.nightly)])
 class TestExitCodes:
     def test_a_recording_without_a_declared_action_scale_is_4_each_time(

@@ -38,7 +38,9 @@ def found(run: Path | str, **options: Any) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name not in ("seconds",)}
 
 
-@pytest.mark.parametrize("how", [{"num_envs": 1}, {"num_envs": 5}, {"num_env_runners": 2}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"num_envs": 1}, {"num_envs": 5}, pytest.param({"num_env_runners": 2}, marks=pytest.mark.nightly)], ids=str
+)
 def test_the_numbers_are_the_same_for_any_number_of_slots_and_processes(how: dict[str, Any], run: Path) -> None:
     assert found(run, explore=True, **how) == found(run, explore=True)
 

@@ -25,7 +25,7 @@ from offline_cli.training.train import train_bc
 ENV = "recording_envs:Count-v0"
 FILTER: dict[str, Any] = {"name": "mean_std_filter"}
 STACK: dict[str, Any] = {"name": "frame_stacking", "num_frames": 4}
-MANNERS: list[dict[str, int]] = [{"num_envs": 1}, {"num_envs": 37}, {"num_envs": 3, "num_env_runners": 2}]
+MANNERS = [{"num_envs": 1}, {"num_envs": 37}, pytest.param({"num_envs": 3, "num_env_runners": 2}, marks=pytest.mark.nightly)]
 pytestmark = pytest.mark.filterwarnings("ignore:.*missing AutoresetMode metadata")
 
 
@@ -113,7 +113,7 @@ def test_training_checks_an_own_class_whatever_way_it_resets_itself(way: str, tm
 # ---- what goes wrong ----
 
 
-@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.integration)])
 def test_an_environment_that_raises_is_named_with_its_episode_and_seed(runners: int, run_folder: Callable[..., Path]) -> None:
     run = run_folder(ENV)
     with pytest.raises(BadData, match="the environment raised SystemExit") as caught:
@@ -122,6 +122,7 @@ def test_an_environment_that_raises_is_named_with_its_episode_and_seed(runners: 
     assert "its seed was" in caught.value.fix
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runners", [0, 1])
 def test_a_step_that_takes_longer_than_it_may_ends_an_evaluation(runners: int, run_folder: Callable[..., Path]) -> None:
     run = run_folder(ENV)
@@ -131,6 +132,7 @@ def test_a_step_that_takes_longer_than_it_may_ends_an_evaluation(runners: int, r
     assert "episode" in caught.value.where
 
 
+@pytest.mark.integration
 def test_a_runner_that_dies_ends_an_evaluation_which_nothing_resumes(
     run_folder: Callable[..., Path], pipeline_file: Callable[..., str]
 ) -> None:

@@ -93,6 +93,7 @@ def _infos(folder: Path) -> list[dict[str, Any]]:
     return [dict(info) for batch in open_dataset(str(folder / "D")).batches() for info in batch.infos or []]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("processes", KINDS)
 def test_files_of_the_current_folder_are_not_imported_by_worker_processes(
     processes: str, tmp_path: Path, beside: Beside

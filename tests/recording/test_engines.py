@@ -50,6 +50,7 @@ def test_how_many_episodes_a_run_has_changes_nothing(
     assert pickled.items == runs
 
 
+@pytest.mark.integration
 def test_real_processes_record_the_same_and_a_part_can_be_recorded_alone(tmp_path: Path) -> None:
     record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=30, first_episode=10)
     record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=30, first_episode=10, engine="processes", workers=2)

@@ -25,12 +25,12 @@ ENV = "recording_envs:Count-v0"
 FILTER: dict[str, Any] = {"name": "mean_std_filter"}
 STACK: dict[str, Any] = {"name": "frame_stacking", "num_frames": 4}
 CARELESS: dict[str, Any] = {"policy": "python:recording_pieces:careless", "explore": True}  # does not mind what it sees
-MANNERS: list[dict[str, Any]] = [
+MANNERS = [
     {"num_envs": 1},
     {"num_envs": 16},
-    {"num_envs": 3, "num_env_runners": 1},
-    {"num_envs": 2, "num_env_runners": 4},
-    {"num_envs": 3, "vectorize": "async"},
+    pytest.param({"num_envs": 3, "num_env_runners": 1}, marks=pytest.mark.nightly),
+    pytest.param({"num_envs": 2, "num_env_runners": 4}, marks=pytest.mark.nightly),
+    pytest.param({"num_envs": 3, "vectorize": "async"}, marks=pytest.mark.nightly),
 ]
 
 
@@ -88,7 +88,7 @@ def test_episodes_that_were_begun_and_not_kept_are_counted_too(recorded: Record,
 # ---- going on ----
 
 
-@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_recording_that_was_broken_off_goes_on_from_what_was_learned(
     runners: int, tmp_path: Path, read: Read, pipeline_file: File
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_recording_that_was_broken_off_goes_on_from_what_was_learned(
     assert moments(out)["count"] > before["count"]
 
 
-@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_what_was_learned_before_a_signal_is_kept(runners: int, tmp_path: Path, read: Read, pipeline_file: File) -> None:
     out, file, once = tmp_path / "D", pipeline_file(FILTER), iter([signal.SIGTERM])
     options: dict[str, Any] = {**CARELESS, "vectorize": "sync", "device": "cpu", "num_envs": 3, "num_env_runners": runners}
@@ -146,6 +146,7 @@ def test_what_died_with_its_process_is_not_gone_on_without(tmp_path: Path, pipel
     assert not (out / "manifest.json").exists()
 
 
+@pytest.mark.nightly
 def test_what_died_with_a_runner_is_said_to_be_lost(tmp_path: Path, pipeline_file: File) -> None:
     out, file = tmp_path / "D", pipeline_file({"use": "recording_pieces:Dying"}, FILTER, kind="env_to_module")
     options: dict[str, Any] = {**CARELESS, "vectorize": "sync", "device": "cpu", "episodes": 150, "num_envs": 1}
@@ -183,6 +184,7 @@ def _killed(progress: Any) -> None:
 # ---- states that cannot be kept ----
 
 
+@pytest.mark.nightly
 def test_runners_whose_states_do_not_merge_lose_no_episode(tmp_path: Path, read: Read, pipeline_file: File) -> None:
     file = pipeline_file({"use": "recording_pieces:Counting"}, kind="module_to_env")
     options: dict[str, Any] = {**CARELESS, "vectorize": "sync", "device": "cpu", "episodes": 9, "module_to_env": file}
