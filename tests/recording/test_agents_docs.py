@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from warm_commands import Shell
 
 REPOSITORY = Path(__file__).resolve().parents[2]
