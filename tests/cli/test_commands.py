@@ -173,6 +173,7 @@ def test_commands_that_neither_play_nor_learn_import_no_torch(recording: Path, s
     assert json.loads(done.stdout.splitlines()[-1]) == [[0] * len(lines), []], done.stderr
 
 
+@pytest.mark.integration
 def test_a_reader_that_takes_one_byte_of_a_result_gets_it_in_silence(recording: Path, child_env: dict[str, str]) -> None:
     command = f"{sys.executable} -m offline_cli inspect {recording} --json --quiet | head -c1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], env=child_env, capture_output=True, check=False)

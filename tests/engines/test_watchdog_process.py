@@ -59,6 +59,7 @@ def begun():  # type: ignore[no-untyped-def]
         process.communicate()
 
 
+@pytest.mark.nightly
 def test_without_a_sign_of_life_it_kills(begun) -> None:  # type: ignore[no-untyped-def]
     process, _ = begun(PLAYS.format(word="nothing"))
     assert process.wait(5) == -signal.SIGKILL
