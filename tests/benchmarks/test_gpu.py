@@ -118,7 +118,7 @@ def test_only_wheels_of_missing_packages_for_this_python_are_unpacked(tmp_path):
     assert sorted(path.name for path in (tmp_path / "into").iterdir()) == ["rpds.py", "safetensors.py", "tomli_w.py"]
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_the_list_of_packages_is_all_that_training_takes(tmp_path):
     """So that a machine that lacks one says so before it measures anything."""
     known = {*gpu_packages.THERE, *gpu_packages.SMALL}
