@@ -225,7 +225,9 @@ def test_an_append_killed_at_any_storage_operation_leaves_the_dataset_and_is_gon
     assert len(set(shards)) >= 3, f"the kills do not cover the writing: so many shards were complete: {shards}"
 
 
-@pytest.mark.parametrize("memory", ["1GiB", "256MiB"], ids=["both parts at a time", "one after the other"])
+@pytest.mark.parametrize(
+    "memory", ["1GiB", pytest.param("256MiB", marks=pytest.mark.nightly)], ids=["both parts at a time", "one after the other"]
+)
 def test_a_split_killed_at_any_storage_operation_is_gone_on_with_to_the_same_parts(
     memory: str, target: Target, zygote: Zygote, tmp_path: Path
 ) -> None:
