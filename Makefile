@@ -3,18 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
-HANGING := tests/recording/test_hanging.py tests/recording/test_hanging_evaluation.py
-QUICK := not ray and not cloud and not radosgw and not kill and not browser and not learn and not big and not slow and not rivals and not engines
-MARKED = $$(grep -rlE 'mark\.($(1))\b' tests --include='test_*.py' | grep -v /test_hanging)
 DEMO ?= out/demo
 TARGET ?= all
 RUNS ?= 1000000
 AZURITE := 3.35.0
-RADOSGW ?=
 GPU_WHEELS ?= .gpu-wheels
 GPU_PYTHONS ?= 3.11 3.12
 
-.PHONY: help demo test test-full test-long test-rivals test-offline test-radosgw check format fuzz chaos bench gpu gpu-wheels sample-data docs clean
+.PHONY: help demo test integration nightly check format fuzz bench gpu gpu-wheels sample-data docs clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -47,28 +43,15 @@ $(VENV)/.installed-azurite: $(VENV)/.installed
 demo: $(VENV)/.installed-sb3  ## Record an expert, convert, clone it, play the clone: under a minute.
 	@PATH="$(abspath $(BIN)):$$PATH" sh sample_data/demo.sh $(DEMO)
 
-test: $(VENV)/.installed-dev  ## Run the tests that pip alone can serve.
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "$(QUICK)"
+# The four kinds of tests (CONTRIBUTING.md). A test has a time limit, which ends it and shows where it was.
+test: $(VENV)/.installed-dev  ## Run the tests that need pip alone, in process: minutes.
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --timeout 60 -m "not integration and not nightly and not gpu"
 
-test-full: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the rest: against RLlib itself, cloud storage, kills, learning.
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "ray" --require-markers ray  # whose clusters mostly start
-	$(BIN)/python -m pytest -q -m "rivals and not gigabytes" $(call MARKED,rivals)  # each in an environment of its own, which the first test makes
-	.ci/offline --or-online $(BIN)/python -m pytest -q -n 3 -m "cloud and not kill" $(call MARKED,cloud) --require-markers cloud  # which mostly wait
-	$(BIN)/python -m pytest -q -m engines $(call MARKED,engines) --require-markers engines
-	$(BIN)/python -m pytest -q -n 3 -m "kill and not engines" $(HANGING)  # which mostly wait
-	$(BIN)/python -m pytest -q -n 3 -m "(kill or learn or big or slow) and not ray and not engines and not long and (kill or not cloud)" $(call MARKED,kill|learn|big|slow) --require-markers kill,learn
+integration: $(VENV)/.installed-full  ## Run those against RLlib, Ray, torchrun, storage emulators, killed processes and the wheel.
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --timeout 600 --no-skips -m "integration and not nightly"
 
-test-long: $(VENV)/.installed-full  ## Run what takes longer than CI has: every kind of export, ten times the memory limit, more kills.
-	OFFLINE_CLI_THOROUGH=1 $(BIN)/python -m pytest -q -n 3 -m "long or (kill and not ray and not engines)"
-
-test-rivals: $(VENV)/.installed-full  ## Compare with the own libraries of every format (12 GB of environments).
-	$(BIN)/python -m pytest -q -m "rivals"
-
-test-offline: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run the cloud tests with no network but loopback (on Linux).
-	.ci/offline $(BIN)/python -m pytest -q -m "cloud and not kill" --require-markers cloud
-
-test-radosgw: $(VENV)/.installed-full  ## Run the S3 tests against a real server, Ceph's, which checks keys (as root, on Debian).
-	.ci/radosgw $(RADOSGW) $(BIN)/python -m pytest -q tests/cloud -m "radosgw or cloud" -k "radosgw or s3" --require-markers radosgw,cloud
+nightly: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run what CI has no time for: hours, and 12 GB of rivals' environments.
+	.ci/nightly
 
 check: $(VENV)/.installed-dev  ## Check format, lint, types and import rules.
 	$(BIN)/ruff format --check .
@@ -82,16 +65,13 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 
 fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see docs/fuzzing.md).
 	-$(PIP) --only-binary atheris atheris
-	OFFLINE_CLI_EXAMPLES=2000 $(BIN)/python -m pytest -q -m big tests/sizes/test_written_is_read.py
+	OFFLINE_CLI_EXAMPLES=2000 $(BIN)/python -m pytest -q -m nightly tests/sizes/test_written_is_read.py
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
 # MuJoCo's tasks, with what gymnasium's renderer imports; the same versions as d3rlpy's environment has.
 $(VENV)/.installed-mujoco: $(VENV)/.installed-full benchmarks/rivals/requirements/d3rlpy.txt
 	$(PIP) $$(grep -E '^(mujoco|imageio)==' benchmarks/rivals/requirements/d3rlpy.txt)
 	touch $@
-
-chaos: $(VENV)/.installed-full  ## Kill workers and nodes of a local Ray cluster, 100 times: the same data must come out.
-	OFFLINE_CLI_KILLS=100 $(BIN)/python -m pytest -q -m ray tests/engines/test_ray_engine.py -k "killed or lost"
 
 bench: $(VENV)/.installed-mujoco  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
 	$(BIN)/python -m benchmarks.rival_environments

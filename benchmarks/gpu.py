@@ -1,4 +1,4 @@
-"""`make gpu`, or `python -m benchmarks.gpu`: the tests marked `cuda` and every GPU question, in nine minutes, as one JSON.
+"""`make gpu`, or `python -m benchmarks.gpu`: the tests marked `gpu` and every GPU question, in nine minutes, as one JSON.
 
 It takes the Python and torch that are there, installs nothing and needs no network; small packages that are missing come from
 wheels (`--wheels`, filled by `make gpu-wheels`) through a temporary folder. Every test run and question is a process of its own
@@ -43,8 +43,8 @@ LIMITS: Mapping[str, float] = {
 """Seconds for each part, in order; where the budget is nearly spent, what is left of it."""
 
 LEAST = 15.0  # seconds with which a part is worth starting
-MARK = "mark.cuda"  # in the files whose tests need a GPU: only these are imported, the others need more packages
-PYTEST = ["-m", "pytest", "-q", "-m", "cuda", "--require-markers", "cuda", "-p", "no:cacheprovider"]
+MARK = "mark.gpu"  # in the files whose tests need a GPU: only these are imported, the others need more packages
+PYTEST = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
 DONE, FAILED, NO_GPU = 0, 1, 6
 PROBE = """
 import json, torch
@@ -185,7 +185,7 @@ def collect(run: Run, about: Mapping[str, Any], target: Path, *, budget: float) 
 
 
 def _tested(run: Run, limit: float) -> dict[str, Any]:
-    """What came of the tests marked `cuda`; an error where one failed or was skipped, none ran, or the time was over."""
+    """What came of the tests marked `gpu`; an error where one failed or was skipped, none ran, or the time was over."""
     with tempfile.TemporaryDirectory(prefix="offline-cli-gpu-") as folder:
         report = Path(folder) / "report.xml"
         status, said = run([*PYTEST, *_test_files(), f"--junit-xml={report}", f"--basetemp={folder}/tests"], limit)

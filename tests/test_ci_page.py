@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from warm_commands import Shell
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -67,7 +67,7 @@ def test_each_library_has_a_section_of_at_most_four_commands_and_what_it_lacks()
         assert {"validate", "train"} < set(commands), name
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("library", SECTIONS)
 def test_the_commands_of_a_section_run_one_after_the_other(library: str, tmp_path: Path, script_shell: Shell) -> None:
     short = re.sub(r"--updates \d+", "--updates 4", SECTIONS[library])
@@ -76,15 +76,14 @@ def test_the_commands_of_a_section_run_one_after_the_other(library: str, tmp_pat
     ran(library, short, tmp_path, script_shell)
 
 
-@pytest.mark.learn
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("library", "least"), [("Minari", 400), ("D4RL", -400), ("d3rlpy", 400), ("stable-baselines3", 350)])
 def test_the_policy_of_a_section_plays_well(library: str, least: float, tmp_path: Path, script_shell: Shell) -> None:
     said = ran(library, SECTIONS[library], tmp_path, script_shell)
     assert float(re.findall(r"^return mean +(\S+)$", said, re.MULTILINE)[-1].replace(",", "")) >= least
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("sample", ["foreign/minari_hdf5", "foreign/d3rlpy_discrete.h5", "lerobot/v21"])
 def test_a_file_that_the_library_itself_wrote_is_validated_converted_and_learned_from(
     sample: str, tmp_path: Path, script_shell: Shell

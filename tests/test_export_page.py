@@ -12,7 +12,7 @@ import pytest
 from offline_cli.recording.record import record
 from offline_cli.training.train import train_bc
 
-pytestmark = pytest.mark.big  # an export to ONNX takes seconds
+pytestmark = pytest.mark.nightly  # an export to ONNX takes seconds
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
 

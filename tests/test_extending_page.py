@@ -63,7 +63,7 @@ def test_an_example_is_short(name: str) -> None:
     assert len(modules()[name].splitlines()) <= LINES
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_commands_of_the_page_run_as_they_stand(workplace: Path, script_shell: Shell) -> None:
     chosen = [text for name, text in sections().items() if "provider" not in name or hasattr(plugins, "PROVIDERS")]
     introduction = page().partition("\n## ")[0]

@@ -31,7 +31,7 @@ def test_the_tour_has_commands_for_every_step() -> None:
     assert commands == {"record", "convert", "inspect", "validate", "apply", "train-bc", "evaluate"}
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_tour_of_the_readme_runs_as_it_stands(workplace: Path, script_shell: Shell) -> None:
     done = script_shell("\n".join(tour_commands()), workplace)
     assert done.returncode == 0, done.stderr

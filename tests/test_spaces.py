@@ -49,7 +49,7 @@ def test_a_space_written_in_rllibs_form_and_read_again_is_the_same(space: Space)
     assert same_space(again, space)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @bounded
 @given(spaces())
 def test_rllib_reads_the_spaces_that_were_written_and_they_are_read_as_it_writes_them(space: Space) -> None:

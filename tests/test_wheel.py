@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

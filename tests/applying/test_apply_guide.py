@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "apply.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_all_commands_and_all_code_run_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script_shell: Shell
 ) -> None:

@@ -187,7 +187,7 @@ def test_an_interruption_right_after_the_commit_keeps_all(
     assert set(contents(out)) == {"batches.json", "connectors.msgpack", "data/batch-000000.parquet"}
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 def test_a_killed_writer_leaves_no_commit_and_overwrite_begins_again(
     episodes: EpisodeBatch,
     dataset: Dataset,

@@ -295,7 +295,7 @@ def killed(killed_once: dict[str, bytes], tmp_path: Path) -> Path:
     return tmp_path / "killed"
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 class TestOfAWriterThatWasKilled:
     """`--overwrite` begins again, once it is certain that it is gone; nothing else takes what it left for something whole."""
 

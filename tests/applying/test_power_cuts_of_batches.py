@@ -31,7 +31,7 @@ def listed(folder: Path) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("every", [pytest.param(5, id="sampled"), pytest.param(1, id="all", marks=pytest.mark.kill)])
+@pytest.mark.parametrize("every", [pytest.param(5, id="sampled"), pytest.param(1, id="all", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("format", ["columns", "safetensors"])
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replaced"])
 def test_of_train_batches(

@@ -35,7 +35,7 @@ def test_the_steps_that_are_timed_train(space, steps):
         step()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", cuda_algorithms.ALGORITHMS)
 def test_the_updates_of_algorithms_that_are_timed_train_and_on_the_cpu_launch_nothing(name, monkeypatch):
     monkeypatch.setattr(update_algorithms, "HELD", 600)

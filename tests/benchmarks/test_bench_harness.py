@@ -82,16 +82,3 @@ def test_a_floor_of_bytes_is_the_bandwidth_over_them(monkeypatch):
 def test_a_floor_of_operations_is_the_rate_over_them(monkeypatch):
     monkeypatch.setattr(floors, "matmul_rate", lambda threads: 50e9 * threads)
     assert floors.work_floor(1e9, "update", threads=2) == Floor("1 GFLOP a update at 100 GFLOP/s (2 threads)", 100)
-
-
-def test_the_measured_rates_are_those_of_a_computer(monkeypatch):
-    monkeypatch.setattr(floors, "COPIED", 1 << 22)
-    monkeypatch.setattr(floors, "WIDTH", 128)
-    floors.memory_bandwidth.cache_clear()
-    floors.matmul_rate.cache_clear()
-    try:
-        assert 1e7 < floors.memory_bandwidth() < 1e13
-        assert 1e7 < floors.matmul_rate(1) < 1e14
-    finally:
-        floors.memory_bandwidth.cache_clear()
-        floors.matmul_rate.cache_clear()

@@ -46,6 +46,7 @@ def test_the_steps_that_are_written_are_read_again(tmp_path):
     assert inspect(str(tmp_path / "D")).steps == 15
 
 
+@pytest.mark.nightly
 def test_a_call_in_a_process_of_its_own_gives_its_seconds_memory_and_result(tmp_path):
     written(episodes(5, 3), tmp_path / "D")
     figures = measured("inspect", str(tmp_path / "D"))
@@ -54,6 +55,7 @@ def test_a_call_in_a_process_of_its_own_gives_its_seconds_memory_and_result(tmp_
     assert figures["peak"] > 20e6  # bytes: the interpreter and numpy alone take more
 
 
+@pytest.mark.nightly
 def test_memory_counts_the_call_and_not_what_started_it(tmp_path):
     code = "import sys; sys.path.insert(0, sys.argv[1]); from benchmarks.measured_call import peak; print(peak())"
     ballast = bytearray(300_000_000)

@@ -13,6 +13,8 @@ from benchmarks.harness import Missing
 from benchmarks.rival_environments import install, interpreter
 from benchmarks.rival_process import SCRIPTS, Rival
 
+pytestmark = pytest.mark.nightly
+
 SCRIPT = """
 import sys
 sys.path.insert(0, {serving!r})

@@ -17,7 +17,7 @@ def test_without_a_server_every_row_says_so(monkeypatch):
     assert all(row.not_measured.startswith("no S3 server") for row in rows)
 
 
-@pytest.mark.cloud
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("moto") is None, reason="moto is not installed")
 def test_all_rows_are_measured_and_leave_no_run_behind(tmp_path):
     with s3_server.server() as place:

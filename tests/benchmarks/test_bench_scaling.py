@@ -16,8 +16,7 @@ def rows(tmp_path_factory):
     return [*scaling.converting(folder, PART, RUNS), *scaling.training(folder, PART, RUNS)]
 
 
-@pytest.mark.big
-@pytest.mark.long
+@pytest.mark.nightly
 def test_convert_and_training_keep_their_pace_at_sixteen_times_the_data(rows):
     """The benchmark holds them to 15 %; machines that others use too swing by more, and what is not linear falls far below."""
     pace = {row.question: row.ratio for row in rows if row.target is scaling.CONSTANT}
@@ -25,8 +24,7 @@ def test_convert_and_training_keep_their_pace_at_sixteen_times_the_data(rows):
     assert not {question: ratio for question, ratio in pace.items() if ratio < NOT_LINEAR}
 
 
-@pytest.mark.big
-@pytest.mark.long
+@pytest.mark.nightly
 def test_convert_keeps_its_memory_and_streaming_its_limit_at_sixteen_times_the_data(rows):
     assert [sum(row.target is target for row in rows) for target in (scaling.FLAT, scaling.WITHIN)] == [1, 2]
     more = {row.question: row.ratio for row in rows if row.target in (scaling.FLAT, scaling.WITHIN) and not row.met()}

@@ -65,6 +65,7 @@ def collected(tmp_path, *, budget=500.0, **machine):
 # ---- without a GPU ----
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_is_told_so_with_exit_6(tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path / "out")]
@@ -75,6 +76,7 @@ def test_a_machine_without_a_gpu_is_told_so_with_exit_6(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly
 def test_make_gpu_takes_the_python_that_is_there_and_sets_nothing_up():
     done = subprocess.run(
         ["make", "--no-print-directory", "-n", "gpu", "PYTHON=python9"], cwd=REPOSITORY, capture_output=True, text=True
@@ -116,7 +118,7 @@ def test_only_wheels_of_missing_packages_for_this_python_are_unpacked(tmp_path):
     assert sorted(path.name for path in (tmp_path / "into").iterdir()) == ["rpds.py", "safetensors.py", "tomli_w.py"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_list_of_packages_is_all_that_training_takes(tmp_path):
     """So that a machine that lacks one says so before it measures anything."""
     known = {*gpu_packages.THERE, *gpu_packages.SMALL}
@@ -204,6 +206,7 @@ def test_the_exit_status_says_whether_all_passed(tmp_path, monkeypatch, machine,
     assert (tmp_path / "gpu.json").is_file()
 
 
+@pytest.mark.nightly
 def test_a_process_that_takes_too_long_is_ended_with_what_it_started():
     run = gpu._runner(os.environ)
     program = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '60'])"
@@ -249,6 +252,7 @@ def test_json_of_another_kind_is_refused_and_nothing_is_written(tmp_path, text):
     assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_question_in_a_process_of_its_own_prints_its_rows():
     part = gpu._answered(gpu._runner(os.environ), "cuda_small_update", 120.0)

@@ -98,6 +98,7 @@ def test_a_table_is_read_by_its_mapping(pipeline: Path, tmp_path: Path, call_jso
     assert (code, told["episodes"], told["rows"], told["spaces_inferred"]) == (0, 3, 15, True)
 
 
+@pytest.mark.integration
 def test_what_is_piped_in_is_a_source(pipeline: Path, tmp_path: Path, child_env: dict[str, str]) -> None:
     (tmp_path / "m.toml").write_text(MAPPING, encoding="utf-8")
     words = ["apply", "-", "--pipeline", str(pipeline), "--out", "batches", "--mapping", "m.toml", "--json"]
@@ -242,6 +243,7 @@ def test_an_existing_output_is_exit_2_unless_overwritten(
     assert call(*words, "--overwrite").exit_code == 0
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_nothing_and_says_so(

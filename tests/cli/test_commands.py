@@ -104,7 +104,7 @@ def test_a_finished_run_is_given_more_updates_with_resume(recording: Path, tmp_p
     assert call_json(*args, "--updates", "5", "--resume", "--overwrite")[0] == 2
 
 
-@pytest.mark.kill
+@pytest.mark.integration
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_training_that_is_stopped_says_what_was_saved_and_how_to_resume(
     number: int, exit_code: int, recording: Path, tmp_path: Path, child_env: dict[str, str]
@@ -173,6 +173,7 @@ def test_commands_that_neither_play_nor_learn_import_no_torch(recording: Path, s
     assert json.loads(done.stdout.splitlines()[-1]) == [[0] * len(lines), []], done.stderr
 
 
+@pytest.mark.integration
 def test_a_reader_that_takes_one_byte_of_a_result_gets_it_in_silence(recording: Path, child_env: dict[str, str]) -> None:
     command = f"{sys.executable} -m offline_cli inspect {recording} --json --quiet | head -c1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], env=child_env, capture_output=True, check=False)

@@ -125,6 +125,7 @@ def test_another_mapping_is_another_conversion_to_resume(call_json: Call, tmp_pa
     assert (code, told["episodes"]) == (0, 3)
 
 
+@pytest.mark.integration
 def test_the_guide_to_tables_runs_as_it_stands(tmp_path: Path, script_shell: Shell) -> None:
     guide = (TABLES.parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
     script = "\n".join(re.findall(r"```sh\n(.*?)```", guide, flags=re.DOTALL))

@@ -354,6 +354,7 @@ def test_all_mistakes_of_wrappers_are_named_at_once(tmp_path: Path, call_json: C
     assert (code, "no" in told["error"]["what"]) == (4, True)
 
 
+@pytest.mark.integration
 def test_wrappers_take_arguments_in_worker_processes(tmp_path: Path, call_json: Call) -> None:
     words = ("record", "CartPole-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", *CPU)
     more = ("--wrapper", "TimeLimit:max_episode_steps=3", "--wrapper", "ReshapeObservation:shape=[2,2]")

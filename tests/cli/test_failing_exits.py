@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from thorough import often
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 FILES, ROWS = 24, 100
@@ -47,7 +46,8 @@ def exit_codes(times: int, *words: str | Path) -> dict[str, int]:
     return codes
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(often(25, ci=10), marks=pytest.mark.kill)])
+@pytest.mark.integration
+@pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.nightly)])
 class TestExitCodes:
     def test_a_recording_without_a_declared_action_scale_is_4_each_time(
         self, recordings: Path, tmp_path: Path, times: int

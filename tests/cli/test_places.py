@@ -81,9 +81,9 @@ def waited(*, quiet: bool, monkeypatch: pytest.MonkeyPatch) -> str:
     """What is on stderr after a command waited for a storage."""
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(timeouts, "FIRST_WORD", 0.05)
+    monkeypatch.setattr(timeouts, "FIRST_WORD", 0.005)
     with progress.working(quiet=quiet):
-        Patience(5).wait_for(lambda: time.sleep(0.3), "s3://bucket/a")
+        Patience(5).wait_for(lambda: time.sleep(0.05), "s3://bucket/a")
     return stream.getvalue()
 
 

@@ -182,6 +182,7 @@ def read_terminal(ours: int) -> bytes:
         return b""
 
 
+@pytest.mark.integration
 def test_a_terminal_gets_a_bar_that_goes_when_the_work_ends() -> None:
     shown, stdout = shown_on_a_terminal(120)
     assert "training" in shown
@@ -191,6 +192,7 @@ def test_a_terminal_gets_a_bar_that_goes_when_the_work_ends() -> None:
     assert stdout == b""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("columns", [60, 80, 100])
 def test_label_bar_and_time_left_are_whole_on_a_narrow_terminal(columns: int) -> None:
     lines = shown_on_a_terminal(columns)[0].splitlines()

@@ -49,6 +49,7 @@ def test_other_failures_are_what_they_were(error: BaseException) -> None:
     assert explain(error, Invocation(("inspect",))).code != "out-of-memory"
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not heed the limit")
 @pytest.mark.parametrize("kilobytes", [600_000])
 @pytest.mark.parametrize("command", ["record", "train-bc"])

@@ -22,6 +22,8 @@ import pytest
 from offline_cli.cli import signals
 from offline_cli.cli.signals import Signals, Terminated
 
+pytestmark = pytest.mark.nightly
+
 SOON = 10.0  # seconds
 PAUSE = 0.4  # in place of that of the code: what a test does meanwhile may take long on a busy machine
 MODULE = "colorsys"  # small, and imported by nobody here

@@ -22,6 +22,8 @@ import pytest
 
 from offline_cli.cli.signals import Signals
 
+pytestmark = pytest.mark.integration
+
 Start = Callable[..., "subprocess.Popen[str]"]
 Shell = Callable[..., Any]
 
@@ -319,7 +321,7 @@ def test_an_interrupted_command_ends_although_a_thread_of_its_does_not(child_env
     assert "error: interrupted" in done.stderr
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 def test_a_conversion_of_csv_ends_whenever_it_is_interrupted(child_env: dict[str, str], tmp_path: Path) -> None:
     rows = np.arange(200_000)
     table = pa.table({"eps_id": rows // 100, "t": rows % 100, "obs": rows / 7, "actions": rows % 2, "rewards": rows / 3})

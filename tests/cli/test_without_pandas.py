@@ -17,6 +17,8 @@ from typer.main import get_command
 from offline_cli.cli.app import app
 from offline_cli.cli.without_pandas import DataCommand
 
+pytestmark = pytest.mark.integration
+
 TESTS = Path(__file__).resolve().parent.parent
 RUN = """
 import json, sys

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import Cloud
+from cloud_servers import Cloud, with_gcs
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Told = Callable[..., dict[str, Any]]
 SameFolder = Callable[..., None]
@@ -141,7 +141,18 @@ def bucket(cloud: Cloud, pristine: Path) -> str:
     return url
 
 
-@pytest.mark.parametrize("case", CASES)
+WITH_GCS = ("record", "convert", "convert, a glob", "apply", "train-bc", "evaluate", "inspect", "validate")  # what guides show
+
+
+@pytest.mark.parametrize(
+    ("case", "cloud"),
+    [
+        pytest.param(case, scheme, marks=[] if scheme == "s3" or (scheme == "gs" and case in WITH_GCS) else pytest.mark.nightly)
+        for case in CASES
+        for scheme in ("s3", "gs", "az")
+    ],
+    indirect=["cloud"],
+)
 def test_a_command_tells_the_same_and_writes_the_same_bytes_as_on_a_local_path(
     case: str, cloud: Cloud, bucket: str, here: Here, assert_same_folder: SameFolder
 ) -> None:
@@ -164,6 +175,7 @@ def test_a_dry_run_writes_nothing(case: str, cloud: Cloud, bucket: str, here: He
     assert sorted(cloud.client(skip_instance_cache=True).find(bucket)) == before
 
 
+@with_gcs
 @pytest.mark.parametrize("case", ["convert", "apply"])
 def test_what_is_there_is_replaced_by_overwrite_and_never_without_it(
     case: str,

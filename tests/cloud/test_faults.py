@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import REPOSITORY, Cloud
+from cloud_servers import NIGHTLY_AZURE, PROVIDERS, REPOSITORY, Cloud
 from fault_proxy import Fault, FaultProxy
 
 from offline_cli.errors import StorageError
@@ -20,13 +20,12 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import StagedFile, write_whole
 from offline_cli.files.uploads import open_uploads
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * (4 << 10) * 20  # 20 MiB: three parts
 LIMIT = 3.0
 OPTION = ("--storage-option", f"time_limit={LIMIT}")
-PROVIDERS = ["s3", "gs", "az"]
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Run = Callable[..., tuple[int, dict[str, Any], float]]
 SameDataset = Callable[[Path, str, Cloud], None]
@@ -72,8 +71,12 @@ PASSING = {
     "500": Fault("answer", after=10 * MIB, times=1, status="500 Internal Server Error"),
 }
 # Azure's client waits 15 s before it tries again, and the emulator of Google's storage keeps half a chunk that was cut.
-UPLOADS = [("s3", "delay"), ("s3", "reset"), ("s3", "503"), ("s3", "500"), ("gs", "delay"), ("gs", "503"), ("gs", "500")]
-UPLOADS += [("az", "delay"), ("az", "reset"), ("az", "503")]
+FAULTS = {"s3": ("delay", "reset", "503", "500"), "gs": ("delay", "503", "500"), "az": ("delay", "reset", "503")}
+UPLOADS = [
+    pytest.param(scheme, fault, marks=[pytest.mark.nightly] if scheme != "s3" else [])
+    for scheme, faults in FAULTS.items()
+    for fault in faults
+]
 
 
 @pytest.mark.parametrize(("server", "fault"), UPLOADS, indirect=["server"])
@@ -132,6 +135,7 @@ def start(source: Path, run: Run) -> float:
     return 15.0 + 2 * run("inspect", source)[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("server", PROVIDERS, indirect=True)
 @pytest.mark.parametrize("fault", LASTING)
 def test_a_fault_that_lasts_ends_convert_in_time_and_resume_finishes_it(
@@ -159,6 +163,7 @@ def test_a_fault_that_lasts_ends_convert_in_time_and_resume_finishes_it(
     assert not open_uploads(open_location(out, server.options))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("server", PROVIDERS, indirect=True)
 def test_reading_from_a_server_that_stops_sending_ends_in_time(server: Cloud, proxy: FaultProxy, call: Call) -> None:
     place = place_behind(proxy, server, "D/a.json")
@@ -190,7 +195,7 @@ def test_an_upload_that_is_refused_half_way_leaves_nothing(server: Cloud, proxy:
     assert not open_uploads(folder)
 
 
-@pytest.mark.parametrize("server", ["az"], indirect=True)
+@pytest.mark.parametrize("server", [NIGHTLY_AZURE], indirect=True)
 def test_an_upload_by_pyarrow_that_fails_leaves_no_empty_file(server: Cloud, proxy: FaultProxy) -> None:
     from cloud_servers import ACCOUNT, ACCOUNT_KEY
     from pyarrow.fs import AzureFileSystem

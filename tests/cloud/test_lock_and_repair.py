@@ -24,7 +24,7 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import create_only
 from offline_cli.files.uploads import open_uploads
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 SPACE, ACTIONS = spaces.Box(-1, 1, (4,), np.float64), spaces.Discrete(2)
 
@@ -109,6 +109,7 @@ def test_a_second_writer_is_told_of_the_first(cloud: Cloud, place: Location) -> 
     assert [file.name for file in place.children()] == ["data", "manifest.json"]
 
 
+@pytest.mark.nightly
 def test_a_writer_elsewhere_is_taken_over_from_once_its_beat_is_old(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     crashed(place, 3)
     set_note(place, host="elsewhere")
@@ -122,6 +123,7 @@ def test_a_writer_elsewhere_is_taken_over_from_once_its_beat_is_old(place: Locat
         assert resumed.commit().counts.episodes == 3
 
 
+@pytest.mark.nightly
 def test_a_takeover_that_broke_off_keeps_nobody_out_for_long(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     crashed(place, 3)
     assert create_only(place.join(lease.NAME), b"a process that died", folder=place)
@@ -141,6 +143,7 @@ def test_a_writer_that_was_replaced_commits_nothing(place: Location) -> None:
     assert json.loads(place.join("_writing.json").read_bytes())["token"] == "another's"
 
 
+@pytest.mark.nightly
 def test_the_note_is_beaten(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_record, "BEAT", 0.2)
     with writer(place) as first:

@@ -22,7 +22,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.nightly
 MANY = 2_500  # three pages of a listing
 
 

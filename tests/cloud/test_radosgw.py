@@ -1,4 +1,4 @@
-"""Keys that are wrong, on a real S3 server that checks them: Ceph's radosgw, which `make test-radosgw` starts."""
+"""Keys that are wrong, on a real S3 server that checks them: Ceph's radosgw, which `make nightly` starts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from cloud_servers import KEYS, Cloud
 
 pytestmark = [
-    pytest.mark.radosgw,
-    pytest.mark.skipif("OFFLINE_CLI_RADOSGW" not in os.environ, reason="no server that checks keys: make test-radosgw"),
+    pytest.mark.nightly,
+    pytest.mark.skipif("OFFLINE_CLI_RADOSGW" not in os.environ, reason="no server that checks keys: .ci/radosgw starts one"),
 ]
 
 Call = Callable[..., tuple[int, dict[str, Any]]]

@@ -24,7 +24,7 @@ from offline_cli import EpisodeBatch, open_dataset, record, write_dataset
 from offline_cli.errors import StorageError
 from offline_cli.files.locations import open_location
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 DATA = np.random.default_rng(0).bytes(20 * MIB)
@@ -49,6 +49,7 @@ def uploaded(folder: Path, cloud: Cloud) -> str:
     return url
 
 
+@pytest.mark.nightly
 def test_a_file_read_through_a_cache_is_fetched_once_until_it_changes(cloud: Cloud, requests: Requests, tmp_path: Path) -> None:
     place = open_location(f"{cloud.bucket()}/a", {"cache": tmp_path / "cache"})
     for data in (DATA, bytes(reversed(DATA))):
@@ -68,6 +69,7 @@ def test_a_file_is_read_in_order_by_several_requests_at_once(cloud: Cloud, reque
     assert sum(end - start for _, start, end in requests.ranges) == len(DATA)
 
 
+@pytest.mark.nightly
 def test_training_with_a_warm_cache_reads_no_shard_and_learns_the_same(
     s3: Cloud, requests: Requests, told: Told, local: Path, tmp_path: Path
 ) -> None:
@@ -84,6 +86,7 @@ def test_training_with_a_warm_cache_reads_no_shard_and_learns_the_same(
     assert plain[0] == plain[1] == plain[2]
 
 
+@pytest.mark.nightly
 def test_convert_and_apply_take_the_cache_too(s3: Cloud, requests: Requests, told: Told, local: Path, tmp_path: Path) -> None:
     url, option = uploaded(local, s3), ("--cache", tmp_path / "cache", "--cache-size", "1GiB")
     pipeline = tmp_path / "pipeline.toml"
@@ -111,6 +114,7 @@ def test_a_shard_takes_a_question_and_a_range(s3: Cloud, requests: Requests, loc
     assert Counter(method for method, _ in requests.calls) == {"head_object": shards, "get_object": shards}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", ["episodes", "columns"])
 def test_an_episode_by_its_number_takes_one_row_group(s3: Cloud, requests: Requests, tmp_path: Path, format: Any) -> None:
     rng, lengths = np.random.default_rng(0), np.full(150, 20)
@@ -160,6 +164,7 @@ def _rows(steps: int) -> Iterator[dict[str, Any]]:
         yield {"e": "one", "t": t, "o": [0.5, t], "a": t % 2, "r": 1.0, "x": rng.normal(size=2000).tolist()}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["reset", "answer"])
 def test_one_cut_download_is_survived_and_what_is_cached_is_whole(
     s3_server: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
@@ -175,6 +180,7 @@ def test_one_cut_download_is_survived_and_what_is_cached_is_whole(
                 assert file.read() == DATA
 
 
+@pytest.mark.nightly
 def test_a_server_that_stops_sending_ends_the_reading_in_time_and_nothing_half_is_kept(
     s3_server: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -193,6 +199,7 @@ def test_a_server_that_stops_sending_ends_the_reading_in_time_and_nothing_half_i
             assert file.read() == DATA
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_training_that_waits_for_a_server(s3_server: Cloud, local: Path, tmp_path: Path) -> None:
     with FaultProxy(s3_server.port) as proxy:
         url = uploaded(local, s3_server)

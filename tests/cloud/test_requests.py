@@ -22,7 +22,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 Told = Callable[..., dict[str, Any]]
 
 STORAGE = (Path(__file__).resolve().parents[2] / "docs" / "storage.md").read_text()
@@ -136,7 +136,7 @@ def write_noise(folder: Path, format: str) -> None:
         assert len(writer.commit().shards) == 2
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize(("column", "format"), [(0, "episodes"), (1, "columns")])
 def test_the_table_of_requests_is_true(
     s3: Cloud, requests: Requests, told: Told, tmp_path: Path, column: int, format: str

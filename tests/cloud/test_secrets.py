@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from offline_cli.datasets.target_folder import TargetFolder
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 RECORD = ("record", "CartPole-v1", "--policy", "random", "--episodes", "2", "--num-env-runners", "0")
 SECRET = "hush-hush-hush"

@@ -20,7 +20,7 @@ from offline_cli.training import memory_store
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.train import train_bc
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Told = Callable[..., dict[str, Any]]
 TIMES = ("run", "seconds", "samples_per_second")
@@ -104,6 +104,7 @@ def test_a_stream_from_a_bucket_is_that_from_a_local_disk(
     assert weights(tmp_path / "remote") == weights(tmp_path / "local")
 
 
+@pytest.mark.nightly
 def test_a_stream_with_a_cache_fetches_each_shard_once_however_often_it_is_read(
     s3: Cloud, data: Path, config: Path, told: Told, shards_read: Counter[str], tmp_path: Path
 ) -> None:

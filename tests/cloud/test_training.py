@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import Cloud, found_by_environment
+from cloud_servers import NIGHTLY_AZURE, NIGHTLY_GCS, PROVIDERS, Cloud, found_by_environment, with_gcs
 from fault_proxy import Fault, FaultProxy
 from signal_at import signal_at
 
@@ -22,7 +22,7 @@ from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train_bc
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]
@@ -84,6 +84,7 @@ def assert_same_run(url: str, cloud: Cloud, whole: Path) -> None:
     assert content(open_location(url, cloud.options)) == content(open_location(whole))
 
 
+@with_gcs
 def test_a_run_folder_in_a_bucket_holds_what_a_local_one_holds(
     cloud: Cloud, data: Path, config: Path, whole: Path, told: Told
 ) -> None:
@@ -167,7 +168,8 @@ def test_a_second_trainer_is_told_of_the_first(cloud: Cloud, data: Path, call: C
 # ---- faults ----
 
 
-@pytest.mark.parametrize("server", ["s3", "az"], indirect=True)  # GCS's emulator takes the condition of a creation, unheeded
+# GCS's emulator takes the condition of a creation, unheeded.
+@pytest.mark.parametrize("server", ["s3", NIGHTLY_AZURE], indirect=True)
 def test_of_two_that_begin_at_once_one_trains(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     with found_by_environment(server, monkeypatch):
         place = open_location(f"{server.bucket()}/run")
@@ -185,7 +187,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("server", ["s3", "gs", "az"], indirect=True)
+@pytest.mark.nightly
+@pytest.mark.parametrize("server", PROVIDERS, indirect=True)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_lasts_ends_training_in_time_and_resume_finishes_it(
     server: Cloud,
@@ -214,7 +217,7 @@ def test_a_fault_that_lasts_ends_training_in_time_and_resume_finishes_it(
     assert_same_run(out, server, whole)
 
 
-@pytest.mark.parametrize("server", ["s3", "gs"], indirect=True)
+@pytest.mark.parametrize("server", ["s3", NIGHTLY_GCS], indirect=True)
 def test_a_fault_that_passes_is_survived(
     server: Cloud, proxy: FaultProxy, data: Path, config: Path, whole: Path, told: Told
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cloud_servers import Cloud, azure_at
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.integration
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 WRONG_KEY = "d3JvbmcgZXh0cmEgbG9uZyBrZXkgb2Ygc2l4dHkgZm91ciBieXRlcyBpbiBiYXNlIDY0ISEh"
@@ -48,6 +48,7 @@ def test_a_pattern_that_matches_nothing_in_a_bucket_says_so(cloud: Cloud, call: 
     assert error["what"] == f"nothing matches {url}"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["inspect", "validate", "evaluate"])
 def test_a_wrong_key_is_told_as_one(command: str, azure_server: Cloud, call: Call) -> None:
     url = f"{azure_server.bucket()}/D"
@@ -59,6 +60,7 @@ def test_a_wrong_key_is_told_as_one(command: str, azure_server: Cloud, call: Cal
     assert WRONG_KEY not in str(error)
 
 
+@pytest.mark.nightly
 def test_nothing_is_written_with_a_wrong_key(azure_server: Cloud, call: Call) -> None:
     url = f"{azure_server.bucket()}/D"
     wrong = azure_at(azure_server.port, WRONG_KEY).options["connection_string"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from rllib_answers import Answers
+from rllib_answers import Answers, asked_nightly
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli import connectors as ours
@@ -203,16 +203,19 @@ def test_the_default_pipelines_give_equal_batches(
     assert_same(found, wanted)
 
 
+@asked_nightly
 def test_chunks_without_lookback_give_equal_batches_where_states_are_not_asked_for(answers: Answers, action_space: Any) -> None:
     module = module_of(answers, action_space, stateful=False)
     assert_same(*batches(answers, module, None, None, action_space=action_space, lookback=0))
 
 
+@asked_nightly
 def test_an_lstm_on_data_of_a_policy_without_states_begins_every_sequence_anew(answers: Answers, action_space: Any) -> None:
     module = module_of(answers, action_space, stateful=True)
     assert_same(*batches(answers, module, None, None, action_space=action_space, lookback=0))
 
 
+@asked_nightly
 def test_a_single_module_gives_a_flat_batch_in_both(answers: Answers, action_space: Any, stateful: bool) -> None:
     module = module_of(answers, action_space, stateful=stateful)["default_policy"]
     found, wanted = batches(answers, module, None, None, action_space=action_space, states=stateful)
@@ -220,6 +223,7 @@ def test_a_single_module_gives_a_flat_batch_in_both(answers: Answers, action_spa
     assert_same(found, wanted)
 
 
+@asked_nightly
 def test_whole_arrays_give_the_batch_that_rllib_makes_of_single_episodes(
     answers: Answers, action_space: Any, stateful: bool
 ) -> None:
@@ -233,6 +237,7 @@ def test_whole_arrays_give_the_batch_that_rllib_makes_of_single_episodes(
     assert_same(learner_pipeline(OBSERVATIONS, action_space)(rl_module=module, episodes=whole), wanted)
 
 
+@asked_nightly
 @pytest.mark.parametrize("form", ["arrays", "lists", "an EpisodeBatch"])
 def test_items_are_changed_in_place_as_rllib_does_after_columns_were_put_in(
     answers: Answers, action_space: Any, stateful: bool, form: str
@@ -269,6 +274,7 @@ def test_items_are_changed_in_place_as_rllib_does_after_columns_were_put_in(
     assert_same(mine(rl_module=module, episodes=episodes), wanted, exact=False)
 
 
+@asked_nightly
 @pytest.mark.parametrize("lookback", CUTS.values(), ids=CUTS)
 def test_next_observations_and_infos_are_equal(
     answers: Answers, action_space: Any, stateful: bool, lookback: int | None
@@ -294,6 +300,7 @@ def test_next_observations_and_infos_are_equal(
     assert_same(found, wanted)
 
 
+@asked_nightly
 def test_sequences_that_training_learns_from_are_those_of_rllib(answers: Answers, action_space: Any) -> None:
     """Value targets too; what pads is masked, and choices there are ones that exist."""
 
@@ -322,6 +329,7 @@ def test_sequences_that_training_learns_from_are_those_of_rllib(answers: Answers
         assert torch.allclose(found[name][mask].double(), wanted[name][kept][mask].double(), rtol=1e-5, atol=1e-6), name
 
 
+@asked_nightly
 @pytest.mark.parametrize("lookback", [None, 0, 3])
 def test_returns_to_go_are_equal(answers: Answers, lookback: int | None) -> None:
     def their_piece(*_: Any) -> Any:
@@ -344,6 +352,7 @@ def test_returns_to_go_are_equal(answers: Answers, lookback: int | None) -> None
     assert_same({name: one[name] for name in sorted(one)}, {name: other[name] for name in sorted(other)}, exact=False)
 
 
+@asked_nightly
 @pytest.mark.parametrize("lookback", CUTS.values(), ids=CUTS)
 def test_advantages_and_value_targets_are_equal(
     answers: Answers, action_space: Any, stateful: bool, lookback: int | None
@@ -366,6 +375,7 @@ def test_advantages_and_value_targets_are_equal(
         assert_same(mine(rl_module=module, episodes=whole), wanted, exact=False)
 
 
+@asked_nightly
 @pytest.mark.parametrize("lookback", [None, 0, 3])
 @pytest.mark.parametrize("stateful", [False])
 def test_stacked_frames_are_equal(answers: Answers, stateful: bool, lookback: int | None) -> None:
@@ -421,6 +431,7 @@ def assert_close(found: Any, wanted: Any, **tolerance: float) -> None:
         np.testing.assert_allclose(mine[path], leaf.reshape(mine[path].shape), err_msg=path, **tolerance)
 
 
+@asked_nightly
 @pytest.mark.parametrize("arrays", [True, False], ids=["arrays", "lists"])
 def test_flattened_observations_are_equal(answers: Answers, arrays: bool) -> None:
     def asked() -> Any:
@@ -437,6 +448,7 @@ def test_flattened_observations_are_equal(answers: Answers, arrays: bool) -> Non
     assert_close(found, wanted, rtol=0)
 
 
+@asked_nightly
 @pytest.mark.parametrize("counts", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("lookback", [None, 3])
 def test_past_actions_and_rewards_are_equal(answers: Answers, counts: tuple[int, int], lookback: int | None) -> None:
@@ -521,7 +533,7 @@ def assert_took_over(piece: Any, name: str, stats: dict[str, Any]) -> None:
 FILTERED = [OBSERVATIONS, spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(-5.0, 5.0, ())]
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.parametrize("space", FILTERED, ids=str)
 @pytest.mark.parametrize("form", ["connector", "filters", "one filter", "its statistics", "their state"])
 def test_a_filter_takes_over_what_rllibs_has_counted(space: Any, form: str) -> None:
@@ -560,6 +572,7 @@ def state_and_counts(*agents: str, **options: Any) -> tuple[Any, Any]:
     return filtered.get_state(), counted(filtered)
 
 
+@asked_nightly
 def test_filters_of_several_agents_are_taken_over_by_name(answers: Answers) -> None:
     state, stats = answers(lambda: state_and_counts("ann", "bob"))
     by_agent = spaces.Dict(dict.fromkeys(("ann", "bob"), OBSERVATIONS))
@@ -576,6 +589,7 @@ def test_a_state_of_rllibs_pipeline_goes_to_ours_as_it_is(answers: Answers) -> N
     assert_took_over(pipeline[0], "obs", stats[None])
 
 
+@asked_nightly
 def test_a_state_of_a_filter_with_other_options_is_refused_with_the_options_to_give(answers: Answers) -> None:
     state, stats = answers(lambda: state_and_counts(clip_by_value=5.0))
     with pytest.raises(BadPiece, match=r"with clip_by_value=5.0, here clip_by_value=10.0") as caught:
@@ -586,6 +600,7 @@ def test_a_state_of_a_filter_with_other_options_is_refused_with_the_options_to_g
     assert_took_over(piece, "obs", stats[None])
 
 
+@asked_nightly
 def test_several_slots_at_once_are_filtered_as_rllib_filters_them_one_by_one(answers: Answers) -> None:
     def filtered(kind: Any, piece: Any) -> Any:
         episodes = played(kind, space, arrays=False)
@@ -599,6 +614,7 @@ def test_several_slots_at_once_are_filtered_as_rllib_filters_them_one_by_one(ans
     np.testing.assert_allclose(filtered(SingleAgentEpisode, ours.MeanStdFilter()), wanted, rtol=1e-4, atol=1e-5)
 
 
+@asked_nightly
 def test_a_filter_that_was_fed_by_rllib_s_rule_gives_its_observations_on_the_learner_s_side(answers: Answers) -> None:
     """With equal statistics and counting switched off, both sides change observations alike."""
 
@@ -618,6 +634,7 @@ def test_a_filter_that_was_fed_by_rllib_s_rule_gives_its_observations_on_the_lea
     assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@asked_nightly
 def test_stacking_beside_the_environment_is_equal(answers: Answers) -> None:
     def stacked(kind: Any, piece: Any) -> Any:
         seen: list[Any] = []

@@ -135,7 +135,7 @@ def play_both(rllib: Any, action_space: gym.Space[Any], *, stateful: bool, explo
                 episode.add_env_step(observation, action, 0.5, extra_model_outputs=dict(state))
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("explore", [False, True], ids=["greedy", "explore"])
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "lstm"])
 @pytest.mark.parametrize("name", ["discrete", "box", "unbounded box", "multi-discrete"])
@@ -188,7 +188,7 @@ def batched(space: gym.Space[Any], count: int) -> Any:
     return map_leaves(lambda *leaves: np.stack(leaves), *samples)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["discrete", "box", "multi-discrete"])
 def test_our_action_heads_take_the_same_actions_and_give_them_the_same_likelihood(rllib: Any, name: str) -> None:
     action_space = ACTIONS[name]
@@ -210,7 +210,7 @@ def test_our_action_heads_take_the_same_actions_and_give_them_the_same_likelihoo
         torch.testing.assert_close(likelihood, theirs[Columns.ACTION_LOGP], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 def test_the_default_pieces_are_rllibs_in_rllibs_order(rllib: Any) -> None:
     their_in, their_out = their_pipelines(rllib, ACTIONS["box"])
     ours = env_to_module_pipeline(OBSERVATIONS, ACTIONS["box"]), module_to_env_pipeline(OBSERVATIONS, ACTIONS["box"])
@@ -218,7 +218,7 @@ def test_the_default_pieces_are_rllibs_in_rllibs_order(rllib: Any) -> None:
         assert [name for name, _ in mine.named()] == [type(piece).__name__ for piece in theirs.connectors]
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 def test_an_observation_preprocessor_written_for_either_gives_the_same_batch(rllib: Any) -> None:
     from ray.rllib.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor as Theirs
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode as TheirEpisode
@@ -265,7 +265,7 @@ def their_multi_agent_pipelines(spaces: tuple[Any, Any], specs: dict[str, Any]) 
     return config.build_env_to_module_connector(spaces=given), config.build_module_to_env_connector(spaces=given)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("explore", [False, True], ids=["greedy", "explore"])
 def test_episodes_of_several_agents_go_through_the_same_pieces_to_the_same_actions(
     rllib: Any, explore: bool, monkeypatch: pytest.MonkeyPatch

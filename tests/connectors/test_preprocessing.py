@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from rllib_answers import Answers
+from rllib_answers import Answers, asked_nightly
 
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -279,6 +279,7 @@ def test_a_multi_agent_preprocessor_that_makes_up_agents_is_refused_by_name() ->
 NESTED = gym.spaces.Dict({"b": VECTOR, "a": gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([2, 3])])})
 
 
+@asked_nightly
 @pytest.mark.parametrize(
     "space", [gym.spaces.Discrete(5), gym.spaces.MultiDiscrete([3, 4]), NESTED, RAM], ids=["choice", "choices", "nested", "ram"]
 )

@@ -14,7 +14,7 @@ from offline_cli.connectors.connector_v2 import same_state
 from offline_cli.errors import EpisodeKeyError, OfflineCliError, UnknownPiece
 from offline_cli.modules import build_recurrent_module
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.nightly
 pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
 
 OBS, ACT = spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(3)

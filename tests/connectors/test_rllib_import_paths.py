@@ -31,7 +31,7 @@ def of_rllib(package: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_name_of_rllib_is_found_under_its_path(package: str) -> None:
     pytest.importorskip("ray")

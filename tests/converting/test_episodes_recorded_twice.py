@@ -100,7 +100,7 @@ def test_stitching_episodes_again_takes_as_long_for_each_as_the_first_time(repea
     assert processor_time(lambda: stitched(parts), times=1) <= 4 * repeats * once + 0.5
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 def test_stitching_two_hundred_thousand_episodes_twice_is_linear_too() -> None:
     once = processor_time(lambda: stitched(batches(range(200_000), 50_000)), times=1)
     assert processor_time(lambda: stitched(batches([*range(200_000)] * 2, 50_000)), times=1) <= 4 * once

@@ -104,6 +104,7 @@ def test_an_episode_of_lerobot_may_go_on_in_the_next_file(tmp_path: Path, pickle
     assert_same(tmp_path / "here", tmp_path / "there")
 
 
+@pytest.mark.integration
 def test_hdf5_is_read_beside_the_workers_of_another_source(tmp_path: Path) -> None:
     first, second = (hdf5_trees.write(tmp_path / f"{seed}.hdf5", hdf5_trees.d4rl(seed=seed)) for seed in (0, 1))
     convert(first, tmp_path / "ours", max_rows_per_file=1)
@@ -319,7 +320,7 @@ def test_pieces_get_the_network_of_a_run_as_they_do_here(tmp_path: Path, pickled
     assert pickled.items > 1
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_real_processes_in_any_number_give_the_same(datasets: dict[str, Path], tmp_path: Path) -> None:
     for workers, source in ((1, SAMPLE), (2, datasets["episodes"]), (5, datasets["columns"])):
         here, there = tmp_path / f"here-{workers}", tmp_path / f"there-{workers}"
@@ -328,6 +329,7 @@ def test_real_processes_in_any_number_give_the_same(datasets: dict[str, Path], t
         assert_same(here, there)
 
 
+@pytest.mark.integration
 def test_an_error_half_way_leaves_no_worker_and_no_dataset(tmp_path: Path, datasets: dict[str, Path]) -> None:
     folder = shutil.copytree(datasets["episodes"], tmp_path / "copy")
     last = sorted((folder / "data").iterdir())[-1]

@@ -285,7 +285,7 @@ def test_recordings_of_rllib_have_the_counts_that_their_own_reader_gives(
     assert stream.tally.assumptions["broken-chain"] == 0
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 def test_every_step_of_packed_columns_equals_what_rllibs_own_unpacking_gives(real_data: Path) -> None:
     compression = pytest.importorskip("ray.rllib.utils.compression", reason="needs the extra [ray]")
     _, batch = read(str(real_data / "rllib_columns_cartpole_expert"))

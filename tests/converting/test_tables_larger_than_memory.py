@@ -18,7 +18,7 @@ import pytest
 
 from offline_cli.datasets.dataset import Dataset
 
-pytestmark = pytest.mark.big
+pytestmark = pytest.mark.nightly
 
 LIMIT = 256 << 20
 GB = 10**9
@@ -108,7 +108,7 @@ def check_episodes(out: Path, count: int, length: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "length", "size"),
-    [pytest.param("parquet", 200, GB, marks=pytest.mark.long), ("parquet", 20, GB // 3), ("csv", 200, GB // 3)],
+    [pytest.param("parquet", 200, GB, marks=pytest.mark.nightly), ("parquet", 20, GB // 3), ("csv", 200, GB // 3)],
     ids=["a gigabyte of parquet", "short episodes", "csv"],
 )
 def test_a_large_table_in_any_order_converts_within_256_mib(

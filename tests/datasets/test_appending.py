@@ -434,7 +434,7 @@ def test_a_dataset_that_its_recorder_can_continue_is_not_added_to(tmp_path: Path
         convert(new, old, append=True)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 def test_twenty_thousand_ids_are_compared(tmp_path: Path, make_batch: Make) -> None:
     lengths = (1,) * 20_000
     old = write(tmp_path / "old", make_batch(lengths))

@@ -80,7 +80,7 @@ def parts(batch: EpisodeBatch) -> Iterator[np.ndarray]:
         yield from leaves(tree)
 
 
-@pytest.mark.parametrize("count", [pytest.param(60, id="some"), pytest.param(2000, id="ten thousand", marks=pytest.mark.big)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)], ids=["some", "ten thousand"])
 def test_no_flipped_bit_of_a_dataset_is_read_as_another_value(dataset: Path, count: int) -> None:
     want = read(dataset)
     shards = sorted((dataset / "data").iterdir())

@@ -92,7 +92,7 @@ def found(folder: Path, wholes: dict[str, Content]) -> str:
 Judge = Callable[..., None]
 
 
-@pytest.fixture(params=[pytest.param((3, 4), id="sampled"), pytest.param((1, 1), id="all", marks=pytest.mark.kill)])
+@pytest.fixture(params=[pytest.param((3, 4), id="sampled"), pytest.param((1, 1), id="all", marks=pytest.mark.nightly)])
 def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path) -> Judge:
     """Whether every image of a recorded `disk` holds, at `at`, what was there `before`, or the dataset `after`.
 

@@ -195,7 +195,7 @@ with DatasetWriter(
 """
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 @pytest.mark.parametrize("format_", ["episodes", "columns"])
 def test_a_writer_killed_again_and_again_ends_like_an_undisturbed_one(format_: str, tmp_path: Path) -> None:
     def start(folder: str, how: str) -> subprocess.Popen[bytes]:

@@ -19,6 +19,8 @@ from offline_cli.engines.overseer import Limits, Overseer, exit_code_of
 from offline_cli.engines.watchdog import watched
 from offline_cli.waiting import CLOSING, WORKERS, Ending, Overdue, current
 
+pytestmark = pytest.mark.nightly
+
 SHORT = Limits(word=0.05, stop=0.2, close=0.1, stuck=5.0, again=0.05, tick=0.02)
 
 
@@ -273,16 +275,6 @@ def _wakeup() -> int:
     descriptor = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(descriptor)
     return descriptor
-
-
-@pytest.mark.usefixtures("command")
-def test_it_costs_little_to_start() -> None:
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        with Overseer("it"):
-            times.append(time.perf_counter() - began)
-    assert min(times) < 0.03
 
 
 def test_the_exit_codes_of_signals() -> None:

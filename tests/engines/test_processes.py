@@ -18,6 +18,8 @@ import worker_tasks as tasks
 
 from offline_cli.engines.processes import mapped, processors
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[2]
 PATH = [str(ROOT), str(ROOT / "tests" / "support")]
 

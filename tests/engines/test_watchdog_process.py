@@ -59,13 +59,14 @@ def begun():  # type: ignore[no-untyped-def]
         process.communicate()
 
 
+@pytest.mark.nightly
 def test_without_a_sign_of_life_it_kills(begun) -> None:  # type: ignore[no-untyped-def]
     process, _ = begun(PLAYS.format(word="nothing"))
     assert process.wait(5) == -signal.SIGKILL
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="nothing says elsewhere that a process is stopped")
-@pytest.mark.kill
+@pytest.mark.nightly
 @pytest.mark.parametrize("both", [False, True], ids=["the parent", "both"])
 def test_one_that_is_stopped_and_goes_on_is_not_killed(both: bool, begun) -> None:  # type: ignore[no-untyped-def]
     process, watchdog = begun(PLAYS.format(word="alive"))
@@ -79,7 +80,7 @@ def test_one_that_is_stopped_and_goes_on_is_not_killed(both: bool, begun) -> Non
         assert process.poll() is None, process.communicate()[1]
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 def test_the_time_in_which_a_process_is_stopped_is_none_of_its_step(begun) -> None:  # type: ignore[no-untyped-def]
     process, _ = begun(STEPS)
     time.sleep(0.4)

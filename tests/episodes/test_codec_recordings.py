@@ -93,7 +93,7 @@ def test_a_recording_written_again_as_ours_is_equal_and_smaller(real_data: Path,
     assert sum(map(len, again)) < sum(map(len, items))
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @every_recording
 def test_rllib_reads_a_recording_written_again_as_ours_to_equal_values(real_data: Path, name: str) -> None:
     rllib = pytest.importorskip("ray.rllib.env.single_agent_episode")

@@ -65,7 +65,7 @@ def test_the_bulk_reader_gives_what_the_single_one_does_without_its_lookback(epi
     assert_same_batch(batch, EpisodeBatch.from_episodes([decode(data, where="test")]))
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @bounded
 @given(episodes())
 def test_rllib_reads_what_was_written(episode: SingleAgentEpisode) -> None:

@@ -51,7 +51,7 @@ CONSTRUCTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CONSTRUCTIONS)
 def test_lists_that_rllib_constructs_otherwise(classes: tuple[Any, Any], name: str) -> None:
     lists = {"id_": "e", "len_lookback_buffer": 0, "agent_to_module_mapping_fn": module_of, **CONSTRUCTIONS[name]}
@@ -60,7 +60,7 @@ def test_lists_that_rllib_constructs_otherwise(classes: tuple[Any, Any], name: s
     assert theirs[0] == "raises" or difference(ours[1], theirs[1])
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 def test_rllib_forgets_which_module_it_mapped_an_agent_to(classes: tuple[Any, Any]) -> None:
     def is_remembered(cls: Any) -> bool:
         answers = iter(range(9))
@@ -70,7 +70,7 @@ def test_rllib_forgets_which_module_it_mapped_an_agent_to(classes: tuple[Any, An
     assert list(map(is_remembered, classes)) == [True, False]
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_that_rllib_plays_otherwise(classes: tuple[Any, Any], name: str) -> None:
     ours, theirs = (outcome(lambda cls=cls: SCRIPTS[name](cls)) for cls in classes)
@@ -97,7 +97,7 @@ def test_random_sequences_of_operations_give_what_rllib_gives_but_for_the_differ
     assert min(met["(slices compared)"], met["(concats compared)"], met["(constructions compared)"]) > 50
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @settings(
     max_examples=40,
     deadline=None,

@@ -132,7 +132,7 @@ def test_the_model_card_tells_values_in_words_and_leaves_out_what_is_not_known()
     assert not any("val" in row.partition(" | ")[0].split() for row in rows)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 def test_the_same_run_gives_the_same_bytes_without_paths_of_this_machine(cartpole: Path) -> None:
     export(cartpole / "run", cartpole / "again.onnx", to="onnx")
     content = (cartpole / "again.onnx").read_bytes()

@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 QUICK = ["filtered and stacked", "lstm"]
 IN_CI = ["cnn", "gru stacked", "previous"]
 LONG = [
-    pytest.param(name, marks=[pytest.mark.big] if name in IN_CI else [pytest.mark.big, pytest.mark.long])
+    pytest.param(name, marks=[pytest.mark.nightly] if name in IN_CI else pytest.mark.nightly)
     for name in KINDS
     if name not in QUICK
 ]

@@ -318,6 +318,7 @@ def _read_often(folder: str, times: int) -> None:
         assert whole(Location(place.fs, place.path, place.url, place.patience, shared)) == files[path]
 
 
+@pytest.mark.nightly
 def test_processes_that_share_a_folder_and_evict_from_it_read_the_right_bytes(tmp_path: Path) -> None:
     """With room for two of the four files that they all read, each in its own order."""
     spawn = multiprocessing.get_context("spawn")

@@ -47,7 +47,8 @@ def test_a_client_that_cannot_be_made_in_time_is_an_error_and_the_next_is_made_a
     assert open_location("s3://bucket/a", {"time_limit": 20}).path == "bucket/a"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_google_without_credentials_or_network_ends_with_the_time_limit(silent: int) -> None:
     script = (
         "import os, sys\n"

@@ -102,6 +102,7 @@ def test_files_folders_and_nothing_are_what_they_were(tmp_path: Path) -> None:
         open_location(tmp_path).read_bytes()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "command", "told"),
     [
@@ -125,6 +126,7 @@ def test_a_pipe_in_a_dataset_folder_ends_a_command_with_exit_3(
     assert (done.returncode, told in done.stderr) == (3, True), done.stderr
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("how", ["itself", "in a folder", "in a glob"])
 def test_a_pipe_as_a_source_ends_a_command_with_exit_3(dataset: Path, run: Run, tmp_path: Path, how: str) -> None:
     folder = tmp_path / "recordings"
@@ -135,6 +137,7 @@ def test_a_pipe_as_a_source_ends_a_command_with_exit_3(dataset: Path, run: Run, 
     assert (done.returncode, REFUSED in done.stderr) == (3, True), done.stderr
 
 
+@pytest.mark.integration
 def test_an_output_that_is_a_pipe_is_refused(dataset: Path, run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out")
     assert run("convert", dataset, "--out", tmp_path / "out").returncode in (2, 5)

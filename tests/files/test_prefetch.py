@@ -29,6 +29,8 @@ from offline_cli.formats.parquet_files import chunks
 from offline_cli.parquet.safety import file_ranges
 from offline_cli.tally import Rejects
 
+pytestmark = pytest.mark.nightly
+
 MIB = 1 << 20
 DATA = np.random.default_rng(0).bytes(100 * MIB)
 

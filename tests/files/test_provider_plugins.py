@@ -56,6 +56,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
+@pytest.mark.integration
 def test_a_command_reads_from_and_writes_to_the_storage_of_another_package(
     shop: ShopServer, command: Command, table: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_command_reads_from_and_writes_to_the_storage_of_another_package(
     assert (tmp_path / "back" / "manifest.json").is_file()
 
 
+@pytest.mark.integration
 def test_its_errors_are_told_as_its_record_says(shop: ShopServer, command: Command) -> None:
     shop.closed = True
     failed = command("inspect", "shop://shelf/in")
@@ -79,6 +81,7 @@ def test_its_errors_are_told_as_its_record_says(shop: ShopServer, command: Comma
     assert "the storage is overloaded, or not available (come back later)" in failed["error"]["what"]
 
 
+@pytest.mark.integration
 def test_a_url_without_what_its_urls_begin_with_is_refused(command: Command) -> None:
     failed = command("inspect", "shop:///in")
     assert (failed["exit_code"], failed["error"]["what"]) == (2, "shop:// names no shelf")

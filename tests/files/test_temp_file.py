@@ -77,6 +77,7 @@ with TempFile(sys.argv[1]) as file:
 """
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(os.name != "posix", reason="only there is an open file without a name")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_killed_process_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import open_location
 from offline_cli.files.timeouts import NoAnswer, Patience, waits_told_to
 
+pytestmark = pytest.mark.nightly
+
 
 def never() -> None:
     threading.Event().wait()
@@ -39,7 +41,7 @@ def test_a_request_that_is_never_answered_ends_after_the_limit() -> None:
     assert 1.5 <= seconds_of(lambda: Patience(1.5).wait_for(never, "s3://bucket/a")) < 6
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_after_a_failure_requests_get_a_tenth_until_one_is_answered() -> None:
     patient = Patience(40)
     with pytest.raises(ConnectionError):

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import rival_environments
 from offline_cli.converting.convert import convert
 
-pytestmark = [pytest.mark.rivals, pytest.mark.gigabytes]
+pytestmark = pytest.mark.nightly
 REQUIREMENTS = Path(foreign_formats.__file__).parent / "requirements"
 Ask = Callable[..., None]
 

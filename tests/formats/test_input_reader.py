@@ -351,7 +351,7 @@ RECORDINGS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @RECORDINGS
 def test_what_rllibs_json_reader_gives_is_what_our_own_reader_reads(
     module: Any, real_data: Path, recording: str, env: str
@@ -361,7 +361,7 @@ def test_what_rllibs_json_reader_gives_is_what_our_own_reader_reads(
     assert_same(whole(source, env=env, from_="python:own_ray:EachLine"), whole(source, env=env))
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @RECORDINGS
 def test_rllibs_json_reader_which_begins_again_at_its_end_is_read_up_to_the_limit(
     module: Any, real_data: Path, recording: str, env: str
@@ -371,7 +371,7 @@ def test_rllibs_json_reader_which_begins_again_at_its_end_is_read_up_to_the_limi
     assert_same(whole(file, env=env, from_="python:own_ray:input_creator", limit=3), whole(file, env=env, limit=3))
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("writer", ["plain_writer", "packed_writer"])
 @pytest.mark.parametrize(
     ("recording", "env"), [("sample_batch_cartpole_plain", "CartPole-v1"), ("rllib_episodes_pendulum", "Pendulum-v1")]

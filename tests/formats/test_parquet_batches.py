@@ -40,14 +40,14 @@ def parquet(group: int) -> Counted:
 
 @pytest.mark.parametrize("group", [1, 7, 300, 1000])
 @pytest.mark.parametrize("at_once", [1, 5000, 1 << 20])
-@pytest.mark.parametrize("columns", [None, ["t"], ["obs"], ["obs.x", "t"], []])
-def test_all_rows_come_in_order(group: int, at_once: int, columns: list[str] | None) -> None:
-    batches = list(parquet_batches(parquet(group), columns=columns, rows=64, at_once=at_once))
-    assert max(batch.num_rows for batch in batches) <= 64
-    assert sum(map(len, batches)) == 1000
-    if columns != []:
-        names = TABLE.column_names if columns is None else columns
-        assert pa.Table.from_batches(batches).select(names).equals(TABLE.select(names))
+def test_all_rows_come_in_order(group: int, at_once: int) -> None:
+    for columns in (None, ["t"], ["obs"], ["obs.x", "t"], []):
+        batches = list(parquet_batches(parquet(group), columns=columns, rows=64, at_once=at_once))
+        assert max(batch.num_rows for batch in batches) <= 64
+        assert sum(map(len, batches)) == 1000
+        if columns != []:
+            names = TABLE.column_names if columns is None else columns
+            assert pa.Table.from_batches(batches).select(names).equals(TABLE.select(names))
 
 
 def test_the_first_batch_comes_before_the_file_has_been_read() -> None:

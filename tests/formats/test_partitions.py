@@ -84,6 +84,7 @@ def test_the_parts_of_what_is_divided_by_files_give_together_what_it_gives(
     assert_sum([content_of_pickled(pickle.dumps(part)) for part in parts], content_of(source))
 
 
+@pytest.mark.integration
 def test_the_parts_are_read_in_processes_of_their_own(datasets: list[Path]) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         for place in (SAMPLE, *datasets):

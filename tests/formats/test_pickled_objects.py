@@ -112,7 +112,7 @@ def _cells(column: Any) -> list[bytes]:
     return list(getattr(array, "storage", array).to_pylist())
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["lstm_states", "tuple_actions"])
 def test_recorded_objects_equal_what_rllib_unpickles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
@@ -255,7 +255,7 @@ def test_a_hostile_object_in_a_column_that_a_step_needs_is_refused_and_never_run
     assert not canary.exists()
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("column", ["actions", "infos", "hook"])
 def test_objects_are_never_run_where_ray_has_registered_its_type(tmp_path: Path, column: str) -> None:
     pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")

@@ -142,7 +142,7 @@ def test_tensors_of_varying_shape_are_read_where_all_shapes_are_one_and_refused_
     assert caught.value.where.endswith("bad.parquet row 2")
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 def test_rays_tensor_types_are_read_the_same_once_ray_has_registered_them(tmp_path: Path) -> None:
     tensors = pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
     array = tensors.ArrowTensorArray.from_numpy(OBS[:STEPS])

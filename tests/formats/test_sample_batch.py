@@ -11,7 +11,7 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pytest
-from rllib_answers import Answers
+from rllib_answers import Answers, asked_nightly
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, StorageNotFound, UnsafeData
@@ -100,7 +100,7 @@ def test_the_infos_of_a_recording_follow_their_steps(real_data: Path) -> None:
     assert [batch.infos[row] for row in batch.obs_starts[:-1]] == [{}] * len(batch)
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("folder", COUNTS)
 def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) -> None:
     pytest.importorskip("ray")
@@ -120,6 +120,7 @@ def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) 
 STORED = ["sample_batch", "many_lines", "float64", "float_actions", "without_t"]
 
 
+@asked_nightly
 @pytest.mark.parametrize("name", STORED)
 def test_stored_lines_give_the_columns_that_rllibs_own_reader_gives(answers: Answers, name: str) -> None:
     def asked() -> Any:

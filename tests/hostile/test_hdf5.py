@@ -154,6 +154,7 @@ def children() -> list[str]:
     return listed.split()
 
 
+@pytest.mark.nightly
 def test_a_template_that_was_killed_is_started_again(tmp_path: Path) -> None:
     path = write(tmp_path / "a.hdf5", d4rl(20))
     read(path)
@@ -163,6 +164,7 @@ def test_a_template_that_was_killed_is_started_again(tmp_path: Path) -> None:
     assert len(read(path)[1]) == 2
 
 
+@pytest.mark.integration
 def test_the_template_ends_with_its_process(tmp_path: Path) -> None:
     path = write(tmp_path / "a.hdf5", d4rl(20))
     code = (

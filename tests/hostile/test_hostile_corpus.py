@@ -63,7 +63,7 @@ def test_every_hostile_file_is_answered_by_a_named_error_or_counted_problems(
     check(rows, peak, expected)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_command_answers_every_hostile_file(
     group: str, measured: Measured, tmp_path: Path, expected: dict[str, dict[str, str]]

@@ -29,7 +29,7 @@ def test_a_mutated_input_is_read_or_refused_by_name(target: str) -> None:
     assert len(found) > 1  # not one answer to all
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", FORMATS)
 def test_a_thousand_mutated_inputs_are_read_or_refused_by_name(target: str) -> None:
     found = answers(target, QUICK, ALL)

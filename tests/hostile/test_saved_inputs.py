@@ -35,7 +35,7 @@ def test_mutated_files_are_read_or_refused_by_name(target: str) -> None:
         check(TARGETS[target], MUTATORS[target](rng.choice(seeds), rng))
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", HDF5)
 def test_a_thousand_mutated_files_of_each_hdf5_reader_are_read_or_refused(target: str, tmp_path: Path) -> None:
     words = [target, "--engine", "plain", "--runs", "1000", "--out", str(tmp_path)]
@@ -46,6 +46,7 @@ def test_a_thousand_mutated_files_of_each_hdf5_reader_are_read_or_refused(target
     assert report["peak_mib"] < 512
 
 
+@pytest.mark.integration
 def test_a_fuzz_run_reports_what_it_did(tmp_path: Path) -> None:
     words = ["pickle", "--engine", "plain", "--runs", "2500", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, str(HERE / "fuzz.py"), *words], capture_output=True, text=True, check=True)
@@ -56,6 +57,7 @@ def test_a_fuzz_run_reports_what_it_did(tmp_path: Path) -> None:
     assert report["exit"] == 0
 
 
+@pytest.mark.integration
 def test_a_fuzz_run_ends_with_the_input_that_crashes(tmp_path: Path) -> None:
     code = "import fuzz_targets, fuzz; fuzz_targets.TARGETS['info'] = lambda data: 1 / len(data[4:]); fuzz.main()"
     words = ["info", "--engine", "plain", "--worker", "--out", str(tmp_path)]

@@ -15,7 +15,7 @@ from hdf5_trees import FOREIGN
 from benchmarks import rival_environments
 from offline_cli.converting.convert import convert
 
-pytestmark = [pytest.mark.rivals, pytest.mark.gigabytes]
+pytestmark = pytest.mark.nightly
 Ask = Callable[[str, Path], Any]
 
 

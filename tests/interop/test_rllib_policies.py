@@ -20,7 +20,7 @@ from offline_cli.playing.plan import environment_seed
 from offline_cli.policies.rllib_policy import read_checkpoint
 from offline_cli.recording.record import record
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
 MODULE = "learner_group/learner/rl_module/default_policy"
 ROWS = 10_000

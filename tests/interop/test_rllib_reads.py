@@ -13,7 +13,7 @@ from gymnasium import spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
 ACTIONS = spaces.Discrete(3)
 Write = Callable[..., str]
@@ -90,12 +90,14 @@ def test_rllib_reads_observations_from_the_episodes_format(
     assert_rllib_reads_episodes(random_batch(observation_space, ACTIONS), tmp_path / "D", write_dataset)
 
 
+@pytest.mark.nightly
 def test_rllib_reads_actions_from_the_episodes_format(
     action_space: Space, random_batch: Callable[..., EpisodeBatch], write_dataset: Write, tmp_path: Path
 ) -> None:
     assert_rllib_reads_episodes(random_batch(OBSERVATIONS, action_space), tmp_path / "D", write_dataset)
 
 
+@pytest.mark.nightly
 def test_rllib_reads_observations_from_the_columns_format(
     observation_space: Space, random_batch: Callable[..., EpisodeBatch], write_dataset: Write, tmp_path: Path
 ) -> None:

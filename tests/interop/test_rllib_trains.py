@@ -12,7 +12,7 @@ from gymnasium import spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 THREE = spaces.Discrete(3)
@@ -92,6 +92,7 @@ def test_rllib_trains_on_our_data_as_it_is(
     assert np.isfinite(train_one_iteration(batch, data, format=format))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("observation_space", "action_space", "message"), NOT_BY_RLLIB.values(), ids=NOT_BY_RLLIB)
 def test_rllib_cannot_train_on_these_spaces_and_says_so(
     observation_space: Space,

@@ -39,6 +39,7 @@ follow_imports = silent
 """  # what is behind the signatures takes mypy two minutes
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 def test_mypy_accepts_right_calls_and_names_each_wrong_one(tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(RIGHT, encoding="utf-8")

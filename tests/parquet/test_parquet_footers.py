@@ -129,6 +129,7 @@ EVERY_BYTE = """
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rows_of_a_group", [2, 1], ids=["one row group", "two row groups"])
 def test_whichever_bit_of_a_footer_changes_it_is_refused_or_can_be_looked_at(rows_of_a_group: int) -> None:
     words = [sys.executable, "-c", textwrap.dedent(EVERY_BYTE), str(rows_of_a_group)]

@@ -174,6 +174,7 @@ class TestHashing:
             (tmp_path / "f").unlink()
             assert found.digest() == expected
 
+    @pytest.mark.nightly
     def test_it_waits_while_several_threads_decode_and_goes_on_afterwards(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -18,9 +18,7 @@ from offline_cli.errors import BadData
 from offline_cli.playing.runner_processes import _Inbox, _Stop
 from offline_cli.playing.slots import started
 
-pytestmark = pytest.mark.skipif(
-    "forkserver" not in multiprocessing.get_all_start_methods(), reason="this system has no fork server"
-)
+pytestmark = pytest.mark.nightly
 RECORD = ("record", "CartPole-v1", "--policy", "random", "-n", "4", "--out")
 
 

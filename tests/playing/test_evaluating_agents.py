@@ -38,7 +38,9 @@ def found(run: Path | str, **options: Any) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name not in ("seconds",)}
 
 
-@pytest.mark.parametrize("how", [{"num_envs": 1}, {"num_envs": 5}, {"num_env_runners": 2}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"num_envs": 1}, {"num_envs": 5}, pytest.param({"num_env_runners": 2}, marks=pytest.mark.nightly)], ids=str
+)
 def test_the_numbers_are_the_same_for_any_number_of_slots_and_processes(how: dict[str, Any], run: Path) -> None:
     assert found(run, explore=True, **how) == found(run, explore=True)
 
@@ -144,7 +146,7 @@ def test_a_run_of_several_modules_is_not_exported_as_one_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_module_is_exported_alone_and_its_file_plays_as_it_does(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     export(run / "modules" / "sides", tmp_path / "sides.onnx", to="onnx")

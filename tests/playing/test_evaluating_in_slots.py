@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from offline_cli.training.train import train_bc
 ENV = "recording_envs:Count-v0"
 FILTER: dict[str, Any] = {"name": "mean_std_filter"}
 STACK: dict[str, Any] = {"name": "frame_stacking", "num_frames": 4}
-MANNERS: list[dict[str, int]] = [{"num_envs": 1}, {"num_envs": 37}, {"num_envs": 3, "num_env_runners": 2}]
+MANNERS = [{"num_envs": 1}, {"num_envs": 37}, pytest.param({"num_envs": 3, "num_env_runners": 2}, marks=pytest.mark.nightly)]
 pytestmark = pytest.mark.filterwarnings("ignore:.*missing AutoresetMode metadata")
 
 
@@ -78,13 +79,12 @@ def test_drawn_actions_of_an_episode_do_not_depend_on_how_many_are_played(run_fo
     assert few.returns.tolist() == many.returns[:20].tolist()
 
 
-@pytest.mark.parametrize("runners", [1, 2, 3, 5])
-@pytest.mark.parametrize("episodes", [1, ROUND, ROUND + 1, 3 * ROUND, 5 * ROUND - 7])
 @pytest.mark.parametrize("way", ["sync", "vector_entry_point"])
-def test_runners_share_all_episodes_and_each_plays_its_own(way: str, episodes: int, runners: int) -> None:
-    plan = EvaluationPlan("Any-v0", {}, (), "run", False, 0, way, 16, runners, "cpu", episodes=episodes)
-    shares = [plan.indices(runner, np.arange(plan.share(runner))) for runner in range(runners)]
-    assert sorted(np.concatenate(shares).tolist()) == list(range(episodes))
+def test_runners_share_all_episodes_and_each_plays_its_own(way: str) -> None:
+    for runners, episodes in itertools.product((1, 2, 3, 5), (1, ROUND, ROUND + 1, 3 * ROUND, 5 * ROUND - 7)):
+        plan = EvaluationPlan("Any-v0", {}, (), "run", False, 0, way, 16, runners, "cpu", episodes=episodes)
+        shares = [plan.indices(runner, np.arange(plan.share(runner))) for runner in range(runners)]
+        assert sorted(np.concatenate(shares).tolist()) == list(range(episodes))
 
 
 # ---- ways in which an own vector class resets itself ----
@@ -113,7 +113,7 @@ def test_training_checks_an_own_class_whatever_way_it_resets_itself(way: str, tm
 # ---- what goes wrong ----
 
 
-@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.integration)])
 def test_an_environment_that_raises_is_named_with_its_episode_and_seed(runners: int, run_folder: Callable[..., Path]) -> None:
     run = run_folder(ENV)
     with pytest.raises(BadData, match="the environment raised SystemExit") as caught:
@@ -122,6 +122,7 @@ def test_an_environment_that_raises_is_named_with_its_episode_and_seed(runners: 
     assert "its seed was" in caught.value.fix
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runners", [0, 1])
 def test_a_step_that_takes_longer_than_it_may_ends_an_evaluation(runners: int, run_folder: Callable[..., Path]) -> None:
     run = run_folder(ENV)
@@ -131,6 +132,7 @@ def test_a_step_that_takes_longer_than_it_may_ends_an_evaluation(runners: int, r
     assert "episode" in caught.value.where
 
 
+@pytest.mark.integration
 def test_a_runner_that_dies_ends_an_evaluation_which_nothing_resumes(
     run_folder: Callable[..., Path], pipeline_file: Callable[..., str]
 ) -> None:
@@ -156,7 +158,7 @@ def test_infos_that_no_dataset_could_hold_do_not_matter(run_folder: Callable[...
     assert evaluate(run_folder(ENV), env="python:recording_envs:handles", episodes=40, device="cpu").episodes == 40
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_command_takes_slots_and_runners(run_folder: Callable[..., Path], child_env: dict[str, str]) -> None:
     command = [
         sys.executable,

@@ -69,7 +69,7 @@ def test_a_state_dict_of_arrays_plays_as_in_its_version_without_rllib(
     assert_plays(sample, name, "arrays", tmp_path / "D", trust=False)
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -104,7 +104,7 @@ def test_what_a_filter_learned_is_read_from_every_version(sample: Path) -> None:
         assert (np.sqrt(moments["m2"] / moments["count"]) > 0.01).all()
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 def test_weights_that_the_installed_version_wants_and_2_40_had_not_are_named(tmp_path: Path) -> None:
     module = unpacked(FIRST, tmp_path) / "pendulum" / "module"
     state = pickle.loads((module / "module_state.pt").read_bytes())
@@ -126,7 +126,7 @@ def rename(file: Path, old: Any, module: str, name: str) -> None:
     file.write_bytes(buffer.getvalue())
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 def test_a_module_of_2_40_whose_class_and_weights_had_other_names_is_the_same(tmp_path: Path) -> None:
     from ray.rllib.algorithms.bc.bc_catalog import BCCatalog
     from ray.rllib.algorithms.bc.torch.default_bc_torch_rl_module import DefaultBCTorchRLModule
@@ -148,7 +148,7 @@ def test_a_module_of_2_40_whose_class_and_weights_had_other_names_is_the_same(tm
     torch.testing.assert_close(found.forward_inference(batch), made.forward_inference(batch), rtol=0, atol=0)
 
 
-@pytest.mark.ray
+@pytest.mark.nightly
 def test_the_piece_that_stacks_frames_is_known_by_its_private_name(tmp_path: Path) -> None:
     from ray.rllib.connectors.common.frame_stacking import FrameStacking
     from ray.rllib.connectors.env_to_module import BatchIndividualItems, EnvToModulePipeline

@@ -110,7 +110,7 @@ def test_a_policy_for_other_spaces_is_refused_with_both(recorded: Record, run_fo
         assert caught.value.exit_code == 4
 
 
-@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.integration)])
 def test_a_policy_that_raises_is_named_with_episode_and_step(runners: int, recorded: Record, tmp_path: Path) -> None:
     with pytest.raises(BadData, match="no idea") as caught:
         recorded(policy="python:recording_envs:failing", episodes=200, num_envs=40, num_env_runners=runners)

@@ -44,11 +44,11 @@ def test_a_class_that_explores_another_way_does_so_where_it_is_told_to(recorded:
     assert len(set(batch.actions.tolist())) == 3
 
 
-def test_the_same_episodes_come_of_any_number_of_runners(
+def test_the_same_episodes_come_of_any_number_of_environments(
     recorded: Record, read: Read, same: Callable[[EpisodeBatch, EpisodeBatch], None]
 ) -> None:
     given = {"policy": "python:rllib_modules:Follows", "episodes": 4, "explore": True}
-    same(read(recorded(**given, num_envs=1)), read(recorded(**given, num_envs=2, num_env_runners=1)))
+    same(read(recorded(**given, num_envs=1)), read(recorded(**given, num_envs=2)))
 
 
 @pytest.mark.parametrize("name", ["Acts", "NamesDistribution", "SetsDistribution"])

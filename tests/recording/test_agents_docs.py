@@ -6,11 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from warm_commands import Shell
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.integration
 def test_the_page_on_several_agents_runs_as_it_stands(tmp_path: Path, script_shell: Shell) -> None:
     page = (REPOSITORY / "docs" / "agents.md").read_text(encoding="utf-8")
     code, script = (re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)[0] for language in ("python", "sh"))

@@ -36,7 +36,7 @@ def test_single_copies_play_between_gymnasiums_wrappers(tmp_path: Path) -> None:
         assert dataset[0].get_observations(0).shape == (84, 84)
 
 
-@pytest.mark.parametrize("runners", [0, 1])
+@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_its_vector_class_by_name_gives_the_dataset_its_own_spaces_and_the_manifest_says_so(
     runners: int, tmp_path: Path
 ) -> None:

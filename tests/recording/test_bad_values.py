@@ -26,7 +26,11 @@ from offline_cli.step_values import flag_of, reward_of
 
 Read = Callable[[Path], EpisodeBatch]
 OPTIONS: dict[str, Any] = {"policy": "random", "device": "cpu", "num_envs": 3, "episodes": 12}
-MANNERS = [{"vectorize": "sync"}, {"vectorize": "async"}, {"vectorize": "vector_entry_point"}]
+MANNERS = [
+    {"vectorize": "sync"},
+    pytest.param({"vectorize": "async"}, marks=pytest.mark.nightly),
+    {"vectorize": "vector_entry_point"},
+]
 ENV = {"sync": "recording_envs:Odd-v0", "async": "recording_envs:Odd-v0", "vector_entry_point": "recording_envs:OwnOdd-v0"}
 by_manner = pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner["vectorize"])
 
@@ -67,7 +71,9 @@ def test_numbers_and_flags_of_other_types_are_taken_for_what_they_say(
     assert set(batch.rewards[third].tolist()) == {7.0}
 
 
-@pytest.mark.parametrize("manner", [*MANNERS, {"vectorize": "sync", "num_env_runners": 2}], ids=str)
+@pytest.mark.parametrize(
+    "manner", [*MANNERS, pytest.param({"vectorize": "sync", "num_env_runners": 2}, marks=pytest.mark.integration)], ids=str
+)
 def test_nan_and_infinity_are_recorded_as_they_are_and_counted(
     manner: dict[str, Any], tmp_path: Path, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,7 +60,7 @@ PROCESSES = {
     "environments": ("--vectorize", "async"),
     "both": ("--vectorize", "async", "--num-env-runners", "2"),
 }
-KINDS = [pytest.param(name, marks=[] if name == "both" else pytest.mark.kill) for name in PROCESSES]  # one alone: full lane
+KINDS = [pytest.param(name, marks=[] if name == "both" else pytest.mark.nightly) for name in PROCESSES]  # one alone: full lane
 
 
 @pytest.fixture
@@ -93,6 +93,7 @@ def _infos(folder: Path) -> list[dict[str, Any]]:
     return [dict(info) for batch in open_dataset(str(folder / "D")).batches() for info in batch.infos or []]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("processes", KINDS)
 def test_files_of_the_current_folder_are_not_imported_by_worker_processes(
     processes: str, tmp_path: Path, beside: Beside
@@ -103,7 +104,7 @@ def test_files_of_the_current_folder_are_not_imported_by_worker_processes(
     assert (done.returncode, _ran(tmp_path)) == (0, []), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_python_m_offline_cli_does_not_import_files_of_the_current_folder(tmp_path: Path, beside: Beside) -> None:
     _lay(tmp_path, "numpy", "gymnasium", "torch", "typer", "click", "multiprocessing")
     words = ("record", "CartPole-v1", "--out", "D", "--policy", "random", "--episodes", "4", "--num-envs", "2")
@@ -111,7 +112,7 @@ def test_python_m_offline_cli_does_not_import_files_of_the_current_folder(tmp_pa
     assert (done.returncode, _ran(tmp_path)) == (0, []), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("start", [SCRIPT, MODULE], ids=["script", "module"])
 @pytest.mark.parametrize("processes", KINDS)
 def test_modules_of_the_current_folder_that_the_user_names_work_in_worker_processes(
@@ -127,7 +128,7 @@ def test_modules_of_the_current_folder_that_the_user_names_work_in_worker_proces
     assert (told["episodes"], told["return_mean"]) == (4, 5.0)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_environment_variables_of_worker_processes_are_the_callers(tmp_path: Path, beside: Beside) -> None:
     (tmp_path / "my_envs.py").write_text(MINE, encoding="utf-8")
     words = ("record", "my_envs:Robot-v0", "--out", "D", "--policy", "random", "--episodes", "4", "--num-envs", "2")
@@ -138,7 +139,7 @@ def test_the_environment_variables_of_worker_processes_are_the_callers(tmp_path:
     assert {info["safe"] for info in infos} == {"None"}
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_folders_of_pythonpath_are_found_by_worker_processes(tmp_path: Path, beside: Beside) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

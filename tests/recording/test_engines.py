@@ -50,13 +50,14 @@ def test_how_many_episodes_a_run_has_changes_nothing(
     assert pickled.items == runs
 
 
+@pytest.mark.integration
 def test_real_processes_record_the_same_and_a_part_can_be_recorded_alone(tmp_path: Path) -> None:
     record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=30, first_episode=10)
     record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=30, first_episode=10, engine="processes", workers=2)
     assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["run", "onnx", "stack"])
 def test_policies_of_every_kind_play_on_workers(kind: str, tmp_path: Path, pickled: PickledEngine) -> None:
     """With memory, exported, and through a stack of frames."""

@@ -21,7 +21,13 @@ OPTIONS: dict[str, Any] = {"policy": "random", "vectorize": "sync", "device": "c
 
 
 @pytest.mark.parametrize(
-    "manner", [{}, {"num_env_runners": 2}, {"vectorize": "async", "num_envs": 3}], ids=["here", "runners", "async"]
+    "manner",
+    [
+        {},
+        pytest.param({"num_env_runners": 2}, marks=pytest.mark.integration),
+        pytest.param({"vectorize": "async", "num_envs": 3}, marks=pytest.mark.integration),
+    ],
+    ids=["here", "runners", "async"],
 )
 def test_an_environment_that_raises_loses_no_whole_episode_and_can_be_gone_on_with(
     manner: dict[str, Any], tmp_path: Path, recorded: Record, read: Read, same: Same
@@ -44,7 +50,7 @@ def test_an_environment_that_raises_loses_no_whole_episode_and_can_be_gone_on_wi
     same(kept, read(recorded(policy="random", episodes=len(kept), env_kwargs={"fail_at": 20})))
 
 
-@pytest.mark.parametrize("vectorize", ["sync", "async"])
+@pytest.mark.parametrize("vectorize", ["sync", pytest.param("async", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("how", "told"),
     [

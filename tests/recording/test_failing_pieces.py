@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"policy": "python:recording_pieces:net", "vectorize":
 FAILING = {"use": "recording_pieces:Failing"}
 
 
-@pytest.mark.parametrize("runners", [0, 2])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.integration)])
 @pytest.mark.parametrize("side", ["env_to_module", "module_to_env"])
 def test_a_piece_that_raises_is_named_with_episode_step_and_seed_and_whole_episodes_are_kept(
     side: str, runners: int, tmp_path: Path, recorded: Record, read: Read, same: Same, pipeline_file: File

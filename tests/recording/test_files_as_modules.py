@@ -76,7 +76,7 @@ def command(tmp_path: Path) -> Command:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_no_command_takes_a_stray_file_for_a_module_and_all_take_files_by_path(command: Command) -> None:
     env, cpu = ("--env", "python:sub/secrets.py:Robot", "--wrapper", "sub/secrets.py:Half"), ("--device", "cpu")
     words = ("record", "sub/secrets.py:Robot", "--wrapper", "sub/secrets.py:Half", "--out", "D", "--episodes", "4", *cpu)
@@ -88,7 +88,7 @@ def test_no_command_takes_a_stray_file_for_a_module_and_all_take_files_by_path(c
     assert told["return_mean"] == 3.0
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 def test_validate_and_apply_take_no_stray_file_for_a_module_either(command: Command, tmp_path: Path) -> None:
     env = ("--env", "python:sub/secrets.py:Robot", "--wrapper", "none")
     command("record", "sub/secrets.py:Robot", "--out", "D", "--policy", "random", "--episodes", "4", "--device", "cpu")

@@ -28,7 +28,7 @@ from offline_cli.recording.record import record
 from offline_cli.waiting import current
 
 ENV = "hanging_envs:Hangs-v0"
-kill = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 HANGING = environment_seed(0, 11)  # slot 3 of 8
 
 
@@ -97,7 +97,6 @@ def begun(tmp_path: Path, child_env: dict[str, str]) -> Iterator[Begin]:
 # ---- a stop ----
 
 
-@kill
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("how", ["sleep", "loop", "swallow", "left"])
 def test_a_stop_says_what_is_waited_for_and_commits_what_is_whole_within_10_s(begun: Begin, how: str, number: int) -> None:
@@ -112,7 +111,6 @@ def test_a_stop_says_what_is_waited_for_and_commits_what_is_whole_within_10_s(be
     assert (run.kept(), told["error"]["episodes"]) == (8, 8)
 
 
-@kill
 @pytest.mark.parametrize(
     ("more", "kept"),
     [(("--num-env-runners", "2"), 1), (("--vectorize", "async"), 8), (("--num-env-runners", "1", "--vectorize", "async"), 8)],
@@ -126,7 +124,6 @@ def test_so_it_does_where_the_environment_hangs_in_another_process(begun: Begin,
     assert _left(run.process.pid) == []
 
 
-@kill
 def test_one_that_holds_the_interpreter_of_a_runner_is_ended_in_time(begun: Begin) -> None:
     run = begun("--num-env-runners", "2", how="held", pace=0.2)
     run.send(signal.SIGTERM)
@@ -135,7 +132,6 @@ def test_one_that_holds_the_interpreter_of_a_runner_is_ended_in_time(begun: Begi
     assert _left(run.process.pid) == []
 
 
-@kill
 def test_one_that_holds_the_interpreter_here_is_killed_in_time_and_resume_goes_on(
     begun: Begin, child_env: dict[str, str]
 ) -> None:
@@ -148,7 +144,6 @@ def test_one_that_holds_the_interpreter_here_is_killed_in_time_and_resume_goes_o
     assert _left(run.process.pid) == []
 
 
-@kill
 @pytest.mark.parametrize("more", [(), ("--num-env-runners", "2")])
 @pytest.mark.parametrize("at", ["reset", "close"])
 def test_a_hung_reset_or_close_keeps_no_stop_from_ending(begun: Begin, at: str, more: tuple[str, ...]) -> None:
@@ -169,7 +164,6 @@ def test_a_second_signal_waits_no_longer_and_keeps_what_is_whole(begun: Begin, n
     assert (code, run.kept(), told["error"]["episodes"]) == (130 if number == signal.SIGINT else 143, 8, 8), stderr
 
 
-@kill
 def test_so_it_does_with_runners(begun: Begin) -> None:
     run = begun("--num-env-runners", "2")
     run.send(signal.SIGTERM)
@@ -179,7 +173,6 @@ def test_so_it_does_with_runners(begun: Begin) -> None:
     assert (code, run.kept()) == (143, 1), stderr
 
 
-@kill
 @pytest.mark.parametrize("more", [(), ("--num-env-runners", "2")])
 def test_infos_of_16_mb_a_step_do_not_delay_a_stop(begun: Begin, more: tuple[str, ...]) -> None:
     run = begun("--episodes", "400", "--num-envs", "2", *more, nbytes=16 << 20, at="never", how="sleep", marks=True)
@@ -221,7 +214,6 @@ def test_a_step_beyond_its_limit_is_exit_3_and_named(tmp_path: Path, at: str, ho
     assert open_dataset(str(tmp_path / "D")).manifest.counts.episodes == 8
 
 
-@kill
 @pytest.mark.parametrize(
     ("more", "how", "kept"),
     [
@@ -244,7 +236,6 @@ def test_so_it_is_wherever_and_however_it_hangs(begun: Begin, more: tuple[str, .
     assert _left(run.process.pid) == []
 
 
-@kill
 def test_one_that_holds_the_interpreter_here_is_killed_and_told_of(begun: Begin) -> None:
     run = begun("--step-timeout", "1", how="held")
     code, _, stderr = run.ended(20.0)
@@ -253,7 +244,7 @@ def test_one_that_holds_the_interpreter_here_is_killed_and_told_of(begun: Begin)
     assert "takes longer than --step-timeout and holds the interpreter" in stderr
 
 
-@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=kill)])
+@pytest.mark.parametrize("runners", [0, 1])
 @pytest.mark.parametrize("how", ["sleep", "loop"])
 def test_so_it_is_in_the_first_reset_of_an_own_vector_class(tmp_path: Path, how: str, runners: int) -> None:
     options: dict[str, Any] = {"policy": "random", "episodes": 4, "num_envs": 2, "device": "cpu", "env_kwargs": {"how": how}}
@@ -264,7 +255,7 @@ def test_so_it_is_in_the_first_reset_of_an_own_vector_class(tmp_path: Path, how:
     assert "OwnHangs-v0" in (failed.value.where or "")
 
 
-@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=kill)])
+@pytest.mark.parametrize("runners", [0, 1])
 def test_nothing_of_a_recording_stays_in_memory(tmp_path: Path, runners: int) -> None:
     def there() -> int:
         gc.collect()
@@ -299,7 +290,6 @@ def test_a_limit_that_is_none_is_refused(seconds: str, tmp_path: Path) -> None:
 # ---- processes ----
 
 
-@kill
 @pytest.mark.parametrize("how", ["sleep", "held"])
 @pytest.mark.parametrize(
     "more",

@@ -15,7 +15,7 @@ from offline_cli.files.locations import open_location
 from offline_cli.training.run_folder import RunFolder
 
 ENV = "hanging_envs:Told-v0"
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 
 
 def stopped(words: list[str], how: str, env: dict[str, str], mark: Path, number: int) -> tuple[int, str]:

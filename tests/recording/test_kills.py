@@ -20,7 +20,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]
 Same = Callable[[EpisodeBatch, EpisodeBatch], None]
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 
 
 def command(

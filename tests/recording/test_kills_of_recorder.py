@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from thorough import often
 
 from offline_cli import inspect, open_dataset, validate
 
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-KILLS, ROWS, LAST = often(12, ci=5), 4, 200
+KILLS, ROWS, LAST = 12, 4, 200
 PROGRAM = f"""
 import sys
 from recording_envs import Count
@@ -34,7 +33,7 @@ with Recorder(Count(), out, resume=resume, max_rows_per_file={ROWS}) as env:
 """
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
+@pytest.fixture(params=["local", "s3"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
     """Where the dataset goes, and the environment in which programs find it."""
     path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support")])

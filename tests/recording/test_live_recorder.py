@@ -283,6 +283,7 @@ env.step(0)
 """
 
 
+@pytest.mark.integration
 def test_a_program_that_forgets_to_close_keeps_its_whole_episodes(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "D")], capture_output=True, text=True, check=True)
     assert "the recorder was not closed; 3 episodes are saved as incomplete" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.big
+pytestmark = pytest.mark.nightly
 SCRIPT = """
 import sys
 from offline_cli.recording.record import record
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("env", "format", "runners", "steps"),
     [
-        pytest.param("Pendulum-v1", "columns", 0, (200_000, 800_000), marks=pytest.mark.long),
+        pytest.param("Pendulum-v1", "columns", 0, (200_000, 800_000), marks=pytest.mark.nightly),
         ("CartPole-v1", "episodes", 0, (300_000, 3_000_000)),
         ("CartPole-v1", "columns", 2, (300_000, 3_000_000)),
     ],

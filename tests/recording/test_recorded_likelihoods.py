@@ -137,7 +137,7 @@ def test_a_greedy_recording_has_the_inputs_that_exploring_would_have_played(
     assert np.unique(inputs[:, 2:], axis=0).tolist() == [list(LOG_STD_RANGE)]
 
 
-@pytest.mark.ray
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [name for name in ANSWERS if name != "tuple with bits"])  # RLlib has no distribution of bits
 def test_rllibs_own_distributions_give_every_recorded_likelihood(
     name: str, recorded: Record, read: Read, tmp_path: Path

@@ -92,9 +92,9 @@ def test_a_reward_before_an_agents_first_turn_belongs_to_its_first_step(tmp_path
     ("env", "options"),
     [
         (HEAP, {"num_envs": 1}),
-        (WALKERS, {"num_envs": 5, "num_env_runners": 2}),
-        (WALKERS, {"num_envs": 5, "engine": "processes", "workers": 2}),
-        (WALKERS, {"num_envs": 3, "vectorize": "async"}),
+        pytest.param(WALKERS, {"num_envs": 5, "num_env_runners": 2}, marks=pytest.mark.integration),
+        pytest.param(WALKERS, {"num_envs": 5, "engine": "processes", "workers": 2}, marks=pytest.mark.nightly),
+        pytest.param(WALKERS, {"num_envs": 3, "vectorize": "async"}, marks=pytest.mark.nightly),
     ],
 )
 def test_games_are_the_same_for_any_number_of_slots_and_processes(

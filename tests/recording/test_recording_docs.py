@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_page_on_recording_runs_as_it_stands(tmp_path: Path, script_shell: Shell, read: Read, same: Same) -> None:
     code, pieces, learned, loop, script = blocks("python")
     files = {"my_code.py": code, "my_pieces.py": pieces, "learned.py": learned, "loop.py": loop, "script.py": script}

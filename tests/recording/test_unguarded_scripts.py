@@ -16,7 +16,7 @@ record("CartPole-v1", "D", policy="random", episodes=4, num_env_runners=2)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_an_unguarded_script_is_shown_the_line_that_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT.format(repository=str(REPOSITORY)), encoding="utf-8")
     done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)

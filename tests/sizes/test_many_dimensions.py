@@ -28,7 +28,7 @@ def test_ten_thousand_dimensions_are_read_as_they_were_made(kind: str, written: 
     assert (counts.episodes, counts.steps) == (EPISODES, EPISODES * LENGTH)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [kind for kind in READERS if kind not in ("csv", "jsonl", "sample-batch")])
 def test_twice_as_many_dimensions_take_twice_as_long_to_read(kind: str, written: Write) -> None:
     sources = [written(kind, 3 * EPISODES, LENGTH, dims=dims) for dims in (DIMS, 2 * DIMS)]
@@ -62,7 +62,7 @@ def test_ten_thousand_columns_of_a_csv_file_become_one_observation(wide_csv: Cal
     assert (counts.episodes, counts.rows_in) == (EPISODES, EPISODES * LENGTH)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 def test_twice_as_many_columns_take_twice_as_long_to_read(wide_csv: Callable[[int], tuple[Path, Path]]) -> None:
     sources = [wide_csv(dims) for dims in (2500, 5000)]
     read(sources[0][0], mapping=str(sources[0][1]))

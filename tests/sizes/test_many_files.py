@@ -18,7 +18,7 @@ QUICK = ("rllib-packed", "sample-batch-packed")
 SHARED = ("rllib-columns", "sample-batch", "columns")
 
 
-@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.big) for kind in READERS])
+@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.nightly) for kind in READERS])
 def test_two_thousand_files_are_read_as_one_recording(kind: str, written: Write) -> None:
     """Every second file ends in the middle of an episode, where it may: 5 rows in two files."""
     splits = kind not in ("rllib-episodes", "episodes", "columns")
@@ -30,7 +30,7 @@ def test_two_thousand_files_are_read_as_one_recording(kind: str, written: Write)
     assert counts.assumptions.keys() <= {"dtype-inferred"}
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["jsonl", "arrow", "rllib-columns", "rllib-episodes", "sample-batch", "episodes"])
 def test_twice_as_many_files_take_twice_as_long_to_read(kind: str, written: Write) -> None:
     sources = [written(kind, files, 3, files=files, block_rows=3) for files in (FILES // 8, FILES // 4)]
@@ -38,7 +38,7 @@ def test_twice_as_many_files_take_twice_as_long_to_read(kind: str, written: Writ
     assert_grows_in_proportion(*(lambda source=source: read(source, keep=False) for source in sources))
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", SHARED)
 def test_every_command_that_reads_takes_two_thousand_files(kind: str, written: Write, told: Told, tmp_path: Path) -> None:
     source = written(kind, FILES, 3, files=FILES, block_rows=3)
@@ -50,7 +50,7 @@ def test_every_command_that_reads_takes_two_thousand_files(kind: str, written: W
     assert told("convert", source.path, "--out", tmp_path / "out").items() >= counted.items()
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 def test_every_command_takes_a_dataset_of_two_thousand_shards(written: Write, told: Told, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     shutil.copytree(written("episodes", FILES, 3, files=FILES).path, folder)

@@ -26,10 +26,10 @@ def test_twenty_thousand_different_ids_are_as_many_episodes(kind: str, written: 
 
 def seldom(*quick: str) -> list[Any]:
     """All readers, those but `quick` in the lane of big data."""
-    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.big) for kind in READERS]
+    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.nightly) for kind in READERS]
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", seldom("arrow", "rllib-columns"))
 def test_twice_as_many_ids_take_twice_as_long_to_read(kind: str, written: Write) -> None:
     """Of both sizes, many ids are kept as hashes, and rows come in several blocks."""
@@ -39,7 +39,7 @@ def test_twice_as_many_ids_take_twice_as_long_to_read(kind: str, written: Write)
     assert_grows_in_proportion(*(lambda source=source: read(source, keep=False) for source in sources))
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", seldom("arrow", "rllib-columns", "sample-batch-packed", "episodes"))
 def test_twenty_thousand_episodes_with_the_same_beside_them_take_at_most_four_times_as_long(kind: str, written: Write) -> None:
     source = written(kind, MANY)
@@ -65,7 +65,7 @@ def test_a_file_that_lies_twice_in_one_folder_is_as_if_it_lay_there_once(kind: s
 LIMIT = 1024 * MIB  # --memory-limit's default
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [kind for kind in READERS if kind not in ("jsonl", "sample-batch")])
 def test_two_hundred_thousand_different_ids_convert_within_the_default_limit(
     kind: str, written: Write, memory_of: Callable[..., tuple[dict[str, Any], int]], tmp_path: Path
@@ -76,7 +76,7 @@ def test_two_hundred_thousand_different_ids_convert_within_the_default_limit(
     assert peak <= LIMIT, f"{peak / MIB:.0f} MiB"
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["arrow", "rllib-columns", "rllib-episodes", "columns"])
 def test_two_hundred_thousand_episodes_with_the_same_beside_them_take_at_most_four_times_as_long(
     kind: str, written: Write
@@ -89,7 +89,7 @@ def test_two_hundred_thousand_episodes_with_the_same_beside_them_take_at_most_fo
     assert twice <= 4 * once, f"{once:.2f} s once, {twice:.2f} s twice"
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_two_hundred_thousand_ids_in_any_order_convert_within_384_mib(
     kind: str, memory_of: Callable[..., tuple[dict[str, Any], int]], tmp_path: Path

@@ -12,7 +12,7 @@ from growth import assert_grows_in_proportion
 from made_recordings import READERS, Written, assert_same_episodes, read, without
 from spoiling import spoil_cells, spoil_lines
 
-pytestmark = pytest.mark.cloud
+pytestmark = pytest.mark.nightly
 Write = Callable[..., Written]
 Told = Callable[..., dict[str, Any]]
 Memory = Callable[..., tuple[dict[str, Any], int]]

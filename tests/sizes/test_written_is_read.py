@@ -197,14 +197,14 @@ def test_a_file_that_is_a_few_bytes_short_of_the_bound_is_cut_too(lowered: None,
     check(case)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @given(CASES)
 @settings(max_examples=FUZZ, **QUIET)
 def test_whatever_is_committed_is_read_by_every_command_in_more_cases(lowered: None, case: Case) -> None:
     check(case)
 
 
-@pytest.mark.big
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", ["episodes", "columns"])
 def test_frames_in_which_one_pixel_moves_are_read_without_a_manifest(format: str, tmp_path: Path) -> None:
     """84x84x4 bytes a step, 5,000 steps: packed they take a thousandth of a thousandth."""

@@ -149,7 +149,7 @@ def azurite() -> list[str]:
     if node is None:
         pytest.skip("node is not installed, which Azurite runs on")
     if not script.is_file():
-        pytest.skip(f"Azurite is not in {folder}: make test-full installs it there; OFFLINE_CLI_AZURITE names another folder")
+        pytest.skip(f"Azurite is not in {folder}: make nightly installs it there; OFFLINE_CLI_AZURITE names another folder")
     return [node, str(script)]
 
 
@@ -191,7 +191,13 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 SERVERS = {"s3": "s3_server", "gs": "gcs_server", "az": "azure_server"}
 
 
-@pytest.fixture(params=["s3", "gs", "az"])
+NIGHTLY_GCS, NIGHTLY_AZURE = (pytest.param(scheme, marks=pytest.mark.nightly) for scheme in ("gs", "az"))
+PROVIDERS = ["s3", NIGHTLY_GCS, NIGHTLY_AZURE]
+with_gcs = pytest.mark.parametrize("cloud", ["s3", "gs", NIGHTLY_AZURE], indirect=True)
+"""Of a test that takes `cloud`: CI runs it against Google's storage too."""
+
+
+@pytest.fixture(params=PROVIDERS)
 def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """Each provider's server in turn, to be found by the environment of this process."""
     server: Cloud = request.getfixturevalue(SERVERS[request.param])

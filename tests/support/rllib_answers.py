@@ -1,8 +1,8 @@
-"""RLlib's answers to fixed questions: from RLlib itself in the ray lane, elsewhere from tests/testdata/rllib_answers.
+"""RLlib's answers to fixed questions: from RLlib itself in `make integration`, elsewhere from tests/testdata/rllib_answers.
 
-A test that takes `answers` runs twice. Marked `ray`, `answers(call)` asks RLlib, and its answer must still be the stored one.
-Without the mark, `answers(call)` is the stored answer, and `call`, which imports ray, is never called.
-`OFFLINE_CLI_RLLIB_ANSWERS=write pytest -m ray ...` stores them anew.
+A test that takes `answers` runs twice. Marked `integration`, `answers(call)` asks RLlib, whose answer must still be the stored
+one. Without the mark, `answers(call)` is the stored answer, and `call`, which imports ray, is never called.
+`OFFLINE_CLI_RLLIB_ANSWERS=write pytest -m "integration or nightly" ...` stores them anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "testdata" / "rllib_answers"
 WRITES = os.environ.get("OFFLINE_CLI_RLLIB_ANSWERS") == "write"
-LANES = [pytest.param("rllib", marks=pytest.mark.ray), "stored"]
+LANES = [pytest.param("rllib", marks=pytest.mark.integration), "stored"]
+asked_nightly = pytest.mark.parametrize("answers", [pytest.param("rllib", marks=pytest.mark.nightly), "stored"], indirect=True)
+"""Of a test that takes `answers`: RLlib itself is asked by `make nightly` alone."""
 
 
 class Store:

@@ -16,7 +16,10 @@ PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "shop"
 
 
 class ShopServer(ThreadingHTTPServer):
-    """`files` by path; `asked`: (method, path) of each request; `seconds`: of an answer; `closed`: all answers are 503."""
+    """`files` by path; `asked`: (method, path) of each request, at most `most_at_once` together; `seconds`: of an answer.
+
+    `closed`: all answers are 503.
+    """
 
     daemon_threads = True
     request_queue_size = 256
@@ -25,6 +28,7 @@ class ShopServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.asked: list[tuple[str, str]] = []
+        self.most_at_once = self.at_once = 0
         self.seconds = 0.0
         self.closed = False
 
@@ -74,7 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(url.path).strip("/")
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         shop.asked.append((self.command, path))
+        shop.at_once += 1
+        shop.most_at_once = max(shop.most_at_once, shop.at_once)
         time.sleep(shop.seconds)
+        shop.at_once -= 1
         held = shop.files.get(path)
         if shop.closed:
             self._answer(503)

@@ -27,7 +27,7 @@ from offline_cli.training.learner import Learner
 from offline_cli.training.updates import Update
 
 STORED = Path(__file__).resolve().parents[1] / "testdata" / "d3rlpy_answers"
-LANES = [pytest.param("d3rlpy", marks=pytest.mark.rivals), "stored"]
+LANES = [pytest.param("d3rlpy", marks=pytest.mark.nightly), "stored"]
 TASK = Task(
     spaces.Box(-np.inf, np.inf, (asked.OBS,)),
     spaces.Box(-1.0, 1.0, (asked.ACTIONS,)),

@@ -183,7 +183,7 @@ def test_a_loss_whose_name_has_another_meaning_is_refused(name: str) -> None:
         Group(("policy",), (name,), lambda _: {})
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device, and torch finds none")
 def test_captured_groups_end_where_eager_ones_do() -> None:
     ends = []
@@ -359,7 +359,7 @@ def test_a_run_whose_columns_change_resumes_bit_for_bit(
     assert (tmp_path / "whole" / "policy.safetensors").read_bytes() == (tmp_path / "cut" / "policy.safetensors").read_bytes()
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a module elsewhere needs a CUDA device, and torch finds none")
 def test_columns_are_computed_anew_on_the_cpu_where_the_module_is_elsewhere(
     write_dataset: Write, config: Path, tmp_path: Path, learn_by: Callable[..., None]

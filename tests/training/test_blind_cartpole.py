@@ -15,7 +15,7 @@ from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
 from offline_cli.training.train import train_bc
 
-pytestmark = pytest.mark.learn
+pytestmark = pytest.mark.nightly
 
 STACKED = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 4\n'
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -158,17 +157,6 @@ def test_a_run_resumes_with_its_own_share_alone(
         train(source, parts, resume=True, top_fraction=0.25)
     assert train(source, parts, resume=True, updates=30).chosen == train(source, whole, resume=True).chosen
     assert told(whole)[1] == told(parts)[1]
-
-
-def test_choosing_among_20_000_episodes_takes_no_longer_than_reading_them_again(
-    write_dataset: Write, rewarded: Callable[..., EpisodeBatch], tmp_path: Path
-) -> None:
-    source, times = write_dataset(rewarded(1, episodes=20_000, length=8)), []
-    for number, share in enumerate((None, 0.1, None, 0.1)):
-        before = time.process_time()
-        train(source, tmp_path / f"run-{number}", top_fraction=share, **{**OPTIONS, "updates": 1})
-        times.append(time.process_time() - before)
-    assert min(times[1::2]) < 2.5 * min(times[0::2]) + 0.5
 
 
 def test_the_commands_take_and_tell_all_three(

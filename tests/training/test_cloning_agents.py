@@ -14,7 +14,7 @@ from offline_cli.recording.record import record
 from offline_cli.training.several_modules import ModulesResult
 from offline_cli.training.train import train
 
-pytestmark = pytest.mark.learn
+pytestmark = pytest.mark.nightly
 GAMES = {  # experts, games recorded, updates
     "Walkers": ("walk", 400, 1500),  # one agent comes late, and each leaves when it has arrived
     "Heap": ("leave_four", 200, 400),  # in turns

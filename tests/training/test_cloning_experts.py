@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.learn
+pytestmark = pytest.mark.nightly
 
 EXPERTS = Path(__file__).resolve().parents[2] / "sample_data" / "experts"
 EPISODES = 200

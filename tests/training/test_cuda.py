@@ -29,7 +29,7 @@ from offline_cli.training.train import train_bc
 from offline_cli.training.updates import Update, captured
 
 pytestmark = [
-    pytest.mark.cuda,
+    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
 ]
 Write = Callable[..., Path]

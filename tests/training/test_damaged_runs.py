@@ -56,7 +56,7 @@ def told_of(read: Callable[[Path], Any], run: Path, file: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("count", [pytest.param(60, id="some"), pytest.param(1000, id="all", marks=pytest.mark.big)])
+@pytest.mark.parametrize("count", [pytest.param(60, id="some"), pytest.param(1000, id="all", marks=pytest.mark.nightly)])
 def test_no_flipped_bit_is_played_or_resumed_from(run: Path, count: int) -> None:
     checkpoint = next((run / "checkpoints").iterdir())
     played = [run / name for name in PLAYED]

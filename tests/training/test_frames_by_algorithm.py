@@ -110,7 +110,7 @@ def test_the_policy_of_a_run_sees_the_frames_or_the_stacks(algorithm: str, stack
     assert module.encoder.parts[0].convolutions[0].in_channels == (2 if stacked else 1)
 
 
-@pytest.mark.learn
+@pytest.mark.nightly
 def test_a_clone_of_images_plays_as_its_expert(catch: str, stack: Path, tmp_path: Path) -> None:
     expert = played(300)
     assert (expert.returns == 1).mean() > 0.95

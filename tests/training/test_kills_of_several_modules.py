@@ -14,7 +14,7 @@ from mortal_commands import Zygote
 from offline_cli import record
 from offline_cli.files.locations import Location, open_location
 
-pytestmark = pytest.mark.kill
+pytestmark = pytest.mark.nightly
 
 MOMENTS, KILLED = 5, -9
 CLOCK = ("seconds", "samples_per_second")
@@ -24,7 +24,7 @@ CONFIG = (
 )
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.cloud)])
+@pytest.fixture(params=["local", "s3"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
     """Where folders go, and the environment in which commands find it."""
     if request.param == "local":

@@ -18,7 +18,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
 
-pytestmark = pytest.mark.big
+pytestmark = pytest.mark.nightly
 
 LIMIT = 512 << 20
 PART = 16 << 20  # bytes of observations made at a time
@@ -59,12 +59,12 @@ def write(folder: Path, size: int, length: int, space: spaces.Box) -> int:
 @pytest.mark.parametrize(
     ("times", "length", "space", "options"),
     [
-        pytest.param(10, 200, spaces.Box(-1.0, 1.0, (64,)), [], marks=pytest.mark.long),
+        pytest.param(10, 200, spaces.Box(-1.0, 1.0, (64,)), [], marks=pytest.mark.nightly),
         (3, 200, spaces.Box(-1.0, 1.0, (64,)), []),
         pytest.param(
-            1.5, 200, spaces.Box(-1.0, 1.0, (4,)), ["--val-fraction", "0.2", "--eval-every", "400"], marks=pytest.mark.long
+            1.5, 200, spaces.Box(-1.0, 1.0, (4,)), ["--val-fraction", "0.2", "--eval-every", "400"], marks=pytest.mark.nightly
         ),
-        pytest.param(1.5, 20, spaces.Box(-1.0, 1.0, (32,)), [], marks=pytest.mark.long),
+        pytest.param(1.5, 20, spaces.Box(-1.0, 1.0, (32,)), [], marks=pytest.mark.nightly),
         (1.5, 100, spaces.Box(0, 255, (36, 36), np.uint8), ["--batch-size", "64"]),
     ],
     ids=["ten times the limit", "three times the limit", "small steps, some held out", "short episodes", "frames"],

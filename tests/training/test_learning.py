@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.learn
+pytestmark = pytest.mark.nightly
 
 
 def offline_cli(*arguments: object) -> dict[str, Any]:

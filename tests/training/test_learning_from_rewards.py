@@ -263,7 +263,7 @@ def test_a_critic_sees_integer_boxes_in_the_units_of_networks() -> None:
     torch.testing.assert_close((values[1] - values[0])[0], 2 * critic.trunk[0].weight[0, 3:].sum())
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device, and torch finds none")
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_updates_end_where_eager_ones_do(name: str) -> None:

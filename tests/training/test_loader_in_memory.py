@@ -74,7 +74,7 @@ def test_batches_are_never_larger_than_the_data() -> None:
     assert loader(5, 1024).batch["actions"].shape == (5,)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_data_that_does_not_fit_the_device_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")

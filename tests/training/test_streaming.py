@@ -472,6 +472,7 @@ def test_recordings_without_a_step_are_no_data(tmp_path: Path, write_dataset: Wr
         pass
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(os.name != "posix", reason="only there is an open file without a name")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
 def test_a_killed_run_leaves_nothing_in_the_temporary_folder(

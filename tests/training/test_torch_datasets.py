@@ -87,6 +87,7 @@ def test_workers_share_a_stream_without_a_step_twice(dataset: Dataset, batch_siz
         assert sorted(torch.cat([part.reshape(-1) for part in found]).tolist()) == list(range(110))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("travelled", [False, True])
 def test_workers_that_outlive_an_epoch_shuffle_as_the_next_one_says(tmp_path: Path, travelled: bool) -> None:
     write_dataset(numbered(), tmp_path / "D", max_rows_per_file=2)
@@ -101,7 +102,7 @@ def test_workers_that_outlive_an_epoch_shuffle_as_the_next_one_says(tmp_path: Pa
     assert orders[0] == orders[2] != orders[1]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_spawned_workers_get_the_dataset_too(tmp_path: Path) -> None:
     write_dataset(numbered(), tmp_path / "D", max_rows_per_file=2)
     stream = open_dataset(tmp_path / "D").to_torch(["rewards"], streaming=True, batch_size=16)

@@ -153,7 +153,7 @@ def test_warming_up_leaves_everything_as_it_was() -> None:
     assert [tensor.data_ptr() for tensor in update.tensors()] == places
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device, and torch finds none")
 def test_captured_and_eager_updates_agree() -> None:
     ends = [trained(torch.device("cuda"), capture=capture) for capture in (False, True)]

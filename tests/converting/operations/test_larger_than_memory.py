@@ -14,7 +14,7 @@ from gymnasium import spaces
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 
-pytestmark = pytest.mark.big
+pytestmark = pytest.mark.nightly
 
 LIMIT = 256 << 20
 OBS, ACTIONS = spaces.Box(-10, 10, (4,)), spaces.Discrete(4)

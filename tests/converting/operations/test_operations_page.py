@@ -18,6 +18,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.integration
 def test_the_examples_run(
     tmp_path: Path, script_shell: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from rllib_answers import Answers
+from rllib_answers import Answers, asked_nightly
 from signal_at import signal_at
 
 from offline_cli.connectors.learner.returns import discounted, factors
@@ -146,6 +146,7 @@ CASES = [
 ]
 
 
+@asked_nightly
 @pytest.mark.parametrize(("name", "options", "left_out"), CASES, ids=[f"{n}_{k}" for k, (n, _, _) in enumerate(CASES)])
 def test_loss_its_parts_and_all_gradients_are_rllibs(
     answers: Answers, name: str, options: dict[str, Any], left_out: int
