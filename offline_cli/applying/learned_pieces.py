@@ -21,6 +21,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Final
 
 import gymnasium as gym
@@ -68,6 +69,10 @@ def learn(
                 through = partial(stepped, where=where, rl_module=module)
                 states[number] = _Pass(pipeline, build, number, states).learned(read(), through)
             _take(piece, states[number])
+        elif not (learns(piece) or _is_ours(piece)):
+            with playing(rl_module) as module:
+                through = partial(stepped, where=where, rl_module=module)
+                _Pass(pipeline, build, number, states).check_stateless(read(), through)
     pipeline.freeze()
 
 
@@ -100,6 +105,15 @@ class _Pass:
                 self._check_frozen(part, through)
             self._follow(pipeline, part, through)
         return _saved(pieces[self._number])
+
+    def check_stateless(self, batches: Iterable[EpisodeBatch], through: Through) -> None:
+        """Raise BadConfig where the piece, which has no state, changes with the first episodes while it may learn."""
+        pipeline = self._anew(learning=True)
+        unchanged = Unchanged([list(pipeline.pieces())[self._number]])
+        for part in islice(in_parts(batches), 1):
+            with suppress(Exception):  # told where the columns are made
+                self._follow(pipeline, part, through)
+        unchanged.check()
 
     def _anew(self, *, learning: bool) -> ConnectorPipelineV2:
         """A new pipeline in which this piece alone learns, or none."""

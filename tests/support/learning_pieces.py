@@ -31,6 +31,16 @@ class Nameless(ConnectorV2):
         self.top = max(self.top, float(np.abs(seen).max()))
 
 
+class Stateless(Nameless):
+    """Learns while it is not frozen, and has no state that says so."""
+
+    per_episode: ClassVar[bool] = True
+
+    def see(self, seen: Any) -> None:
+        if not self.frozen:
+            super().see(seen)
+
+
 class Deaf(Nameless):
     """Names its state, and learns although it is frozen. A second pass over the same data changes nothing."""
 

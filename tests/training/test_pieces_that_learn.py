@@ -182,6 +182,7 @@ def test_a_builder_that_gives_the_same_objects_each_time_has_them_learn_once(wri
     ("piece", "said"),
     [
         ("Nameless", "Nameless changes top"),
+        ("Stateless", "Stateless changes top"),
         ("Deaf", "Deaf learns although it is frozen"),
         ("OneWay", "OneWay has a state, and no set_state"),
         ("Caching", "Caching changes tables"),
