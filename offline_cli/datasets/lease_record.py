@@ -191,7 +191,7 @@ class WritingNote:
         options = dict(self.options)
         if options.get("environment") == environment:
             options.pop("environment", None)
-        kept = {name: getattr(self, name) for name in ("generation", "first_quarantine", "started")}
+        kept = {name: getattr(self, name) for name in ("generation", "changes", "first_quarantine", "started")}
         return {**kept, "options": options, "command": without_folders(self.command, is_line=True)}
 
     @staticmethod
