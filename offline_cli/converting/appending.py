@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from offline_cli.converting.fitting import as_space, extra_dtypes
 from offline_cli.converting.reading import EpisodeStream
+from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS
 from offline_cli.converting.whole_episodes import AddedTo
 from offline_cli.datasets.dataset import Dataset
@@ -38,8 +41,11 @@ def base_of(target: Location, options: ConvertOptions) -> Base | None:
     return dataset_to_append_to(target, resume=options["resume"])
 
 
-def added_to(target: Location, base: Base) -> AddedTo:
-    """The dataset at `target` as reading needs it. Raises BadData, StorageError."""
+def added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo:
+    """The dataset at `target` as reading needs it. Raises BadData, StorageError.
+
+    `drop_reset_rows`: it may have been written without the resets that its sources have.
+    """
     manifest = base.manifest
     dataset = Dataset(target, manifest, base.shards)
     with dataset.batches() as batches:
@@ -48,6 +54,8 @@ def added_to(target: Location, base: Base) -> AddedTo:
     dtypes = {} if first is None else extra_dtypes(first)
 
     def stored(batch: EpisodeBatch) -> EpisodeBatch:
+        if drop_reset_rows:
+            batch = EpisodeBatch.concat([batch, *(without_reset(batch, kind, np.ones(1, np.bool_)) for kind in ResetKind)])
         if observation is None or action is None:
             return batch
         shaped = replace(batch, obs=as_space(batch.obs, observation), actions=as_space(batch.actions, action))

@@ -161,7 +161,7 @@ def convert(
         tables=tables,
         episode_limit=EpisodeLimit.within(tables.memory_limit),
         extras=CHOSEN[options["extras"]],
-        added_to=None if base is None else added_to(target, base),
+        added_to=None if base is None else added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
         drop_reset_rows=options["drop_reset_rows"],
         engine=engine,
         storage_options=storage_options,

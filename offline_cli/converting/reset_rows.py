@@ -25,7 +25,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.tally import MISSING_FINAL, Tally
 from offline_cli.trees import leaves, map_leaves
 
-__all__ = ["ResetKind", "Resets"]
+__all__ = ["ResetKind", "Resets", "without_reset"]
 
 FEWEST: Final = 3  # episodes that follow another one; fewer show nothing
 LOOKED_AT: Final = 1000  # episodes whose changes are compared
@@ -97,19 +97,24 @@ class Resets:
         here = marked[self._passed : self._passed + len(batch)]
         self._passed += len(batch)
         tally.assume(kind.value, int(np.count_nonzero(here)))
-        if kind is ResetKind.ROW:
-            rest = batch.without_first_steps(here)
-            tally.assume("zero-length-episode", int(np.count_nonzero(rest.lengths == 0)))
-            return rest if rest.lengths.all() else rest.select(rest.lengths > 0)
-        tally.assume(MISSING_FINAL, int(np.count_nonzero(here)))
-        final = batch.obs_starts[1:][here] - 1
+        rest = without_reset(batch, kind, here)
+        tally.assume("zero-length-episode", int(np.count_nonzero(rest.lengths == 0)))
+        tally.assume(MISSING_FINAL, int(np.count_nonzero(here)) if kind is ResetKind.OBSERVATION else 0)
+        return rest if rest.lengths.all() else rest.select(rest.lengths > 0)
 
-        def repeated(leaf: NDArray[Any]) -> NDArray[Any]:
-            leaf = leaf.copy()
-            leaf[final] = leaf[final - 1]
-            return leaf
 
-        return replace(batch, obs=map_leaves(repeated, batch.obs)).with_assumed_finals(here)
+def without_reset(batch: EpisodeBatch, kind: ResetKind, here: NDArray[np.bool_]) -> EpisodeBatch:
+    """All episodes of `batch`, each of a step or more, those of a mask (E,) without their reset."""
+    if kind is ResetKind.ROW:
+        return batch.without_first_steps(here)
+    final = batch.obs_starts[1:][here] - 1
+
+    def repeated(leaf: NDArray[Any]) -> NDArray[Any]:
+        leaf = leaf.copy()
+        leaf[final] = leaf[final - 1]
+        return leaf
+
+    return replace(batch, obs=map_leaves(repeated, batch.obs)).with_assumed_finals(here)
 
 
 class _Ends(NamedTuple):

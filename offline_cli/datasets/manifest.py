@@ -34,7 +34,7 @@ from offline_cli.datasets.shard_list import (
 )
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, StorageNotFound, UnsupportedSpace
-from offline_cli.files.blanking import blanked_call, blanked_keys, blanked_values, this_command, without_folders
+from offline_cli.files.blanking import BLANK, blanked_call, blanked_keys, blanked_values, this_command, without_folders
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, space_from_json, space_to_json
@@ -75,16 +75,19 @@ NO_TEXTS: Final = frozenset({UNFINISHED_WRITING, "mappings"})
 IDENTITY: Final = "identity"  # what a recording follows from, by name: a part of the provenance, as are
 CHANGES: Final = "changes"  # of it while the recording was resumed or appended to, in words
 
+LEFT: Final = f"{BLANK}/"  # of folders in arguments of an environment
 PACKAGES = ("numpy", "pyarrow", "gymnasium")
 
 
 @dataclass(frozen=True, slots=True)
 class Environment(EnvironmentSpec):
-    """What the episodes were played in; secret arguments are blanked out, and folders of this machine left out."""
+    """What the episodes were played in; secret arguments are blanked out, and folders of this machine left out. Of arguments a
+    mark stays in their place: `refused` (formats/asked_environment.py) takes none with it for the one that was given.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", without_folders(self.id))
-        object.__setattr__(self, "kwargs", without_folders(blanked_values(self.kwargs)))
+        object.__setattr__(self, "kwargs", without_folders(blanked_values(self.kwargs), mark=LEFT))
         object.__setattr__(self, "wrappers", tuple(without_folders([*map(blanked_call, self.wrappers)])))
 
     @classmethod

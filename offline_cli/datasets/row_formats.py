@@ -37,6 +37,7 @@ __all__ = [
 
 FIX = "write the dataset again from its source"
 MULTI_AGENT_ID = "multi_agent_id"  # the column of data frames: of the episode in which an agent's was played
+FURTHER = (Columns.INFOS, Columns.FINAL_OBS_ASSUMED)  # what frames have columns of from the start
 
 
 class RowFormat:
@@ -219,8 +220,8 @@ def row_format(name: str, observation_space: Space | None, action_space: Space |
 
 
 class StepFrames:
-    """The steps of batches as pl.DataFrames with the columns of the format `columns`, `infos` and `reset_infos` included, and
-    the id of each agent's multi-agent episode.
+    """The steps of batches as pl.DataFrames with the columns of the format `columns`, `infos`, `reset_infos` and
+    `final_obs_assumed` included, and the id of each agent's multi-agent episode.
     """
 
     def __init__(self, observation_space: Space | None, action_space: Space | None, *, where: str) -> None:
@@ -236,12 +237,12 @@ class StepFrames:
         if observation_space is None or action_space is None:
             fix = "offline-cli convert with --env, which says the spaces; or to_polars(per='episode')"
             raise BadData("the dataset does not say its spaces, which columns follow from", where=self._where, fix=fix)
-        rows, count = StepRows(observation_space, action_space, Tally(), further=[Columns.INFOS]), 0
+        rows, count = StepRows(observation_space, action_space, Tally(), further=FURTHER), 0
         for prepared in filter(len, map(rows.prepare, batches)):
             count += 1
             yield self._with_multi_agent_ids(_frame(rows.table(prepared, where=self._where)), prepared)
         if not count:
-            frame = _frame(step_tables.step_schema(observation_space, action_space, further=[Columns.INFOS]).empty_table())
+            frame = _frame(step_tables.step_schema(observation_space, action_space, further=FURTHER).empty_table())
             yield self._with_multi_agent_ids(frame, EpisodeBatch.from_episodes([]))
 
     def _with_multi_agent_ids(self, frame: Any, batch: EpisodeBatch) -> Any:
@@ -252,12 +253,13 @@ class StepFrames:
         return frame.insert_column(frame.get_column_index(Columns.MODULE_ID) + 1, steps)
 
     def joined(self, frames: Iterable[Any]) -> Any:
-        """One frame; without infos, and ids of multi-agent episodes, where all are empty."""
+        """One frame; without infos, marks and ids of multi-agent episodes, where all are empty."""
         import polars as pl
 
         whole = _without_nulls_alone(pl.concat(frames))
         empty = all(whole[name].null_count() == len(whole) for name in step_tables.INFO_COLUMNS)
-        return whole.drop(step_tables.INFO_COLUMNS) if empty else whole
+        whole = whole.drop(step_tables.INFO_COLUMNS) if empty else whole
+        return whole if whole[Columns.FINAL_OBS_ASSUMED].any() else whole.drop(Columns.FINAL_OBS_ASSUMED)
 
 
 class EpisodeFrames:

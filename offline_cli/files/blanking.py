@@ -112,19 +112,20 @@ def _is_secret_in_query(name: str) -> bool:
     return name.lower() == "key" or looks_secret(name)  # Google's services take one of that name
 
 
-def without_folders(value: Any, *, is_line: bool = False) -> Any:
+def without_folders(value: Any, *, is_line: bool = False, mark: str = "") -> Any:
     """Plain JSON values without the folders of this machine: `/home/me/a.csv`, wherever it stands in a text, becomes `a.csv`.
 
-    Relative paths and URLs stay as they were given. `is_line`: texts are command lines, as those under _LINES are.
+    Relative paths and URLs stay as they were given. `is_line`: texts are command lines, as those under _LINES are. `mark`:
+    what is left in the folders' place.
     """
     if isinstance(value, Mapping):
-        return {key: without_folders(part, is_line=key in _LINES) for key, part in value.items()}
+        return {key: without_folders(part, is_line=key in _LINES, mark=mark) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [without_folders(part, is_line=is_line) for part in value]
+        return [without_folders(part, is_line=is_line, mark=mark) for part in value]
     if isinstance(value, str) and is_line:
         with suppress(ValueError):  # a caller's own, with a quote that does not end
             return shlex.join(map(without_folders, shlex.split(value)))
-    return _FOLDERS.sub(r"\1", value) if isinstance(value, str) else value
+    return _FOLDERS.sub(rf"\1{mark}", value) if isinstance(value, str) else value
 
 
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
 from offline_cli.datasets.shard_sequence import dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.files.blanking import blanked
+from offline_cli.files.blanking import blanked, without_folders
 from offline_cli.files.locations import Location, open_location
 from offline_cli.options.playing import RecorderOptions
 from offline_cli.policies.policy import Acted
@@ -59,7 +59,7 @@ class LiveEpisodes:
             raise UsageError("append and overwrite are mutually exclusive", where=place.url, fix="give one of them")
         base = dataset_to_append_to(place, resume=options["resume"]) if options["append"] else None
         tally = Tally()
-        policy = {} if options["policy"] is None else {"policy": blanked(options["policy"])}
+        policy = {} if options["policy"] is None else {"policy": without_folders(blanked(options["policy"]))}
         identity = {**policy, **code}
         self._writer = DatasetWriter(
             place,

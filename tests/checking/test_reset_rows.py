@@ -197,3 +197,14 @@ def test_separate_episodes_are_left_as_they_are(told: Told, tmp_path: Path, real
     source = real_data / "rllib_episodes_frozenlake"
     result = told("convert", source, "--out", tmp_path / "d", "--drop-reset-rows")
     assert (result["episodes"], result["steps"], result["assumptions"]) == (40, 306, {})
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_episodes_that_a_dataset_has_without_their_resets_are_known_when_they_come_again(
+    told: Told, tmp_path: Path, mode: str
+) -> None:
+    source = written(tmp_path, one_after_the_other(recorded(AutoresetMode[mode])), "parquet")
+    words = ("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
+    episodes = told(*words)["episodes"]
+    again = told(*words, "--append")
+    assert (again["episodes_appended"], again["duplicates_dropped"]) == (0, episodes)

@@ -70,7 +70,7 @@ def test_a_recording_names_files_and_no_folders(home: Path, call: Call) -> None:
     done = recorded(home, call)
     assert done.exit_code == 0, done.stderr
     manifest = said(home / "D")["D"]
-    assert manifest["environment"] == {"id": "python:code.py:make_env", "kwargs": {"asset": "robot.xml"}}
+    assert manifest["environment"] == {"id": "python:code.py:make_env", "kwargs": {"asset": "***/robot.xml"}}
     assert manifest["provenance"]["policy"] == "python:code.py:act"
     assert manifest["provenance"]["recording"]["wrappers"] == ["code.py:Same"]
     assert "code.py:make_env" in manifest["provenance"]["commands"][0]
@@ -78,6 +78,17 @@ def test_a_recording_names_files_and_no_folders(home: Path, call: Call) -> None:
     same = ("--env", f"python:{home / 'code.py'}:make_env", "--env-kwargs", json.dumps({"asset": f"{home}/robot.xml"}))
     told = call("validate", home / "D", *same, "--wrapper", f"{home / 'code.py'}:Same")
     assert (told.exit_code, "other" in told.stderr, " is of " in told.stderr) == (0, False, False)
+
+
+def test_an_argument_without_its_folder_is_not_taken_for_the_one_that_was_given(
+    home: Path, call: Call, call_json: Call
+) -> None:
+    assert recorded(home, call).exit_code == 0
+    code, told = call_json(
+        "validate", home / "D", "--env", f"python:{home / 'code.py'}:make_env", "--wrapper", f"{home / 'code.py'}:Same"
+    )
+    assert (code, told["error"]["code"]) == (4, "bad-config")
+    assert "asset" in told["error"]["what"]
 
 
 def test_a_recording_that_was_committed_before_it_was_complete_says_nothing_more_and_goes_on(
@@ -112,7 +123,7 @@ def test_a_table_and_what_is_made_of_it_name_files_and_no_folders(home: Path, ca
     manifest = said(home / "D")["D"]
     assert manifest["provenance"]["sources"] == ["t.csv"] * 2
     assert manifest["provenance"]["mappings"][0]["columns"]["obs"] == ["/o/x", "/o/y"], "names of columns are no folders"
-    assert call_json("inspect", home / "E")[1]["elements"]["obs"] == ["/o/x", "/o/y"]
+    assert call_json("inspect", home / "E")[1]["meanings"]["obs"] == [{"name": "/o/x"}, {"name": "/o/y"}]
 
 
 def test_a_repaired_dataset_and_one_of_a_program_name_no_folders(home: Path, recorded: Any, call: Call) -> None:

@@ -61,7 +61,7 @@ def test_a_lazy_frame_reads_what_is_asked_for_again_and_again(make_batch: Make, 
     write_dataset(make_batch((3, 1, 5, 8)), tmp_path / "D", format=format, max_rows_per_file=8 if format == "columns" else 2)
     dataset = open_dataset(tmp_path / "D")
     whole, lazy = dataset.to_polars(), dataset.to_polars(lazy=True)
-    assert lazy.drop("infos", "reset_infos", "multi_agent_id").collect().equals(whole)
+    assert lazy.drop("infos", "reset_infos", "final_obs_assumed", "multi_agent_id").collect().equals(whole)
     for _ in range(2):
         found = lazy.filter(pl.col("t") >= 2).select("eps_id", "rewards").collect()
         assert found.equals(whole.filter(pl.col("t") >= 2).select("eps_id", "rewards"))
@@ -75,6 +75,14 @@ def test_infos_are_json_where_one_is_not_empty(make_batch: Make, tmp_path: Path,
     write_dataset(make_batch((2, 1), infos=infos), tmp_path / "D", format=format)
     frame = open_dataset(tmp_path / "D").to_polars()
     assert frame.select("infos", "reset_infos").rows() == [('{"x":1}', None), (None, None), (None, None)]
+
+
+def test_assumed_last_observations_are_marked_as_in_the_format(make_batch: Make, tmp_path: Path, format: Any) -> None:
+    batch = make_batch((2, 1, 3)).with_assumed_finals(np.array([False, False, True]))
+    write_dataset(batch, tmp_path / "D", format=format, max_rows_per_file=1)
+    dataset = open_dataset(tmp_path / "D")
+    assert dataset.to_polars()["final_obs_assumed"].to_list() == [False] * 5 + [True]
+    assert dataset.to_polars(lazy=True).collect()["final_obs_assumed"].sum() == 1
 
 
 def test_nested_spaces_are_structs_and_arrays_of_several_axes(make_batch: Make, tmp_path: Path, format: Any) -> None:

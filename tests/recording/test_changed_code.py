@@ -239,6 +239,15 @@ def test_an_appended_change_is_counted() -> None:
         Recorder(module_named("dice_env").Dice(), "L", append=True, policy="another").close()
 
 
+def test_a_recorder_knows_a_policy_again_whose_path_its_manifest_does_not_name(project: Path) -> None:
+    for append in (False, True):
+        with Recorder(module_named("dice_env").Dice(), "L", append=append, policy=f"{project}/models/best") as env:
+            env.reset()
+            env.step(0)
+    found = open_dataset("L").manifest
+    assert (found.counts.episodes, found.assumptions, found.provenance["policy"]) == (2, {}, "best")
+
+
 # ---- training ----
 
 
