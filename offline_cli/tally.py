@@ -21,6 +21,7 @@ __all__ = [
     "CONFLICT",
     "DROPPED",
     "GAP",
+    "INCOMPLETE",
     "KINDS",
     "LOST",
     "MISSING_FINAL",
@@ -42,6 +43,7 @@ __all__ = [
 
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
 MISSING_FINAL: Final = "missing-final-observation"  # the assumption that an episode ended with the observation before
+INCOMPLETE: Final = "incomplete-source"  # the assumption that what an incomplete dataset holds is all there is
 CHANGED: Final = "changed-code"  # the assumption that a recording is one although its code or an option of it changed
 MISSING_REWARDS: Final = "missing-rewards"  # the assumption that a step recorded without reward had the reward 0
 DROPPED: Final = "dropped-column"  # the assumption that a column is needed for no part of an episode
@@ -153,6 +155,7 @@ KINDS: Final = frozenset(
         "missing-timeouts",
         "missing-type",
         "mixed-dtypes-widened",
+        "incomplete-source",
         "mixed-environments",
         "multi-agent-id-not-kept",
         "nan-in-actions",

@@ -43,7 +43,7 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
-from offline_cli.tally import MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
+from offline_cli.tally import INCOMPLETE, MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
 from offline_cli.trees import flatten
 
 __all__ = ["EpisodeStream", "Extras", "read_episodes", "read_opened"]
@@ -126,12 +126,16 @@ class EpisodeStream:
 
     @property
     def incomplete(self) -> list[str]:
-        """A note on each dataset among the sources that was committed before all that was asked for was in it."""
+        """A note on each dataset among the sources that lacks episodes, or was made from one that does."""
         made = [(one.info.location, one.info.manifest) for one in self._episodes.sources]
+        lacking = [(place, known) for place, known in made if known is not None and not known.complete]
+        copied = [place for place, known in made if known is not None and known.complete and known.assumptions.get(INCOMPLETE)]
         return [
-            f"{place} is incomplete, with {known.counts.episodes:,} episodes of more (`offline-cli validate` says what to do)"
-            for place, known in made
-            if known is not None and not known.complete
+            *(
+                f"{place} is incomplete: its writing ended early, after {known.counts.episodes:,} episodes"
+                for place, known in lacking
+            ),
+            *(f"{place} was made from an incomplete dataset" for place in copied),
         ]
 
     @property

@@ -39,7 +39,7 @@ from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_b
 from offline_cli.formats.source import ROWS, Fragments, ReadingAhead, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
-from offline_cli.tally import OnError, Reject, Rejects, Tally
+from offline_cli.tally import INCOMPLETE, OnError, Reject, Rejects, Tally
 from offline_cli.trees import Tree, flatten, leaves
 
 __all__ = ["CHOSEN", "AddedTo", "ExtraOutputs", "WaitingRejects", "WholeEpisodes", "first_batch", "stitched"]
@@ -181,6 +181,8 @@ class WholeEpisodes:
         for source in self.sources:
             source.close()  # a reading before this one may have stopped in the middle
             self.tally.assumptions += source.info.inherited
+            if source.info.manifest is not None and not source.info.manifest.complete:
+                self.tally.assume(INCOMPLETE)
         self.waiting.close()
         earlier = None if self.added_to is None else self.added_to.episodes
         self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier, self.distinct)

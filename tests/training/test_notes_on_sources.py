@@ -36,6 +36,14 @@ def test_training_on_an_incomplete_dataset_is_noted(algorithm: str, incomplete: 
     assert [note for note in found["notes"] if str(incomplete) in note and "incomplete" in note]
 
 
+def test_a_copy_of_an_incomplete_dataset_says_so_in_its_counts_and_in_training(
+    incomplete: Path, tmp_path: Path, told: Told
+) -> None:
+    assert told("filter", incomplete, "--where", "length > 0", "--out", tmp_path / "F")["assumptions"]["incomplete-source"] == 1
+    found = told("train-bc", tmp_path / "F", "--out", tmp_path / "run", *SHORT)
+    assert [note for note in found["notes"] if str(tmp_path / "F") in note and "incomplete" in note]
+
+
 def test_train_batches_of_an_incomplete_dataset_are_noted(incomplete: Path, tmp_path: Path, told: Told) -> None:
     (tmp_path / "p.toml").write_text('kind = "learner"\n')
     found = told("apply", incomplete, "--pipeline", tmp_path / "p.toml", "--out", tmp_path / "B")
