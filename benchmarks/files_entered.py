@@ -45,10 +45,10 @@ name = "frame_stacking"
 num_frames = 4
 """
 CASES: Final = {
-    "in memory": (False, False, 40),
-    "streaming": (True, False, 49),
-    "in memory, through a pipeline": (False, True, 55),
-    "streaming, through a pipeline": (True, True, 63),
+    "in memory": (False, False, 43),
+    "streaming": (True, False, 52),
+    "in memory, through a pipeline": (False, True, 59),
+    "streaming, through a pipeline": (True, True, 67),
 }
 """By name: whether the steps are streamed, whether there is a pipeline file, and how many files there may be."""
 

@@ -260,7 +260,9 @@ class Rejects:
     incomplete: dict[str, str] = field(default_factory=dict)  # by id: where an episode lost a row, or may have lost its first
     lost: Counter[str] = field(default_factory=Counter)  # episodes that are not in the result, by reason (`Lost`)
     _kept_bytes: int = 0
-    _last: BadData | UnsupportedSpace | None = None  # several parts of one refused episode come with one error
+    _last: BadData | UnsupportedSpace | None = field(
+        default=None, compare=False
+    )  # several parts of one refused episode come with one error
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Raise `error` under FAIL; otherwise count `rows`, and under QUARANTINE keep `raw` (bytes or text).

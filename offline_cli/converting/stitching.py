@@ -131,7 +131,7 @@ class Stitcher:
                     repeated.passed.append(entry)
                     self._note([name], np.zeros(1, np.int64), None, place)
                     self._prints.append(repeated.prints[entry])
-                    self._count_finals(batch.select([entry]), np.zeros(1, np.int64), None, place)
+                    self._count_final(batch, entry, place)
                     continue
                 if self._is_repeated(batch, entry, repeated.prints[entry]):
                     self._drop_duplicate(batch, entry, place)
@@ -236,9 +236,13 @@ class Stitcher:
 
         self.tally.assume(MISSING_FINAL, len(missing), places=in_words)
 
+    def _count_final(self, batch: EpisodeBatch, entry: int, place: str) -> None:
+        if batch.final_missing is not None and batch.final_missing[entry]:  # to select one takes as long as to stitch many
+            self._count_finals(batch.select([entry]), np.zeros(1, np.int64), None, place)
+
     def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
         """Its assumptions are counted as those of the first one: counts are of everything read."""
-        self._count_finals(batch.select([entry]), np.zeros(1, np.int64), None, place)
+        self._count_final(batch, entry, place)
         self.tally.drop_duplicate(partial(_at, place, batch.ids[entry]))
 
     # ---- one fragment ----

@@ -361,6 +361,8 @@ def _settle(split: ValidationSplit, source: TrainingSource, builder: StoreBuilde
 
 def data_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], *, same_pipeline: bool) -> str | None:
     """What differs between data with different digests, as text; None where the other pipeline alone may be the reason."""
+    if not stored:
+        return "the checkpoint does not say what data the run learns from"
     if stored["module"] != wanted["module"]:
         return f"the run learns module {stored['module']}, this call {wanted['module']}"
     if stored.get("weights") != wanted.get("weights"):

@@ -340,7 +340,7 @@ def test_rows_set_aside_are_written_with_place_code_and_reason(
         writer.commit()
     assert rejects == []
     files = place.join("quarantine").files()
-    assert [file.name for file in files] == ["rows-000000.parquet", "rows-000001.parquet"]
+    assert [file.name for file in files] == ["rows-000000.rejects", "rows-000001.rejects"]
     rows = pq.read_table(files[0].open()).to_pylist()
     assert rows[0] == {"where": "a.json row 3", "code": "bad-data", "reason": "cut in half", "raw": b'{"a'}
     assert len(rows) == 2

@@ -103,10 +103,10 @@ def test_a_crash_while_infos_get_their_columns_is_finished_by_resume(
 
         real = ShardSequence.rewrite
 
-        def crash(self: ShardSequence, shard: Shard) -> Shard:
+        def crash(self: ShardSequence, shard: Shard, *more: Any) -> Shard:
             if shard.path.endswith("-000002.parquet"):
                 raise Crash
-            return real(self, shard)
+            return real(self, shard, *more)
 
         patch.setattr(ShardSequence, "rewrite", crash)
         writer.write(long_batch)

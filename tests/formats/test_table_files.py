@@ -37,7 +37,7 @@ def test_a_file_without_a_header_has_its_columns_named_in_the_mapping(read_table
     mapping = MAPPING + '[csv]\ncolumns = ["e", "x", "y", "a"]\n'
     stream, batch = read_table(write_lines("a.csv", "7,0.5,1,0", "7,1.5,1,1"), mapping)
     assert batch.obs.tolist() == [[0.5, 1], [1.5, 1], [1.5, 1]]
-    assert batch.custom_data == ({"source_id": "7"},)
+    assert [data["source_id"] for data in batch.custom_data] == ["7"]
     assert stream.tally.rows_in == 2
 
 
@@ -124,7 +124,7 @@ def test_letters_of_another_encoding_are_refused_and_read_where_the_mapping_says
         read_table(tmp_path / "a.csv", MAPPING)
     assert caught.value.where == str(tmp_path / "a.csv")
     _, batch = read_table(tmp_path / "a.csv", MAPPING + '[csv]\nencoding = "latin-1"\n')
-    assert batch.custom_data == ({"source_id": "å"},)
+    assert [data["source_id"] for data in batch.custom_data] == ["å"]
 
 
 def test_ids_of_a_csv_stay_text(read_table: Read, write_lines: Write) -> None:

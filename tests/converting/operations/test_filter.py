@@ -246,7 +246,7 @@ def test_what_is_known_of_the_source_is_kept(made: Made, tmp_path: Path) -> None
         assert getattr(have, name) == getattr(want, name)
     assert have.provenance["commands"] == [*want.provenance["commands"], "offline-cli filter D"]
     assert have.provenance["operation"] == {"name": "filter", "where": "return > 1"}
-    assert have.provenance["sources"] == [str(source)]
+    assert have.provenance["sources"] == [source.name]
 
 
 def test_plain_columns_that_contradict_the_episodes_are_refused(made: Made, tmp_path: Path) -> None:
