@@ -101,8 +101,8 @@ def ended(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, st
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """What one process learned, and what two did, by KINDS."""
     one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
-    subprocess.run([sys.executable, SCRIPT, one, *KINDS], check=True, timeout=240)
-    code, _, errors = ended(torchrun(2, str(SCRIPT), str(two), *KINDS), 240)
+    subprocess.run([sys.executable, SCRIPT, one, *KINDS], check=True, timeout=500)
+    code, _, errors = ended(torchrun(2, str(SCRIPT), str(two), *KINDS), 500)
     assert code == 0, errors
     return one, two
 
