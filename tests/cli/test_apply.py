@@ -255,7 +255,7 @@ def test_a_signal_leaves_nothing_and_says_so(
         "    calls = 0\n"
         "    def __call__(self, *, batch, **kwargs):\n"
         "        type(self).calls += 1\n"
-        "        if type(self).calls == 3:\n"
+        "        if type(self).calls == 4:\n"
         "            pathlib.Path('slow').touch()\n"
         "            time.sleep(60)\n"
         "        return batch\n",

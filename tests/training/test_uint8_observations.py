@@ -65,14 +65,6 @@ def test_a_run_from_before_the_entry_plays_as_it_was_trained() -> None:
         np.testing.assert_allclose(leaf[KNOWN["rows"]], KNOWN[name], rtol=1e-4, atol=1e-5, err_msg=path)
 
 
-def test_a_run_from_before_the_entry_resumes_and_scores_as_it_was_trained(grids: Path, config: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(OLD_RUN, tmp_path / "run"))
-    train_bc(grids, run, updates=500, resume=True)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["val_loss"] == pytest.approx(KNOWN["val_losses"]["500"], abs=0.02)
-    assert "uint8_scaling" not in json.loads((run / "policy.json").read_text())
-
-
 def test_the_scaling_decides_what_the_old_run_plays(tmp_path: Path) -> None:
     run = Path(shutil.copytree(OLD_RUN, tmp_path / "run"))
     told = json.loads((run / "policy.json").read_text())
