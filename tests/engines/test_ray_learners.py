@@ -78,7 +78,7 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_two_learners_learn_what_one_process_learns_and_one_of_them_prints(dataset: Path, cluster: Any, tmp_path: Path) -> None:
     code, out, said = ended(begun(*training(dataset, tmp_path / "two", *on(cluster))))
     assert (code, said) == (0, "")
@@ -87,7 +87,7 @@ def test_two_learners_learn_what_one_process_learns_and_one_of_them_prints(datas
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=0, atol=1e-3)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_a_stop_is_passed_on_and_the_run_is_resumed_by_one_process(dataset: Path, cluster: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = begun(*training(dataset, run, "--checkpoint-every", 20, *on(cluster), updates=10_000_000))
@@ -139,7 +139,7 @@ def test_a_second_signal_does_not_wait_for_learners(dataset: Path, cluster: Any,
     assert (code, json.loads(out)["error"]["code"]) == (130, "interrupted")
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_more_learners_than_the_cluster_has_processors_are_refused(dataset: Path, cluster: Any, tmp_path: Path) -> None:
     code, _, said = ended(begun(*training(dataset, tmp_path / "run", *on(cluster, learners=5))))
     assert code == 2
