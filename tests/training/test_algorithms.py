@@ -331,7 +331,7 @@ def test_pieces_get_the_module_as_it_plays_and_take_no_gradient(
 ) -> None:
     learn_by(Guessing)
     train_bc(write_dataset(), tmp_path / "run", config=config, **OPTIONS)
-    assert Guess.calls == [(False, False)] * 2  # what is learned from, and what is held out
+    assert Guess.calls == [(False, False)] * 3  # a trial, what is learned from, and what is held out
 
 
 def test_columns_are_computed_anew_by_the_module_as_it_is_then(
@@ -343,7 +343,7 @@ def test_columns_are_computed_anew_by_the_module_as_it_is_then(
         train_bc(write_dataset(name=kind.__name__), tmp_path / f"run-{kind.__name__}", config=config, **OPTIONS)
         ends[kind] = (tmp_path / f"run-{kind.__name__}" / "policy.safetensors").read_bytes(), len(Guess.calls)
     assert ends[Guessing][0] != ends[Refreshing][0]
-    assert (ends[Guessing][1], ends[Refreshing][1]) == (2, 2 + 2 * 3)  # after 20, 40 and 60 updates
+    assert (ends[Guessing][1], ends[Refreshing][1]) == (3, 3 + 2 * 3)  # after 20, 40 and 60 updates
 
 
 @pytest.mark.parametrize("update", [10, 20, 33, 59])
@@ -366,7 +366,7 @@ def test_columns_are_computed_anew_on_the_cpu_where_the_module_is_elsewhere(
 ) -> None:
     learn_by(Refreshing)
     found = train_bc(write_dataset(), tmp_path / "run", config=config, **{**OPTIONS, "device": "cuda"})
-    assert (found.device, len(Guess.calls)) == ("cuda", 2 + 2 * 3)
+    assert (found.device, len(Guess.calls)) == ("cuda", 3 + 2 * 3)
 
 
 def test_columns_that_change_cannot_stream_and_no_data_is_read_to_say_so(
