@@ -272,7 +272,7 @@ def killed_once(tmp_path_factory: pytest.TempPathFactory, random_batch: Callable
         calls = 0
         def __call__(self, *, batch, **kwargs):
             type(self).calls += 1
-            if type(self).calls == 3:
+            if type(self).calls == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
             return batch
     """
