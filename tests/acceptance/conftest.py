@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
-def run() -> Run:
+def run(call: Run) -> Run:
     """Runs `offline-cli ARGS... --json --quiet` in this process: its exit code, and the one object on stdout."""
-    from offline_cli.cli.app import app
-
-    def call(*args: Any) -> tuple[int, dict[str, Any]]:
-        done = CliRunner().invoke(app, [*map(str, args), "--json", "--quiet"])
-        assert done.stdout.count("\n") == 1, f"{done.output}\n{done.exception!r}"
-        return done.exit_code, json.loads(done.stdout)
-
     return call
 
 
 @pytest.fixture(scope="session")
-def done(run: Run) -> Callable[..., dict[str, Any]]:
+def done(told: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """As `run`, for commands that must succeed: the object alone."""
-
-    def call(*args: Any) -> dict[str, Any]:
-        code, told = run(*args)
-        assert code == 0, told
-        return told
-
-    return call
+    return told
 
 
 @pytest.fixture(scope="session")
