@@ -28,7 +28,7 @@ EXPECTED = HERE / "expected.json"
 Done = Callable[..., dict[str, Any]]
 
 FILTER = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 3\n'
-SMALL = ("--updates", 30, "--batch-size", 128, "--seed", 7, "--device", "cpu")
+SMALL = ("--updates", 30, "--batch-size", 128, "--seed", 7, "--device", "cpu", "--memory-limit", "8GiB")
 RUNS: dict[str, tuple[Any, ...]] = {
     "bc": ("train-bc", CARTPOLE, "--env", "CartPole-v1", "--val-fraction", 0.2, "--eval-episodes", 2),
     "bc streaming": ("train-bc", CARTPOLE, "--val-fraction", 0.2, "--streaming"),
