@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.datasets.write_dataset import write_dataset as write_dataset
     from offline_cli.datasets.writer import DatasetWriter as DatasetWriter
     from offline_cli.episodes.batch import EpisodeBatch as EpisodeBatch
-    from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
+    from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
     from offline_cli.exporting.export import export as export
@@ -59,7 +59,7 @@ _HOMES = {
     "ConnectorV2": "offline_cli.connectors",
     "DatasetWriter": "offline_cli.datasets.writer",
     "EpisodeBatch": "offline_cli.episodes.batch",
-    "MultiAgentEpisode": "offline_cli.episodes.multi_agent.multi_agent_episode",
+    "MultiAgentEpisode": "offline_cli.episodes.multi_agent_episode",
     "OfflineCliError": "offline_cli.errors",
     "RLModule": "offline_cli.modules",
     "Recorder": "offline_cli.recording.recorder",

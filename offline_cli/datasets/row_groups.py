@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
+from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import UsageError
 from offline_cli.parquet.row_group_cuts import BLOCK_BYTES

@@ -37,7 +37,7 @@ from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds
-from offline_cli.episodes.multi_agent.multi_agent_episode import MultiAgentEpisode
+from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError, UsageError
 from offline_cli.files.blanking import this_command

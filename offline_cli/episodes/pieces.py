@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from offline_cli.episodes.accessors import EpisodeAccessors
@@ -22,8 +22,7 @@ from offline_cli.errors import BadEpisode, OfflineCliError, UsageError
 from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
 
 __all__ = [
-    "append_chunks",
-    "bounds_of",
+    "append_chunk",
     "check_cut",
     "cut",
     "episode_of",
@@ -136,15 +135,6 @@ def check_cut(episode: Any, lookback: int) -> None:
         raise episode._bad(what, fix="cut only episodes that are not done, with a lookback of 0 or more")
 
 
-def bounds_of(episode: Any, bounds: slice, lookback: int | None) -> tuple[int, int]:
-    """The first step of a slice of `episode`, of one agent or several, and the one after its last. Raises BadEpisode."""
-    if bounds.step not in (None, 1) or (lookback is not None and lookback < 0):
-        what = f"a slice with a step of {bounds.step} and a lookback of {lookback}"
-        raise episode._bad(what, fix="slice with a step of 1 and a lookback of 0 or more")
-    start, stop, _ = bounds.indices(len(episode))
-    return start, max(start, stop)
-
-
 def gone(episode: Any, *_: Any, **__: Any) -> Any:
     """A method that is gone from RLlib. Raises UsageError, naming `custom_data`."""
     raise UsageError("temporary timestep data is gone", where=f"episode {episode.id_}", fix="use episode.custom_data[key]")
@@ -152,7 +142,11 @@ def gone(episode: Any, *_: Any, **__: Any) -> Any:
 
 def part(episode: Piece, bounds: slice, lookback: int | None) -> Piece:
     """The steps within `bounds`; see `SingleAgentEpisode.slice`."""
-    start, stop = bounds_of(episode, bounds, lookback)
+    if bounds.step not in (None, 1) or (lookback is not None and lookback < 0):
+        what = f"a slice with a step of {bounds.step} and a lookback of {lookback}"
+        raise episode._bad(what, fix="slice with a step of 1 and a lookback of 0 or more")
+    start, stop, _ = bounds.indices(len(episode))
+    stop = max(start, stop)
     piece = piece_of(episode, start, stop, lookback)
     if stop == len(episode):
         piece.is_terminated, piece.is_truncated = episode.is_terminated, episode.is_truncated
@@ -192,22 +186,16 @@ def _piece(
     return buffer.part(first - kept, buffer.lookback + stop, kept, space=buffer.space if keep_space else None)
 
 
-def append_chunks(pairs: Sequence[tuple[EpisodeAccessors, EpisodeAccessors]]) -> None:
-    """Add to each episode the chunk beside it; all of them, or none where one raises BadEpisode."""
-    for episode, other in pairs:
-        _check_continues(episode, other)
-    seen: list[Pair] = []
-    acted: list[Pair] = []
-    for episode, other in pairs:
-        seen += _seen(episode, other)
-        acted += [(episode.actions, other.actions), (episode.rewards, other.rewards)]
-        acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in episode.extra_model_outputs.items()]
-    _extend_all(seen, acted)
-    for episode, other in pairs:
-        episode.t = other.t
-        episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
-        episode._last_step_time = other._last_step_time or episode._last_step_time
-        episode.custom_data.update(other.custom_data)
+def append_chunk(episode: EpisodeAccessors, other: EpisodeAccessors) -> None:
+    """Add to an episode the chunk in which it continues, or nothing of it: then BadEpisode is raised."""
+    _check_continues(episode, other)
+    acted = [(episode.actions, other.actions), (episode.rewards, other.rewards)]
+    acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in episode.extra_model_outputs.items()]
+    _extend_all(_seen(episode, other), acted)
+    episode.t = other.t
+    episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
+    episode._last_step_time = other._last_step_time or episode._last_step_time
+    episode.custom_data.update(other.custom_data)
 
 
 def _seen(episode: EpisodeAccessors, other: EpisodeAccessors) -> list[Pair]:

@@ -11,8 +11,7 @@ here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Self
 
@@ -72,22 +71,9 @@ class SingleAgentEpisode(EpisodeAccessors):
         grown = self._checked_step(observation, action, reward, extra)
         self._commit_step(observation, action, reward, infos, terminated, truncated, extra, grown)
 
-    def checked_step(
-        self,
-        observation: Any,
-        action: Any,
-        reward: Any,
-        infos: Any,
-        terminated: bool,
-        truncated: bool,
-        extra: Mapping[str, Any],
-    ) -> Callable[[], None]:
-        """A function that adds this step, and cannot fail any more; to be called before anything else is added.
-
-        For callers that add steps to several episodes, to all of them or to none. Raises as `add_env_step`.
-        """
-        grown = self._checked_step(observation, action, reward, extra)
-        return partial(self._commit_step, observation, action, reward, infos, terminated, truncated, extra, grown)
+    def check_step(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> None:
+        """Raise what `add_env_step` would raise; for callers that add steps to several episodes, to all of them or to none."""
+        self._checked_step(observation, action, reward, extra)
 
     def _checked_step(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Sequence[Grown]:
         """The arrays of numpy'ized buffers with this step; raises before anything is added.
@@ -219,7 +205,7 @@ class SingleAgentEpisode(EpisodeAccessors):
         Raises BadEpisode, leaving the episode as it was, unless ids agree, this chunk is not done, `other` begins at the
         timestep and with the observation that this one ends with, and both have the same extra model outputs.
         """
-        pieces.append_chunks([(self, other)])
+        pieces.append_chunk(self, other)
 
     # ---- states and checks ----
 

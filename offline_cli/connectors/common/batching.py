@@ -194,7 +194,7 @@ class AgentToModuleMapping(ConnectorV2):
         return first
 
     def _module_of(self, agent_id: Any) -> Any:
-        from offline_cli.episodes.multi_agent.multi_agent_episode import (
+        from offline_cli.episodes.multi_agent_episode import (
             MultiAgentEpisode,
         )  # only mapping functions of Dict spaces need it
 
