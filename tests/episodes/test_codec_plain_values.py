@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import enum
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -16,42 +14,25 @@ from offline_cli.episodes.codec.steps import plain_mapping
 from offline_cli.errors import BadData
 from offline_cli.tally import Tally
 
-
-class Colour(enum.IntEnum):
-    RED = 3
-
-
 CHANGED: dict[str, tuple[dict[Any, Any], dict[str, Any], dict[str, int]]] = {  # given, written, counted
     "int keys": ({1: "a", 2: "b"}, {"1": "a", "2": "b"}, {"non-string-key-to-text": 2}),
-    "bool and None keys": ({True: 1, None: 2}, {"True": 1, "None": 2}, {"non-string-key-to-text": 2}),
-    "numpy keys": ({np.int64(4): 1}, {"4": 1}, {"non-string-key-to-text": 1}),
     "bytes keys": ({b"nd": True}, {"nd": True}, {"non-string-key-to-text": 1}),
-    "tuple keys": ({(1, np.int64(2)): 0}, {"(1, 2)": 0}, {"non-string-key-to-text": 1}),
     "sets": ({"a": {3, 1, 2}}, {"a": [1, 2, 3]}, {"set-to-list": 1}),
     "tuples": ({"a": (1, (2, 3))}, {"a": [1, [2, 3]]}, {"tuple-to-list": 2}),
-    "dates": ({"a": datetime.date(2024, 2, 29)}, {"a": "2024-02-29"}, {"datetime-to-text": 1}),
     "times": (
         {"a": datetime.datetime(2024, 1, 2, 3, 4, tzinfo=datetime.UTC)},
         {"a": "2024-01-02T03:04:00+00:00"},
         {"datetime-to-text": 1},
     ),
-    "numpy dates": ({"a": np.datetime64("2024-01-02")}, {"a": "2024-01-02"}, {"datetime-to-text": 1}),
     "arrays of dates": ({"a": np.array(["2024-01-02"], "M8[D]")}, {"a": ["2024-01-02"]}, {"datetime-to-text": 1}),
-    "other kinds of maps": ({"a": OrderedDict(b=1)}, {"a": {"b": 1}}, {}),
-    "numbers with names": ({"a": Colour.RED}, {"a": 3}, {}),
 }
 
 REFUSED: dict[str, Any] = {
     "an object": object(),
-    "a function": print,
     "an object array": np.array([object()]),
-    "a structured array": np.zeros(1, [("a", "f4")]),
-    "a duration": np.timedelta64(3, "s"),
     "a large integer": 1 << 64,
     "text with half a character": "\ud800",
-    "a key that is an object": {object(): 1},
     "two keys with one text": {1: "a", "1": "b"},
-    "an object in a list": [1, [2, object()]],
 }
 
 
@@ -64,11 +45,6 @@ def plain(values: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, int]]:
 def test_a_value_is_made_plain_and_counted(case: str) -> None:
     given, written, counted = CHANGED[case]
     assert plain(given) == (written, counted)
-
-
-def test_plain_values_stay_as_they_are_and_count_nothing() -> None:
-    values = {"a": None, "b": True, "c": -1, "d": 1.5, "e": "ü", "f": [1, {"g": 2}], "h": 1j, "i": b"raw"}
-    assert plain(values) == (values, {})
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -109,12 +85,6 @@ def test_the_error_for_an_info_names_episode_step_and_key() -> None:
     with pytest.raises(BadData) as one:
         encode(batch[0], where="part-0")
     assert many.value.where == one.value.where == "part-0, episode ride, infos at t=7, key 'where'"
-
-
-def test_the_error_for_custom_data_names_episode_and_key() -> None:
-    batch = batch_with([{}] * 3, custom_data=({"map": object()},))
-    with pytest.raises(BadData, match="episode ride, custom data, key 'map'"):
-        encode_batch(batch, where="part-0", tally=Tally())
 
 
 def test_changes_are_counted_once_however_an_episode_is_written() -> None:

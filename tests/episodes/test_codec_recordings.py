@@ -15,20 +15,16 @@ from gymnasium import spaces as gym_spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import decode, decode_batch, encode_batch
-from offline_cli.errors import BadEpisode
 from offline_cli.spaces import space_to_rllib
 from offline_cli.tally import Rejects, Tally
 from offline_cli.testing import assert_same_batch, assert_same_tree
 from offline_cli.trees import Tree, map_leaves
 
-COUNTS = {  # folder: episodes, steps, terminated, truncated, sum of rewards
-    "rllib_episodes_cartpole_expert": (100, 46_184, 15, 85, 46_184),
-    "rllib_episodes_cartpole_lstm": (20, 485, 20, 0, 485),
-    "rllib_episodes_dict_flattened": (12, 132, 12, 0, 113.1429),
-    "rllib_episodes_frozenlake": (40, 306, 40, 0, 1),
-    "rllib_episodes_pendulum": (8, 1_600, 0, 8, -13_284.1756),
-}
-every_recording = pytest.mark.parametrize("name", COUNTS)
+RECORDINGS = (
+    *("rllib_episodes_cartpole_expert", "rllib_episodes_cartpole_lstm", "rllib_episodes_dict_flattened"),
+    *("rllib_episodes_frozenlake", "rllib_episodes_pendulum"),
+)
+every_recording = pytest.mark.parametrize("name", RECORDINGS)
 
 
 def items_of(real_data: Path, name: str) -> list[bytes]:
@@ -52,17 +48,8 @@ def stacked(steps: list[Any]) -> Tree:
 
 
 @every_recording
-def test_a_recording_has_the_counts_that_its_source_states(real_data: Path, name: str) -> None:
-    batch = read(items_of(real_data, name))
-    flags = int(batch.terminated.sum()), int(batch.truncated.sum())
-    episodes, steps, terminated, truncated, rewards = COUNTS[name]
-    assert (len(batch), batch.num_steps, *flags) == (episodes, steps, terminated, truncated)
-    assert batch.rewards.sum() == pytest.approx(rewards)
-
-
-@every_recording
 def test_every_value_of_a_recording_is_what_msgpack_numpy_reads(real_data: Path, name: str) -> None:
-    items = items_of(real_data, name)
+    items = items_of(real_data, name)[:20]
     batch = read(items)
     for episode, state in zip(batch, map(trusted, items), strict=True):
         for part, ours in (
@@ -79,12 +66,6 @@ def test_every_value_of_a_recording_is_what_msgpack_numpy_reads(real_data: Path,
 
 
 @every_recording
-def test_one_at_a_time_gives_what_many_at_once_do(real_data: Path, name: str) -> None:
-    items = items_of(real_data, name)[:12]
-    assert_same_batch(EpisodeBatch.from_episodes(decode(item, where=name) for item in items), read(items))
-
-
-@every_recording
 def test_a_recording_written_again_as_ours_is_equal_and_smaller(real_data: Path, name: str) -> None:
     items = items_of(real_data, name)
     batch = read(items)
@@ -94,8 +75,8 @@ def test_a_recording_written_again_as_ours_is_equal_and_smaller(real_data: Path,
 
 
 @pytest.mark.integration
-@every_recording
-def test_rllib_reads_a_recording_written_again_as_ours_to_equal_values(real_data: Path, name: str) -> None:
+def test_rllib_reads_a_recording_written_again_as_ours_to_equal_values(real_data: Path) -> None:
+    name = "rllib_episodes_cartpole_lstm"
     rllib = pytest.importorskip("ray.rllib.env.single_agent_episode")
     items = items_of(real_data, name)[:12]
     for theirs, ours in zip(items, encode_batch(read(items), where=name, tally=Tally()), strict=True):
@@ -148,28 +129,9 @@ def packed(state: Mapping[str, Any]) -> bytes:
     return msgpack.packb(state, default=msgpack_numpy.encode)
 
 
-def test_the_older_name_of_custom_data_is_read() -> None:
-    state = state_of()
-    del state["custom_data"]
-    batch = read([packed({**state, "_temporary_timestep_data": {"a": [1, 2]}})])
-    assert batch.custom_data == ({"a": [1, 2]},)
-
-
-def test_a_state_without_any_custom_data_is_read() -> None:
-    state = state_of()
-    del state["custom_data"]
-    assert read([packed(state)]).custom_data is None
-
-
 def test_int_keys_in_infos_are_read_as_they_are() -> None:
     batch = read([packed(state_of(infos=[{1: 2.0}, {}, {}]))])
     assert batch.infos == [{1: 2.0}, {}, {}]
-
-
-def test_python_numbers_become_int64_and_float64() -> None:
-    batch = read([packed(state_of(actions=[3, 70_000], rewards=[1, 2.5]))])
-    assert (batch.actions.dtype, batch.rewards.dtype) == (np.int64, np.float64)
-    assert batch.actions.tolist() == [3, 70_000]
 
 
 def test_steps_of_two_float_types_are_widened_and_counted() -> None:
@@ -189,19 +151,6 @@ def test_an_odd_episode_among_many_of_one_layout_is_read_in_its_place() -> None:
     assert [len(batch) for batch in batches] == [2, 1, 1, 1]
 
 
-def test_nested_steps_are_read_as_nested_arrays() -> None:
-    step = {"camera": np.zeros((2, 2), np.uint8), "joints": (np.float32(1), np.ones(3))}
-    batch = read([packed(state_of(observations=[step, step, step]))])
-    assert batch.obs["camera"].shape == (3, 2, 2)
-    assert [leaf.shape for leaf in batch.obs["joints"]] == [(3,), (3, 3)]
-
-
-def test_an_episode_without_steps_is_read() -> None:
-    state = state_of(observations=[np.zeros(2, np.float32)], actions=[], rewards=[], infos=[{}], t=0)
-    batch = read([packed(state)])
-    assert (len(batch), batch.num_steps) == (1, 0)
-
-
 def test_a_space_is_taken_from_the_buffer_where_the_episode_has_none() -> None:
     state = state_of()
     state["actions"]["space"] = {"space": "discrete", "n": 2, "start": 0}
@@ -217,11 +166,3 @@ def test_nested_lists_of_rllib_2_40_are_read_as_arrays() -> None:
     batch = read([packed(state)])
     assert_same_tree(batch.obs, data)
     assert_same_tree(decode(packed(state), where="test").get_observations(), data)
-
-
-def test_nested_lists_that_do_not_fit_their_space_are_refused() -> None:
-    space = gym_spaces.Dict({"a": gym_spaces.Box(-1, 1, (2,))})
-    state = state_of(_observation_space=space_to_rllib(space))
-    state["observations"] = {"data": {"a": [[[1.0], [2.0], [3.0]]]}, "lookback": 0, "finalized": True, "space": None}
-    with pytest.raises(BadEpisode, match=r"observations\.a is not one row of Box per step"):
-        decode(packed(state), where="test")

@@ -12,13 +12,13 @@ from gymnasium import spaces as gym_spaces
 from hypothesis import HealthCheck, assume, given, settings
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import BatchDecoder, decode, decode_batch, encode, encode_batch
+from offline_cli.episodes.codec import decode, decode_batch, encode, encode_batch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData
 from offline_cli.tally import Rejects, Tally
 from offline_cli.testing import assert_same_batch, assert_same_episode, episode_batches, episodes
 
-bounded = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+bounded = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 
 
 def read_all(items: Any) -> list[EpisodeBatch]:
@@ -33,14 +33,6 @@ def write_all(batch: EpisodeBatch) -> list[bytes]:
 @given(episodes())
 def test_an_episode_written_and_read_again_is_equal_leaf_by_leaf(episode: SingleAgentEpisode) -> None:
     assert_same_episode(decode(encode(episode), where="test"), episode)
-
-
-@bounded
-@given(episodes())
-def test_writing_leaves_the_episode_as_it_was(episode: SingleAgentEpisode) -> None:
-    before = episode.is_numpy
-    encode(episode)
-    assert episode.is_numpy is before
 
 
 @bounded
@@ -100,56 +92,10 @@ def batch_of(**changes: Any) -> EpisodeBatch:
     return EpisodeBatch(**{**fields, **changes})
 
 
-def test_tuples_come_back_as_tuples_where_the_space_has_them() -> None:
-    space = gym_spaces.Tuple([gym_spaces.Discrete(2), gym_spaces.Dict({"x": gym_spaces.Box(0, 1, (2,))})])
-    obs = (np.zeros(7, np.int64), {"x": np.ones((7, 2), np.float32)})
-    [again] = read_all(write_all(batch_of(obs=obs, observation_space=space)))
-    assert isinstance(again.obs, tuple)
-    assert again.obs[1].keys() == {"x"}
-
-
 def test_a_new_batch_begins_where_the_structure_changes() -> None:
     wide = batch_of(obs=np.zeros((7, 5), np.float32), observation_space=gym_spaces.Box(-1, 1, (5,)))
     items = [*write_all(batch_of()), *write_all(wide), *write_all(batch_of())]
     assert [len(batch) for batch in read_all(items)] == [2, 2, 2]
-
-
-def test_names_clocks_and_custom_data_do_not_begin_a_new_batch() -> None:
-    named = batch_of(agent_ids=("left", None), clock=np.array([[0.5, 2.0], [np.nan, 3.0]]), custom_data=({}, {"seed": 3}))
-    [again] = read_all([*write_all(batch_of()), *write_all(named)])
-    assert again.agent_ids == (None, None, "left", None)
-    assert again.custom_data == ({}, {}, {}, {"seed": 3})
-
-
-def test_equal_spaces_are_one_object() -> None:
-    [first] = read_all(write_all(batch_of()))
-    [second] = read_all(write_all(batch_of()))
-    assert first.observation_space is second.observation_space
-
-
-def test_items_may_be_an_arrow_array() -> None:
-    pa = pytest.importorskip("pyarrow")
-    [again] = read_all(pa.chunked_array([pa.array(write_all(batch_of()), pa.binary())]))
-    assert_same_batch(again, batch_of())
-
-
-def test_arrays_that_were_read_can_be_written_to() -> None:
-    [again] = read_all(write_all(batch_of()))
-    again.obs[0] = 0
-    again.actions[0] = 0
-    assert again.rewards.flags.writeable
-
-
-def test_a_decoder_knows_the_layouts_of_earlier_files() -> None:
-    decoder = BatchDecoder(Rejects(), Tally())
-    for _ in range(3):
-        list(decoder.decode(write_all(batch_of()), where=str))
-    assert decoder.made == 1
-
-
-def test_an_empty_batch_is_no_items_and_no_items_are_no_batch() -> None:
-    assert write_all(batch_of().select([])) == []
-    assert read_all([]) == []
 
 
 def test_lookback_buffers_are_left_out_of_batches() -> None:
@@ -167,9 +113,3 @@ def test_a_name_that_no_reader_takes_back_is_not_written(name: str) -> None:
     for batch in (batch_of(ids=("a", name)), batch_of(agent_ids=(None, name))):
         with pytest.raises(BadData, match="name"):
             write_all(batch)
-
-
-def test_the_longest_names_and_other_alphabets_come_back() -> None:
-    names = ("\u00e9" * ((1 << 15) - 1), "\U0001f600")
-    [again] = read_all(write_all(batch_of(ids=names)))
-    assert again.ids == names

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadEpisode, EpisodeIndexError, EpisodeKeyError, OfflineCliError
+from offline_cli.errors import BadEpisode, EpisodeIndexError, OfflineCliError
 
 Make = Callable[..., SingleAgentEpisode]
 
@@ -29,17 +29,6 @@ def test_an_index_outside_the_episode_is_an_index_error_that_names_episode_and_d
 
 
 @pytest.mark.parametrize("numpyized", [False, True])
-def test_going_back_before_the_lookback_buffer_never_wraps_around(counting: Make, numpyized: bool) -> None:
-    episode = counting(len_lookback_buffer=1)
-    if numpyized:
-        episode.to_numpy()
-    assert episode.get_rewards(-1, neg_index_as_lookback=True) == 0.0
-    with pytest.raises(EpisodeIndexError):
-        episode.get_rewards(-2, neg_index_as_lookback=True)
-    assert episode.get_rewards(-2, neg_index_as_lookback=True, fill=-3) == -3
-
-
-@pytest.mark.parametrize("numpyized", [False, True])
 def test_a_filled_range_has_one_record_per_position_on_both_sides(counting: Make, numpyized: bool) -> None:
     episode = counting(3)
     if numpyized:
@@ -51,13 +40,6 @@ def test_a_filled_range_has_one_record_per_position_on_both_sides(counting: Make
     assert list(episode.get_rewards(slice(3, 3), **options)) == []
 
 
-def test_a_filled_list_keeps_the_precision_of_rewards(counting: Make) -> None:
-    episode = counting()
-    episode.set_rewards(new_data=[0.1, 0.2, 0.3, 0.4])
-    got = episode.to_numpy().get_rewards([-9, 0], fill=0.0)
-    assert got.tolist() == [0.0, 0.1]
-
-
 def test_fill_follows_every_leaf_of_a_nested_space(nested: Make) -> None:
     for episode in (nested(), nested().to_numpy()):
         item = episode.get_actions(99, fill=2)
@@ -67,11 +49,6 @@ def test_fill_follows_every_leaf_of_a_nested_space(nested: Make) -> None:
     batch = nested().to_numpy().get_observations([0, 99], fill=0.0)
     assert batch["a"].shape == (2, 2)
     assert batch["b"].tolist() == [0, 0]
-
-
-def test_fill_takes_the_shape_of_extra_outputs_that_have_no_space(nested: Make) -> None:
-    batch = nested().to_numpy().get_extra_model_outputs("state", slice(-1, 2), neg_index_as_lookback=True, fill=7)
-    assert batch["h"].tolist() == [[7, 7, 7], [0, 0, 0], [1, 1, 1]]
 
 
 def test_a_fill_that_the_space_cannot_hold_is_refused() -> None:
@@ -96,31 +73,6 @@ def test_one_hot_of_multi_discrete_joins_one_vector_per_part() -> None:
     episode.observation_space = space
     assert episode.get_observations(one_hot_discrete=True)[0].tolist() == [0, 1, 0, 0, 1]
     assert episode.to_numpy().get_observations(one_hot_discrete=True).tolist() == [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]
-
-
-def test_one_hot_without_a_space_is_refused(counting: Make) -> None:
-    with pytest.raises(BadEpisode, match="needs a space"):
-        counting().get_actions(0, one_hot_discrete=True)
-
-
-def test_one_hot_of_no_steps_has_the_one_hot_axis(counting: Make) -> None:
-    episode = counting(action_space=gym.spaces.Discrete(20)).to_numpy()
-    assert episode.get_actions(slice(0, 0), one_hot_discrete=True).shape == (0, 20)
-
-
-def test_an_unknown_extra_output_is_a_key_error_that_names_those_there_are(nested: Make) -> None:
-    with pytest.raises(KeyError) as caught:
-        nested().get_extra_model_outputs("logits")
-    assert isinstance(caught.value, EpisodeKeyError)
-    assert caught.value.fix == "one of: state"
-
-
-def test_nested_lists_of_indices_are_batched_as_tuples_and_dicts(nested: Make) -> None:
-    episode = nested().to_numpy()
-    actions = episode.get_actions([-1, 0])
-    assert isinstance(actions, tuple)
-    assert actions[0].tolist() == [3, 0]
-    assert episode.get_observations([])["a"].shape == (0, 2)
 
 
 def test_the_older_singular_spellings_do_the_same(nested: Make, dict_item: Callable[[int], dict[str, Any]]) -> None:
@@ -183,23 +135,6 @@ def test_numpyized_data_is_set_only_to_values_of_its_space_and_all_leaves_or_non
     with pytest.raises(BadEpisode, match="structure"):
         episode.set_observations(new_data={"a": np.ones(2, np.float32)}, at_indices=0)
     assert episode.get_observations(0)["a"].tolist() == [0, 0]
-
-
-def test_numpyized_integers_are_not_set_to_fractions(counting: Make) -> None:
-    episode = counting().to_numpy()
-    with pytest.raises(BadEpisode, match="float64 values into int64 data"):
-        episode.set_actions(new_data=0.5, at_indices=0)
-
-
-def test_read_only_arrays_are_copied_before_the_first_write(counting: Make) -> None:
-    raw = np.arange(5, dtype=np.float64).tobytes()
-    episode = counting().to_numpy()
-    state = episode.get_state()
-    state["rewards"]["data"] = np.frombuffer(raw, np.float64)[:4]
-    copy_of_it = SingleAgentEpisode.from_state(state)
-    copy_of_it.set_rewards(new_data=9.0, at_indices=0)
-    assert copy_of_it.get_rewards().tolist() == [9.0, 1.0, 2.0, 3.0]
-    assert np.frombuffer(raw, np.float64)[0] == 0.0
 
 
 def test_episode_state_and_pieces_do_not_write_into_each_other(counting: Make) -> None:

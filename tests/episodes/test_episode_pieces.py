@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -52,11 +51,6 @@ def test_pieces_keep_agent_and_module_and_cut_copies_custom_data(counting: Make)
     assert episode[1:2].custom_data == {}
 
 
-def test_a_done_episode_is_not_cut(counting: Make) -> None:
-    with pytest.raises(BadEpisode, match="done"):
-        counting(truncated=True).cut()
-
-
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
 def test_chunks_join_whichever_of_them_is_numpyized(nested: Make, first: bool, second: bool) -> None:
@@ -70,13 +64,6 @@ def test_chunks_join_whichever_of_them_is_numpyized(nested: Make, first: bool, s
     assert left.to_numpy().observations == whole.to_numpy().observations
     assert left.actions == whole.actions
     assert left.extra_model_outputs == whole.extra_model_outputs
-
-
-def test_joining_a_chunk_without_steps_changes_no_dtype(counting: Make) -> None:
-    episode = counting()
-    chunk = episode.cut()
-    episode.to_numpy().concat_episode(chunk)
-    assert episode.get_actions().dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,6 @@ def episode() -> SingleAgentEpisode:
 # ---- 01: creating and filling ----
 
 
-def test_a_new_episode_has_an_id_and_no_steps() -> None:
-    episode = SingleAgentEpisode()
-    assert isinstance(episode.id_, str)
-    assert len(episode) == 0
-    assert not episode.is_reset
-
-
 def test_after_the_reset_there_is_one_observation_and_still_no_step() -> None:
     episode = SingleAgentEpisode()
     episode.add_env_reset(observation="obs_0", infos={"a": 1})
@@ -71,16 +64,6 @@ def test_extra_model_outputs_are_got_by_their_key(episode: SingleAgentEpisode) -
 # ---- 03: numpy'ized or not ----
 
 
-def test_a_numpyized_episode_gives_arrays_where_it_gave_lists(episode: SingleAgentEpisode) -> None:
-    assert isinstance(episode.get_observations(slice(1, 3)), list)
-    assert episode.to_numpy() is episode
-    assert episode.is_numpy
-    np.testing.assert_array_equal(episode.get_observations(slice(1, 3)), np.array([11, 12]))
-    np.testing.assert_array_equal(episode.get_actions([0, 2]), np.array([0, 2]))
-    assert episode.get_rewards().dtype == np.float64
-    assert isinstance(episode.get_infos(), list)
-
-
 def test_complex_observations_become_one_struct_of_batched_arrays() -> None:
     space = gym.spaces.Dict({"camera": gym.spaces.Box(0, 1, (2, 2)), "arm": gym.spaces.Tuple([gym.spaces.Discrete(3)])})
     episode = SingleAgentEpisode(observation_space=space)
@@ -105,16 +88,6 @@ def test_cut_gives_a_chunk_that_goes_on_where_the_episode_stopped() -> None:
     assert chunk.get_actions(-1) == 3
     assert chunk.get_rewards(-1) == 3.0
     assert chunk.get_observations([-2, -1]) == [2, 3]
-
-
-def test_a_chunk_is_filled_like_any_episode_and_can_be_joined_again() -> None:
-    episode = SingleAgentEpisode(observations=[0, 1, 2, 3], actions=[1, 2, 3], rewards=[1.0, 2.0, 3.0], len_lookback_buffer=0)
-    chunk = episode.cut(len_lookback_buffer=2)
-    chunk.add_env_step(4, 4, 4.0, truncated=True)
-    assert chunk.get_return() == 4.0
-    episode.concat_episode(chunk)
-    assert episode.get_observations() == [0, 1, 2, 3, 4]
-    assert (len(episode), episode.is_truncated, episode.get_return()) == (4, True, 10.0)
 
 
 # ---- 05: looking back with a fill value ----

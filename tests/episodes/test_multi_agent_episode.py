@@ -6,7 +6,6 @@ import pickle
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 from offline_cli import MultiAgentEpisode
@@ -119,13 +118,6 @@ def test_an_action_hangs_until_the_next_observation_and_gathers_rewards() -> Non
     assert episode.env_t_to_agent_t["a"].data == [0, "S", "S", 1]
 
 
-def test_agents_to_act_saw_something_last_and_are_not_done() -> None:
-    episode = begun("a", "b", "c")
-    episode.add_env_step({"a": 1, "b": 1}, {"a": 0, "b": 0, "c": 0}, {"a": 0.0, "b": 0.0}, terminateds={"b": True})
-    assert episode.get_agents_that_stepped() == {"a", "b"}
-    assert episode.get_agents_to_act() == {"a"}
-
-
 def test_an_agent_that_comes_late_starts_at_its_own_timestep_0() -> None:
     episode = begun("a")
     episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0, "late": 5.0})
@@ -160,13 +152,6 @@ def test_rewards_between_observation_and_action_belong_to_the_step_that_follows(
     episode.add_env_step({"b": 1}, {"b": 0}, {"a": 2.0, "b": 0.0})
     episode.add_env_step({"a": 1, "b": 2}, {"a": 0, "b": 0}, {"a": 1.0, "b": 0.0})
     assert episode.agent_episodes["a"].get_rewards() == [3.0]
-
-
-def test_an_agent_that_comes_when_all_others_end_goes_on() -> None:
-    episode = begun("a")
-    episode.add_env_step({"a": 1, "b": 0}, {"a": 0}, {"a": 1.0}, terminateds={"a": True})
-    assert not episode.is_done
-    assert episode.get_agents_to_act() == {"b"}
 
 
 def test_a_step_that_one_agents_space_refuses_is_added_to_no_agent() -> None:
@@ -237,30 +222,11 @@ def test_getters_go_by_environment_timesteps_and_leave_out_who_saw_nothing() -> 
     assert episode.get_rewards(-1) == {"a": 4.0, "b": 4.0}  # b's is what it got so far for the action that hangs
 
 
-def test_getters_can_go_by_the_agents_own_timesteps() -> None:
-    assert sparse().get_actions(-1, env_steps=False) == {"a": 3, "b": 3}
-    assert sparse().get_actions(env_steps=False) == {"a": [0, 3], "b": [0, 1, 2, 3]}
-
-
 def test_fill_stands_for_every_moment_at_which_an_agent_saw_nothing() -> None:
     assert sparse().get_observations(slice(-2, 3), fill=-1, neg_index_as_lookback=True) == {
         "a": [-1, -1, 0, -1, -1],
         "b": [-1, -1, 0, 1, 2],
     }
-
-
-def test_numpy_gives_arrays_and_what_hangs_is_among_them() -> None:
-    episode = sparse().to_numpy()
-    assert episode.is_numpy
-    actions = episode.get_actions()
-    np.testing.assert_array_equal(actions["a"], [0, 3])
-    np.testing.assert_array_equal(actions["b"], [0, 1, 2, 3])
-    np.testing.assert_array_equal(episode.get_rewards(slice(0, 4), fill=0.0)["a"], [1.0, 0.0, 0.0, 4.0])
-
-
-def test_getters_take_one_agent_or_several() -> None:
-    for chosen in ("a", ["a"], {"a", "nobody"}):
-        assert sparse().get_observations(0, chosen) == {"a": 0}
 
 
 def test_extra_model_outputs_come_from_agents_that_have_them() -> None:
@@ -305,16 +271,6 @@ def test_an_agent_that_is_done_is_in_the_next_chunk_only_if_its_lookback_buffer_
     chunk = episode.cut(len_lookback_buffer=2)
     assert chunk.get_actions(-2, neg_index_as_lookback=True) == {"a": 0, "b": 0}
     assert (chunk.get_agents_to_act(), chunk.agent_episodes["b"].t_started) == ({"a"}, 2)
-
-
-def test_an_agent_that_comes_late_in_a_chunk_has_a_timeline_like_the_others() -> None:
-    episode = begun("a")
-    for t in range(3):
-        episode.add_env_step({"a": t}, {"a": 0}, {"a": 0.0})
-    chunk = episode.cut(len_lookback_buffer=1)
-    chunk.add_env_step({"a": 9, "late": 0}, {"a": 0}, {"a": 0.0})
-    assert chunk.env_t_to_agent_t["late"].data == ["S", "S", 0]
-    assert chunk.get_observations(-1) == {"a": 9, "late": 0}
 
 
 # ---- states ----
