@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from faulty import Make, made
@@ -20,13 +19,6 @@ from offline_cli.tally import Reject
 def a_dataset_that_is_being_written(make: Make) -> Path:
     folder = make.dataset()
     (folder / "manifest.json").rename(folder / "_writing.json")
-    return folder
-
-
-@made({"uncommitted": 1, "both-flags": 1})
-def a_dataset_that_is_being_overwritten_is_looked_at_all_the_same(make: Make) -> Path:
-    folder = make.dataset(make.batch(truncated=np.array([True, False, False])))
-    (folder / "_writing.json").write_text("{}", encoding="utf-8")
     return folder
 
 
@@ -52,11 +44,6 @@ def a_shard_that_was_cut(make: Make) -> Path:
 
 @made({"shard-hash": 1}, deep=True)
 def a_shard_with_a_changed_byte(make: Make) -> Path:
-    return flip(make.dataset())
-
-
-@made({"unreadable-file": 1})
-def a_shard_with_a_changed_byte_whose_hash_is_not_compared(make: Make) -> Path:
     return flip(make.dataset())
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from faulty import Make, made
 from gymnasium import spaces
 
-from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.meanings import Element, Meanings
 
@@ -39,13 +37,6 @@ def a_file_that_breaks_off_among_others(make: Make) -> Path:
     return folder
 
 
-@made({"unreadable-file": 1})
-def a_first_file_that_breaks_off(make: Make) -> Path:
-    folder = make.items(make.packed())
-    os.truncate(folder / "part-0.parquet", 200)
-    return folder
-
-
 @made({"unreadable-row": 2})
 def bytes_that_are_no_episode(make: Make) -> Path:
     items = make.packed()
@@ -66,12 +57,6 @@ def as_many_observations_as_actions(make: Make) -> Path:
         state["observations"]["data"] = state["observations"]["data"][:-1]
 
     return make.items([make.repacked(first, cut), *others])
-
-
-@made({"length-mismatch": 1})
-def a_line_whose_actions_are_too_few(make: Make) -> Path:
-    columns = make.columns(t=False)
-    return make.lines(columns, {**columns, "actions": columns["actions"][1:]})
 
 
 @made({"unsafe-data": 1})
@@ -102,27 +87,9 @@ def episodes_written_again(make: Make) -> Path:
     return make.items(items, items[1:])
 
 
-@made({"duplicate-episode": 3})
-def a_source_and_a_copy_of_it(make: Make) -> list[Path]:
-    return [make.items(make.packed()), make.items(make.packed())]
-
-
 @made({"gap-in-episode": 1})
 def two_steps_that_are_missing(make: Make) -> Path:
     return make.rows({name: np.delete(np.array(values), [1, 2], axis=0) for name, values in make.columns().items()})
-
-
-@made({"gap-in-episode": 1})
-def a_dataset_whose_shard_lacks_two_steps(make: Make) -> Path:
-    folder = make.dataset(format="columns")
-    return make.rewrite_shard(folder, lambda table: pa.concat_tables([table.slice(0, 5), table.slice(6)]))
-
-
-@made({"gap-in-episode": 1})
-def parts_without_timesteps_that_do_not_follow(make: Make) -> Path:
-    columns = make.columns(t=False)
-    order = [*range(2), *range(4, 12), *range(3, 4)]  # e0 begins, other episodes, e0 ends
-    return make.rows({name: np.array(values)[order] for name, values in columns.items()})
 
 
 @made({"steps-after-end": 1})
@@ -132,31 +99,11 @@ def an_end_flag_in_the_middle(make: Make) -> Path:
     return make.rows(columns)
 
 
-@made({"steps-after-end": 1})
-def an_end_flag_in_the_middle_without_timesteps(make: Make) -> Path:
-    columns = make.columns(t=False)
-    columns["truncateds"][1] = True
-    return make.rows(columns)
-
-
 @made({"broken-chain": 1})
 def an_observation_that_a_step_did_not_lead_to(make: Make) -> Path:
     columns = make.columns()
     columns["new_obs"][1] += 1
     return make.rows(columns)
-
-
-@made({"broken-chain": 1})
-def a_dataset_with_a_broken_chain(make: Make) -> Path:
-    folder = make.dataset(format="columns")
-
-    def break_chain(table: pa.Table) -> pa.Table:
-        rows = table["new_obs"].to_pylist()
-        rows[1] = [value / 2 for value in rows[1]]
-        column = pa.array(rows, table.schema.field("new_obs").type)
-        return table.set_column(table.schema.get_field_index("new_obs"), "new_obs", column)
-
-    return make.rewrite_shard(folder, break_chain)
 
 
 @made({"repeated-steps": 2})
@@ -168,11 +115,6 @@ def steps_that_are_written_twice(make: Make) -> Path:
 @made({"unfinished-episode": 2})
 def episodes_without_an_end(make: Make) -> Path:
     return make.items(make.packed(make.batch(terminated=np.array([True, False, False]))))
-
-
-@made({"unfinished-episode": 1})
-def a_dataset_with_an_episode_without_an_end(make: Make) -> Path:
-    return make.dataset(make.batch(terminated=np.array([True, False, True])), format="columns")
 
 
 @made({"both-flags": 1})
@@ -237,13 +179,6 @@ def an_episode_with_an_output_more(make: Make) -> Path:
     return make.items([*make.packed(batch.select([0, 1])), *make.packed(more)])
 
 
-@made({"mixed-structures": 1})
-def rows_of_two_shapes_without_spaces(make: Make) -> Path:
-    unknown = {"observation_space": None, "action_space": None}
-    wide = make.batch((5,), ids=("wide",), obs=np.arange(24.0).reshape(6, 4), **unknown)
-    return make.items([*make.packed(make.batch(**unknown)), *make.packed(wide)])
-
-
 @made({"mixed-action-scales": 1})
 def datasets_of_two_action_scales(make: Make) -> list[Path]:
     other = make.batch(boxes=True, ids=("x0", "x1", "x2"))
@@ -283,17 +218,3 @@ def without_ids(make: Make) -> Path:
 @made({"t-falls-back": 1, "missing-final-observation": 1}, mapping=NO_IDS)
 def a_table_without_ids_and_not_in_order(make: Make) -> Path:
     return without_ids(make)
-
-
-@made({"t-falls-back": 1, "missing-final-observation": 1})
-def a_dataset_of_a_table_without_ids_and_not_in_order(make: Make) -> Path:
-    folder: Path = make.path()
-    convert(without_ids(make), folder, mapping=NO_IDS)
-    return folder
-
-
-@made({"missing-final-observation": 2, "unfinished-episode": 2}, mapping=NO_IDS, episode_ends="t")
-def a_table_that_ends_episodes_where_t_falls(make: Make) -> Path:
-    path = without_ids(make)
-    path.write_text(path.read_text(encoding="utf-8").replace("4,1\n", "4,0\n"), encoding="utf-8")
-    return path

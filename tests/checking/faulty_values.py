@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from faulty import MADE, Make, made
-from gymnasium import spaces
 
 
 @made({"space-mismatch": 3}, env="CartPole-v1")
@@ -18,11 +17,6 @@ def observations_of_another_environment(make: Make) -> Path:
 @made({"dtype-differs": 3})
 def narrower_actions(make: Make) -> Path:
     return make.items(make.packed(make.batch(actions=(np.arange(12) % 3).astype(np.int32))))
-
-
-@made({"dtype-differs": 3})
-def actions_in_floats(make: Make) -> Path:
-    return make.items(make.packed(make.batch(actions=np.arange(12) % 3.0)))
 
 
 @made({"value-not-in-dtype": 1})
@@ -39,20 +33,6 @@ def an_observation_beyond_its_box(make: Make) -> Path:
     return make.dataset(make.batch(obs=obs), format="columns")
 
 
-@made({"observation-outside-space": 2})
-def observations_that_are_no_category(make: Make) -> Path:
-    obs = np.arange(15) % 4
-    obs[[2, 9]] = 4, -1
-    return make.items(make.packed(make.batch(obs=obs, observation_space=spaces.Discrete(4))))
-
-
-@made({"action-outside-space": 1})
-def an_action_that_is_no_category(make: Make) -> Path:
-    actions = np.arange(12) % 3
-    actions[7] = 3
-    return make.items(make.packed(make.batch(actions=actions)))
-
-
 def beyond_the_box(make: Make) -> Any:
     actions = make.batch(boxes=True).actions
     actions[[2, 5], 0] = 2.5, -2.5
@@ -62,11 +42,6 @@ def beyond_the_box(make: Make) -> Any:
 @made({"action-outside-space": 2})
 def actions_beyond_their_box(make: Make) -> Path:
     return make.dataset(beyond_the_box(make), action_scale="env")
-
-
-@made({"action-outside-space": 2, "action-scale-unknown": 1})
-def actions_of_unknown_scale_beyond_their_box(make: Make) -> Path:
-    return make.items(make.packed(beyond_the_box(make)))
 
 
 @made({"action-scale-unknown": 1})

@@ -12,24 +12,10 @@ import pytest
 
 from offline_cli.checking.inspect import inspect
 from offline_cli.converting.convert import convert
-from offline_cli.datasets.dataset import open_dataset
-from offline_cli.errors import BadData, NoData, TargetNotMet, Uncommitted, UsageError
-
-KEYS = {"format", "episodes", "steps", "observation_space", "action_space", "return", "length"}
+from offline_cli.errors import BadData, TargetNotMet, Uncommitted, UsageError
 
 
-def test_a_recording_of_rllib_has_its_known_figures(real_data: Path) -> None:
-    found = inspect(str(real_data / "rllib_episodes_cartpole_expert")).as_dict()
-    assert found.keys() >= KEYS
-    assert (found["format"], found["episodes"], found["steps"]) == ("rllib-episodes", 100, 46184)
-    assert found["return"]["mean"] == pytest.approx(461.84)
-    assert found["length"]["quantiles"]["50"] == 500
-    assert found["action_space_text"] == "Discrete(2)"
-    assert not found["from_manifest"]
-    json.dumps(found, allow_nan=False)
-
-
-@pytest.mark.parametrize("to", ["episodes", "columns"])
+@pytest.mark.parametrize("to", ["episodes"])
 def test_the_manifest_gives_the_figures_that_reading_gives(to: str, real_data: Path, tmp_path: Path) -> None:
     source = str(real_data / "rllib_columns_pendulum_plain")
     convert(source, str(tmp_path / "D"), to=to)
@@ -42,74 +28,10 @@ def test_the_manifest_gives_the_figures_that_reading_gives(to: str, real_data: P
         assert known[name]["mean"] == pytest.approx(read[name]["mean"], rel=1e-12)
 
 
-def test_the_manifest_answers_without_the_shards(real_data: Path, tmp_path: Path) -> None:
-    convert(str(real_data / "rllib_episodes_pendulum"), str(tmp_path / "D"))
-    for shard in (tmp_path / "D" / "data").iterdir():
-        shard.unlink()
-    assert inspect(str(tmp_path / "D")).episodes == 8
-
-
-def test_duplicates_and_assumptions_found_while_reading_are_told(real_data: Path) -> None:
-    assert inspect(str(real_data / "rllib_columns_cartpole_expert")).duplicates_dropped == 25
-    found = inspect(str(real_data / "sample_batch_cartpole_lz4"))
-    assert (found.unfinished, found.assumptions["unfinished-episode"]) == (1, 1)
-
-
-def test_a_dataset_and_its_source_say_the_same_of_how_episodes_ended(real_data: Path, tmp_path: Path) -> None:
-    source = inspect(str(real_data / "sample_batch_cartpole_lz4"))
-    convert(str(real_data / "sample_batch_cartpole_lz4"), str(tmp_path / "D"))
-    found, counts = inspect(str(tmp_path / "D")), open_dataset(str(tmp_path / "D")).manifest.counts
-    ends = [(one.terminated, one.truncated, one.unfinished) for one in (source, counts, found)]
-    assert ends == [(162, 1, 1)] * 3
-
-
-def test_several_sources_are_taken_together(real_data: Path) -> None:
-    folders = [str(real_data / name) for name in ("sample_batch_pendulum_lz4", "sample_batch_pendulum_trunc")]
-    found = inspect(folders)
-    assert (found.episodes, found.sources) == (20, tuple(folders))
-
-
-@pytest.mark.parametrize(
-    "expect", [{"episodes": 8}, {"episodes": "8", "return.mean": "-1660.5219551531", "format": "rllib-episodes"}]
-)
-def test_expectations_that_hold_change_nothing(expect: dict[str, Any], real_data: Path) -> None:
-    assert inspect(str(real_data / "rllib_episodes_pendulum"), expect=expect).episodes == 8
-
-
 def test_expectations_that_do_not_hold_are_all_named(real_data: Path) -> None:
     with pytest.raises(TargetNotMet, match="episodes is 8, expected 9; steps is 1600, expected 1") as caught:
         inspect(str(real_data / "rllib_episodes_pendulum"), expect={"episodes": 9, "steps": "1", "terminated": 0})
     assert caught.value.details["differences"]["steps"] == {"is": 1600, "expected": "1"}
-
-
-def test_an_expectation_of_something_unknown_is_refused_with_what_there_is(real_data: Path) -> None:
-    with pytest.raises(UsageError, match="'episode'") as caught:
-        inspect(str(real_data / "rllib_episodes_pendulum"), expect={"episode": 8})
-    assert "episodes" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    "expect",
-    [{"assumptions.unfinished-episode<=": 0}, {"assumptions.unfinished-episode": "0"}, {"assumptions.filled-mean:arm.x": 0}],
-)
-def test_an_assumption_that_was_not_made_counts_as_none(expect: dict[str, Any], make: Any) -> None:
-    dataset = make.dataset(make.batch((1, 2)))
-    assert inspect(str(dataset), expect=expect).assumptions == {}
-    with pytest.raises(TargetNotMet, match=r"assumptions\.gap-in-t is 0, expected >= 1"):
-        inspect(str(dataset), expect={"assumptions.gap-in-t>=": 1})
-
-
-def test_a_nested_figure_that_is_no_count_is_refused_where_it_is_not_there(make: Any) -> None:
-    with pytest.raises(UsageError, match=r"nothing is called 'return\.average'"):
-        inspect(str(make.dataset(make.batch((1, 2)))), expect={"return.average<=": 0})
-
-
-def test_open_dataset_opens_what_convert_wrote_and_nothing_else(real_data: Path, tmp_path: Path) -> None:
-    source = str(real_data / "rllib_episodes_pendulum")
-    convert(source, str(tmp_path / "D"))
-    assert open_dataset(str(tmp_path / "D")).manifest.counts.episodes == 8
-    with pytest.raises(NoData):
-        open_dataset(source)
 
 
 # ---- a dataset on this machine ----
@@ -139,7 +61,7 @@ def test_the_command_imports_nothing_heavy_to_show_a_manifest(dataset: Path) -> 
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
 
 
-@pytest.mark.parametrize("spelled", ["{}", "{}/", "{}//", "./D", "D", "D/", "../D/../D", "D*", "file://{}"])
+@pytest.mark.parametrize("spelled", ["{}", "D/", "D*", "file://{}"])
 def test_a_dataset_has_the_same_figures_however_its_folder_is_spelled_and_opened(
     spelled: str, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,10 +72,6 @@ def test_a_dataset_has_the_same_figures_however_its_folder_is_spelled_and_opened
     monkeypatch.setattr(sys.modules[inspect.__module__], "_of_local_dataset", lambda *_: None)
     assert found == inspect(place).as_dict()
     assert found["episodes"] == 2
-
-
-def test_a_path_and_a_list_of_one_are_the_same_source(dataset: Path) -> None:
-    assert inspect(dataset).as_dict() == inspect([str(dataset)]).as_dict() == inspect((dataset,)).as_dict()
 
 
 def test_a_dataset_that_is_damaged_or_not_finished_or_asked_for_as_something_else_is_refused(dataset: Path) -> None:
@@ -177,8 +95,6 @@ def test_a_dataset_that_is_damaged_or_not_finished_or_asked_for_as_something_els
     [
         ({"columns.obs.nan": 0}, True),
         ({"columns.obs.max.0<=": 1e9}, True),
-        ({"columns.obs.max.0>=": 1e9}, False),
-        ({"columns.obs.max<=": 1e9}, True),
         ({"columns.obs.max>=": 1e9}, False),
     ],
 )
@@ -191,18 +107,7 @@ def test_elements_of_vectors_are_expected_one_by_one_or_all_alike(expect: dict[s
         inspect(dataset, expect=expect)
 
 
-def test_an_element_that_is_not_there_is_refused_with_how_many_there_are(make: Any) -> None:
-    with pytest.raises(UsageError, match="elements"):
-        inspect(str(make.dataset(make.batch((1, 2)))), expect={"columns.obs.max.99<=": 0})
-
-
-def test_a_kind_of_assumption_that_nobody_counts_is_refused_with_what_was_meant(make: Any) -> None:
-    with pytest.raises(UsageError, match="did you mean 'gap-in-t'"):
-        inspect(str(make.dataset(make.batch((1, 2)))), expect={"assumptions.gap-in-tt": 0})
-
-
-@pytest.mark.parametrize("options", [{}, {"head": 1}])
-@pytest.mark.parametrize("harm", ["missing", "cut"])
+@pytest.mark.parametrize(("harm", "options"), [("missing", {}), ("cut", {"head": 1})])
 def test_an_expectation_of_a_dataset_looks_whether_its_shards_are_there(harm: str, options: dict[str, Any], make: Any) -> None:
     dataset = make.dataset(make.batch((1, 2)))
     (shard,) = Path(dataset).glob("data/*.parquet")

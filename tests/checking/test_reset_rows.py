@@ -85,7 +85,7 @@ def read(folder: Path) -> EpisodeBatch:
     return EpisodeBatch.concat(list(open_dataset(folder).batches()))
 
 
-@pytest.mark.parametrize("kind", ["npz", "hdf5", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["hdf5", "csv"])
 @pytest.mark.parametrize(("mode", "code"), [("NEXT_STEP", "reset-row"), ("SAME_STEP", "reset-observation")])
 def test_resets_that_were_recorded_as_steps_are_a_warning_of_every_format(
     told: Told, tmp_path: Path, mode: str, code: str, kind: str
@@ -110,35 +110,12 @@ def test_reset_rows_are_left_out_and_counted_and_nothing_else(told: Told, tmp_pa
     assert warned(told, tmp_path / "d") == {}
 
 
-def test_final_observations_of_a_reset_become_missing_ones(told: Told, tmp_path: Path) -> None:
-    columns = one_after_the_other(recorded(AutoresetMode.SAME_STEP))
-    source = written(tmp_path, columns, "npz")
-    result = told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
-    ends = np.count_nonzero(columns["terminals"][:-1])
-    assert (result["assumptions"]["reset-observation"], result["steps"]) == (ends, STEPS)
-    assert result["assumptions"]["missing-final-observation"] == ends
-    batch = read(tmp_path / "d")
-    final = batch.obs_starts[1:-1] - 1
-    assert np.array_equal(batch.obs[final], batch.obs[final - 1])
-    assert warned(told, tmp_path / "d") == {}
-
-
 def test_without_the_option_rows_are_converted_as_they_are_and_the_dataset_has_the_warning(told: Told, tmp_path: Path) -> None:
     source = written(tmp_path, one_after_the_other(recorded(AutoresetMode.NEXT_STEP)), "npz")
     found = warned(told, *source)
     assert told("convert", *source, "--out", tmp_path / "d")["steps"] == STEPS
     assert warned(told, tmp_path / "d") == found
     assert told("convert", tmp_path / "d", "--out", tmp_path / "e", "--drop-reset-rows")["steps"] == STEPS - found["reset-row"]
-
-
-def test_reset_rows_are_seen_without_next_observations_too(told: Told, tmp_path: Path) -> None:
-    columns = one_after_the_other(recorded(AutoresetMode.NEXT_STEP))
-    ends = int(np.count_nonzero(columns["terminals"][:-1]))
-    del columns["next_observations"]
-    source = written(tmp_path, columns, "npz")
-    assert warned(told, *source) == {"reset-row": ends}
-    assert told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")["steps"] == STEPS - ends
-    assert (read(tmp_path / "d").rewards == 1).all()
 
 
 @pytest.mark.parametrize(("mode", "code"), [("NEXT_STEP", "reset-row"), ("SAME_STEP", "reset-observation")])
@@ -162,41 +139,9 @@ def test_time_limits_are_seen_where_no_task_ends(told: Told, tmp_path: Path) -> 
     assert warned(told, *written(tmp_path, columns, "hdf5"))["reset-observation"] == np.count_nonzero(columns["timeouts"][:-1])
 
 
-def test_a_recording_that_ends_with_a_reset_row_has_no_episode_of_it(told: Told, tmp_path: Path) -> None:
-    columns = one_after_the_other(recorded(AutoresetMode.NEXT_STEP))
-    last = np.flatnonzero(columns["terminals"])[-1] + 2
-    source = written(tmp_path, {name: values[:last] for name, values in columns.items()}, "npz")
-    result = told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
-    ends = np.count_nonzero(columns["terminals"])
-    assert (result["episodes"], result["steps"]) == (ends, last - ends)
-    assert (result["assumptions"]["reset-row"], result["assumptions"]["zero-length-episode"]) == (ends, 1)
-
-
 def smooth(rows: int) -> NDArray[np.float64]:
     """(rows + 1, 3): a process that is never reset."""
     return np.cumsum(np.random.default_rng(3).normal(size=(rows + 1, 3)), axis=0)
-
-
-def test_one_process_that_was_cut_into_episodes_has_no_resets(told: Told, tmp_path: Path) -> None:
-    obs, cut = smooth(200), np.arange(200) % 20 == 19
-    columns = {"observations": obs[:-1], "next_observations": obs[1:], "actions": np.arange(200) % 2}
-    columns |= {"rewards": np.zeros(200), "terminals": np.zeros(200, np.bool_), "timeouts": cut}
-    source = written(tmp_path, columns, "npz")
-    assert warned(told, *source) == {}
-    assert told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")["steps"] == 200
-
-
-def test_contexts_that_have_nothing_to_do_with_each_other_are_no_resets(told: Told, tmp_path: Path) -> None:
-    obs = np.random.default_rng(3).normal(size=(201, 3))  # a bandit's: each step is an episode, the next context its last
-    columns = {"observations": obs[:-1], "next_observations": obs[1:], "actions": np.arange(200) % 2}
-    columns |= {"rewards": np.zeros(200), "terminals": np.ones(200, np.bool_), "timeouts": np.zeros(200, np.bool_)}
-    assert warned(told, *written(tmp_path, columns, "npz")) == {}
-
-
-def test_separate_episodes_are_left_as_they_are(told: Told, tmp_path: Path, real_data: Path) -> None:
-    source = real_data / "rllib_episodes_frozenlake"
-    result = told("convert", source, "--out", tmp_path / "d", "--drop-reset-rows")
-    assert (result["episodes"], result["steps"], result["assumptions"]) == (40, 306, {})
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])

@@ -16,7 +16,6 @@ from offline_cli.errors import OfflineCliError
 from offline_cli.meanings import Element, Meanings
 
 Make = Any  # the fixture's class, which lives in conftest.py
-NARROW = spaces.Box(-10, 10, (2,), np.float32)
 UNKNOWN = {"observation_space": None, "action_space": None}
 
 
@@ -29,46 +28,17 @@ def an_output_more(make: Make) -> tuple[Path, Path]:
     return make.dataset(), make.dataset(replace(other(make), extra={"values": np.zeros(12, np.float32)}))
 
 
-def an_output_of_another_shape(make: Make) -> tuple[Path, Path]:
-    wide = replace(other(make), extra={"values": np.zeros((12, 2), np.float32)})
-    return make.dataset(replace(make.batch(), extra={"values": np.zeros(12, np.float32)})), make.dataset(wide)
-
-
-def rows_of_two_shapes(make: Make) -> tuple[Path, Path]:
-    narrow = other(make, obs=np.zeros((15, 2), np.float32))
-    return make.rows(make.columns()), make.rows(make.columns(narrow))
-
-
 def rows_of_another_shape_than_a_dataset(make: Make) -> tuple[Path, Path]:
     return make.dataset(), make.rows(make.columns(other(make, obs=np.zeros((15, 2), np.float32))))
-
-
-def other_observation_spaces(make: Make) -> tuple[Path, Path]:
-    narrow = other(make, obs=np.zeros((15, 2), np.float32), observation_space=NARROW)
-    return make.dataset(), make.dataset(narrow)
-
-
-def other_numbers_of_choices(make: Make) -> tuple[Path, Path]:
-    return make.dataset(), make.dataset(other(make, action_space=spaces.Discrete(4)))
 
 
 def inferred_numbers_of_choices(make: Make) -> tuple[Path, Path]:
     return make.dataset(), make.dataset(other(make, action_space=spaces.Discrete(4)), spaces_inferred=True)
 
 
-def other_spaces_of_packed_episodes(make: Make) -> tuple[Path, Path]:
-    packed = make.packed(other(make, observation_space=spaces.Box(-20, 20, (3,), np.float32)))
-    return make.items(make.packed()), make.items(packed)
-
-
 def other_scales(make: Make) -> tuple[Path, Path]:
     boxes = other(make, boxes=True)
     return make.dataset(make.batch(boxes=True)), make.dataset(boxes, action_scale="normalized")
-
-
-def an_unknown_scale(make: Make) -> tuple[Path, Path]:
-    boxes = other(make, boxes=True)
-    return make.dataset(make.batch(boxes=True)), make.dataset(boxes, action_scale="unknown")
 
 
 def other_meanings(make: Make) -> tuple[Path, Path]:
@@ -78,15 +48,9 @@ def other_meanings(make: Make) -> tuple[Path, Path]:
 
 MIXED = {
     an_output_more: "mixed-structures",
-    an_output_of_another_shape: "mixed-structures",
-    rows_of_two_shapes: "mixed-structures",
     rows_of_another_shape_than_a_dataset: "mixed-structures",
-    other_observation_spaces: "mixed-spaces",
-    other_numbers_of_choices: "mixed-spaces",
     inferred_numbers_of_choices: "mixed-spaces",
-    other_spaces_of_packed_episodes: "mixed-spaces",
     other_scales: "mixed-action-scales",
-    an_unknown_scale: "mixed-action-scales",
     other_meanings: "mixed-meanings",
 }
 
@@ -108,11 +72,6 @@ def test_two_sources_that_cannot_be_one_dataset_are_an_error_of_the_second(made:
     assert one.as_posix() in problem.what  # what differs is said of both
 
 
-def numbers_of_two_dtypes(make: Make) -> tuple[Path, Path]:
-    wide = replace(other(make), extra={"values": np.zeros(12, np.float64)})
-    return make.dataset(replace(make.batch(), extra={"values": np.zeros(12, np.float32)})), make.dataset(wide)
-
-
 def rows_without_spaces_beside_a_dataset(make: Make) -> tuple[Path, Path]:
     return make.dataset(), make.rows(make.columns(other(make)))
 
@@ -122,9 +81,7 @@ def unfinished_pieces_of_one_episode(make: Make) -> tuple[Path, Path]:
     return tuple(make.rows({name: values[part] for name, values in columns.items()}) for part in (slice(3), slice(3, 6)))
 
 
-@pytest.mark.parametrize(
-    "made", [numbers_of_two_dtypes, rows_without_spaces_beside_a_dataset, unfinished_pieces_of_one_episode]
-)
+@pytest.mark.parametrize("made", [rows_without_spaces_beside_a_dataset, unfinished_pieces_of_one_episode])
 def test_two_sources_that_can_be_one_dataset_are_none(made: Any, make: Make, tmp_path: Path) -> None:
     one, two = made(make)
     convert([one, two], tmp_path / "out")

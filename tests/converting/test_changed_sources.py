@@ -11,11 +11,11 @@ from offline_cli import convert, filter
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadConfig, Interrupted
 
-OPTIONS: dict[str, Any] = {"max_rows_per_file": 500}
+OPTIONS: dict[str, Any] = {"max_rows_per_file": 200}
 
 
 def table(path: Path, reward: float) -> Path:
-    rows = [f"e{episode:05d},{step},{step}.5,0,{reward},{int(step == 4)}" for episode in range(4000) for step in range(5)]
+    rows = [f"e{episode:05d},{step},{step}.5,0,{reward},{int(step == 4)}" for episode in range(1000) for step in range(5)]
     path.write_text("\n".join(["eps_id,t,obs,actions,rewards,terminateds", *rows]) + "\n")
     return path
 
@@ -39,4 +39,4 @@ def test_a_source_file_that_has_changed_ends_resume(command: Any, tmp_path: Path
         command(source, out, **options, resume=True)
     assert caught.value.details["changed"] == ["a source"]
     table(source, 1.0)
-    assert command(source, out, **options, resume=True).episodes == 4000
+    assert command(source, out, **options, resume=True).episodes == 1000

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
-from offline_cli import record
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
@@ -31,7 +26,6 @@ from offline_cli.errors import (
     UnknownEnvironment,
     UsageError,
 )
-from offline_cli.formats import parquet_files
 from offline_cli.progress import Progress
 
 KEYS = {
@@ -86,40 +80,6 @@ def test_the_result_has_the_documented_keys(tmp_path: Path) -> None:
     json.dumps(result)
 
 
-@pytest.mark.parametrize("to", ["episodes", "columns"])
-def test_the_same_input_gives_the_same_bytes(to: str, tmp_path: Path) -> None:
-    source = recording(tmp_path / "r")
-    for name, workers in (("one", 1), ("two", 2)):
-        convert(source, str(tmp_path / name), to=to, workers=workers, max_rows_per_file=7)
-    assert data_of(tmp_path / "one") == data_of(tmp_path / "two")
-
-
-def test_what_was_assumed_stands_in_result_and_manifest(real_data: Path, tmp_path: Path) -> None:
-    result = convert(str(real_data / "sample_batch_cartpole_lz4"), str(tmp_path / "D"))
-    assert (result.episodes, result.assumptions["unfinished-episode"]) == (163, 1)
-    assumptions = Dataset.open(str(tmp_path / "D")).manifest.assumptions
-    assert assumptions["unfinished-episode"] == 1
-    assert assumptions["stitched-fragment"] == result.fragments_stitched > 0
-
-
-def test_duplicates_are_dropped_and_counted(real_data: Path, tmp_path: Path) -> None:
-    result = convert(str(real_data / "rllib_columns_cartpole_expert"), str(tmp_path / "D"))
-    assert (result.episodes, result.duplicates_dropped, result.rows_in) == (50, 25, 35817)
-    assert Dataset.open(str(tmp_path / "D")).manifest.assumptions["duplicate-episode"] == 25
-
-
-@pytest.mark.parametrize("limit", [1, 4, 100])
-def test_limit_takes_the_first_episodes(limit: int, tmp_path: Path) -> None:
-    assert convert(recording(tmp_path / "r"), str(tmp_path / "D"), limit=limit).episodes == min(limit, 6)
-    assert whole(tmp_path / "D").ids == tuple(f"e{i}" for i in range(min(limit, 6)))
-
-
-def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path) -> None:
-    result = convert(recording(tmp_path / "r"), str(tmp_path / "D"), dry_run=True)
-    assert (result.episodes, result.steps, result.dry_run) == (6, 30, True)
-    assert not (tmp_path / "D").exists()
-
-
 def test_a_dry_run_refuses_what_would_be_refused(tmp_path: Path) -> None:
     source = recording(tmp_path / "r")
     convert(source, str(tmp_path / "D"))
@@ -141,35 +101,6 @@ def test_limit_counts_and_infers_nothing_beyond_it(tmp_path: Path) -> None:
     result = convert(str(source), str(tmp_path / "D"), limit=1)
     assert (result.episodes, result.rows_in, result.assumptions) == (1, 5, {})
     assert Dataset.open(str(tmp_path / "D")).manifest.action_space == spaces.Discrete(2)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_as_many_files_are_read_at_a_time_as_there_are_workers(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inside, most, lock = [0], [0], threading.Lock()
-    read_small = parquet_files._read_small
-
-    def watched(*args: Any, **more: Any) -> Any:
-        with lock:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-        time.sleep(0.01)
-        try:
-            return read_small(*args, **more)
-        finally:
-            with lock:
-                inside[0] -= 1
-
-    monkeypatch.setattr(parquet_files, "_read_small", watched)
-    convert(recording(tmp_path / "r", 12), str(tmp_path / "D"), workers=workers)
-    assert most[0] == workers
-
-
-def test_commands_of_earlier_conversions_are_kept_in_their_order(tmp_path: Path) -> None:
-    convert(recording(tmp_path / "r"), str(tmp_path / "D"), command=["first"])
-    convert(str(tmp_path / "D"), str(tmp_path / "E"), to="columns", command=["second", "a b"])
-    assert Dataset.open(str(tmp_path / "E")).manifest.provenance["commands"] == ["first", "second 'a b'"]
 
 
 def test_quarantine_keeps_bad_rows_with_place_and_reason(tmp_path: Path) -> None:
@@ -287,12 +218,6 @@ def test_an_interrupted_conversion_keeps_its_shards_and_goes_on_to_the_same_byte
     assert kept.items() <= data_of(tmp_path / "D").items()
 
 
-def test_an_interruption_before_the_first_shard_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        convert(recording(tmp_path / "r"), str(tmp_path / "D"), on_progress=interrupt_after(0))
-    assert not (tmp_path / "D").exists()
-
-
 def test_overwrite_replaces_a_dataset_even_by_a_conversion_of_itself(tmp_path: Path) -> None:
     convert(recording(tmp_path / "r"), str(tmp_path / "D"))
     before = whole(tmp_path / "D")
@@ -301,25 +226,3 @@ def test_overwrite_replaces_a_dataset_even_by_a_conversion_of_itself(tmp_path: P
     assert after.ids == before.ids
     np.testing.assert_array_equal(after.obs, before.obs)
     assert Dataset.open(str(tmp_path / "D")).manifest.format == "columns"
-
-
-def test_a_source_that_moved_away_between_is_no_reason_to_touch_the_dataset(tmp_path: Path) -> None:
-    source = recording(tmp_path / "r")
-    convert(source, str(tmp_path / "D"))
-    before = everything_below(tmp_path / "D")
-    shutil.rmtree(source)
-    with pytest.raises(StorageNotFound):
-        convert(source, str(tmp_path / "D"), overwrite=True)
-    assert everything_below(tmp_path / "D") == before
-
-
-def test_a_table_beside_a_recording_of_narrower_floats_is_told_to_name_the_environment_which_helps(tmp_path: Path) -> None:
-    record("CartPole-v1", tmp_path / "D", policy="random", episodes=2, num_env_runners=0)
-    rows = "".join(f"a,{step},0.1,0.2,0.3,0.4,1,1.0\n" for step in range(3))
-    (tmp_path / "t.csv").write_text(f"id,t,p,q,r,s,move,gain\n{rows}")
-    columns = {"eps_id": "id", "t": "t", "obs": ["p", "q", "r", "s"], "actions": "move", "rewards": "gain"}
-    both: Any = [tmp_path / "t.csv", tmp_path / "D"], tmp_path / "out"
-    with pytest.raises(BadData, match="float32 of its space cannot hold") as caught:
-        convert(*both, mapping={"columns": columns})
-    assert "with --env" in caught.value.fix
-    assert convert(*both, mapping={"columns": columns}, env="CartPole-v1").episodes == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import pytest
 from made_recordings import Written, made, write
 
-from offline_cli import apply, convert, train_bc
+from offline_cli import convert
 from offline_cli.errors import MemoryLimitExceeded
 
 MIB = 1 << 20
 LIMIT = 256 * MIB
 STEPS = 800_000  # 20 bytes each, five times: more than the 64 MiB that such a limit has for data
-LONGER = 2_000_000
-PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def refused(work: Callable[[], Any]) -> MemoryLimitExceeded:
     return caught.value
 
 
-@pytest.mark.parametrize("kind", ["rllib-columns", "sample-batch", "episodes", "columns"])
+@pytest.mark.parametrize("kind", ["rllib-columns", "columns"])
 def test_an_episode_too_large_for_the_limit_is_refused_by_name(
     kind: str, recording: Callable[..., Written], tmp_path: Path
 ) -> None:
@@ -51,43 +48,9 @@ def test_an_episode_too_large_for_the_limit_is_refused_by_name(
     assert convert([source.path], tmp_path / "out", memory_limit=2 * LIMIT, overwrite=True).steps == STEPS
 
 
-@pytest.mark.parametrize("kind", ["episodes", "columns"])
-def test_a_dataset_of_ours_with_such_an_episode_is_refused_before_a_shard_is_opened(
-    kind: str, recording: Callable[..., Written], tmp_path: Path
-) -> None:
-    folder = tmp_path / "dataset"
-    shutil.copytree(recording(kind).path, folder)
-    for shard in (folder / "data").iterdir():
-        shard.unlink()
-    refused(lambda: convert([folder], tmp_path / "out", memory_limit=LIMIT))
-
-
-def test_an_episode_of_many_fragments_is_refused_before_all_of_it_is_read(
-    recording: Callable[..., Written], tmp_path: Path
-) -> None:
-    error = refused(lambda: convert([recording("rllib-columns", LONGER).path], tmp_path / "out", memory_limit=LIMIT))
-    steps = int(error.what.split(" has ")[1].split(" steps")[0].replace(",", ""))
-    assert steps < LONGER // 2
-
-
 def test_an_episode_written_many_times_is_not_taken_for_a_long_one(tmp_path: Path) -> None:
     once = made(1, STEPS // 5, dims=1)
     for copy in range(10):
         write("rllib-columns", tmp_path / "in" / str(copy), once)
     result = convert([tmp_path / "in" / str(copy) for copy in range(10)], tmp_path / "out", memory_limit=LIMIT)
     assert (result.episodes, result.duplicates_dropped) == (1, 9)
-
-
-def test_apply_refuses_it_too(recording: Callable[..., Written], tmp_path: Path) -> None:
-    (tmp_path / "pipeline.toml").write_text(PIPELINE, encoding="utf-8")
-    source = recording("rllib-columns").path
-    refused(lambda: apply(source, tmp_path / "out", pipeline=tmp_path / "pipeline.toml", memory_limit=LIMIT))
-
-
-def test_streaming_refuses_it_and_training_in_memory_does_not(
-    recording: Callable[..., Written], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = recording("columns", LONGER).path
-    monkeypatch.setattr("offline_cli.training.memory_store._resident", lambda: None)  # this process has seen other tests
-    refused(lambda: train_bc(source, tmp_path / "run", updates=1, streaming=True, memory_limit=512 * MIB))
-    assert train_bc(source, tmp_path / "run", updates=1, overwrite=True).steps == LONGER

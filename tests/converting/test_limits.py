@@ -12,11 +12,10 @@ from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import Location
 from offline_cli.formats import listing
-from offline_cli.formats.sample_batch import blocks
 
 FILES = 200
 SOON = 40  # files that are looked at, read ahead and needed, together
-KINDS = ("rllib-episodes", "rllib-columns", "sample-batch", "sample-batch-packed")
+KINDS = ("rllib-episodes", "sample-batch")
 
 
 @pytest.fixture
@@ -37,18 +36,3 @@ def episodes(bucket: FakeBucket, limit: int | None) -> EpisodeBatch:
 def test_three_episodes_of_two_hundred_objects_take_a_few_of_them(bucket: FakeBucket) -> None:
     assert len(episodes(bucket, 3)) == 3
     assert len({path for path, _, _ in bucket.gets}) <= SOON
-
-
-@pytest.mark.parametrize("bucket", KINDS, indirect=True)
-@pytest.mark.parametrize("limit", [7, FILES + 1])
-def test_a_limit_gives_the_first_episodes_as_they_are_without_it(bucket: FakeBucket, limit: int) -> None:
-    whole, some = episodes(bucket, None), episodes(bucket, limit)
-    assert some.ids == whole.ids[:limit]
-    assert some.obs.dtype == whole.obs.dtype  # type: ignore[union-attr]
-    assert (some.obs == whole.obs[: len(some.obs)]).all()  # type: ignore[union-attr, call-overload, arg-type]
-
-
-@pytest.mark.parametrize("bucket", ["sample-batch"], indirect=True)
-def test_no_process_is_started_for_a_few_episodes(bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "helpers", lambda workers, size: pytest.fail("a process for three episodes"))
-    assert len(episodes(bucket, 3)) == 3

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.checking.validate import validate
 from offline_cli.converting.convert import convert
-from offline_cli.errors import SpaceMismatch, UsageError
+from offline_cli.errors import SpaceMismatch
 
 MAPPING = """
 action_scale = "env"
@@ -43,29 +42,6 @@ def test_a_category_that_does_not_exist_is_blamed_on_its_own_episode_and_row_and
         convert(table(tmp_path, action="7"), tmp_path / "out", mapping=mapping(tmp_path))
     assert caught.value.where.endswith("-b, step 1")
     assert "steps.csv row 3" in caught.value.where
-
-
-def test_a_space_that_a_mapping_says_is_not_ascribed_to_the_source(tmp_path: Path) -> None:
-    with pytest.raises(SpaceMismatch, match=r"the mapping .*robot\.toml says Discrete\(3\)") as caught:
-        convert(table(tmp_path, action="7"), tmp_path / "out", mapping=mapping(tmp_path))
-    assert "the source" not in str(caught.value)
-
-
-def test_a_broken_number_is_blamed_on_its_own_episode(tmp_path: Path) -> None:
-    with pytest.raises(SpaceMismatch, match=r"actions holds 1\.5, which is not a whole number") as caught:
-        convert(table(tmp_path, action="1.5"), tmp_path / "out", mapping=mapping(tmp_path))
-    assert caught.value.where.endswith("-b, step 1")
-
-
-@pytest.mark.parametrize(("wrong", "right"), [("env", "normalized"), ("normalized", "env")])
-def test_a_scale_that_a_mapping_says_is_not_ascribed_to_the_source(wrong: str, right: str, tmp_path: Path) -> None:
-    said = mapping(tmp_path, MAPPING.partition("[spaces]")[0].replace('"env"', f'"{right}"'))
-    source = table(tmp_path, action="1.5")
-    refusal = rf"--action-scale {wrong}, but the mapping .*robot\.toml says {right}"
-    with pytest.raises(UsageError, match=refusal):
-        convert(source, tmp_path / "out", mapping=said, action_scale=wrong)
-    with pytest.raises(UsageError, match=refusal):
-        validate(source, mapping=said, action_scale=wrong)
 
 
 def test_a_value_outside_the_environment_s_choices_is_blamed_on_its_own_episode(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +13,6 @@ from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.progress import Progress
 
-FOREIGN = Path(__file__).resolve().parents[1] / "testdata" / "foreign"
-
 
 def tables(folder: Path, files: int = 5, rows: int = 500) -> str:
     folder.mkdir()
@@ -25,14 +21,6 @@ def tables(folder: Path, files: int = 5, rows: int = 500) -> str:
         t = np.arange(rows)
         columns = {"eps_id": [f"e{number}"] * rows, "t": t, "obs": rng.random(rows), "actions": t % 2, "rewards": np.ones(rows)}
         pq.write_table(pa.table({**columns, "dones": t == rows - 1}), folder / f"{number}.parquet", row_group_size=100)
-    return str(folder)
-
-
-def lines(folder: Path, *, packed: bool = False, count: int = 40) -> str:
-    folder.mkdir()
-    columns = {"obs": [0.5, 0.25], "actions": [0, 1], "rewards": [1, 1], "dones": [False, True]}
-    content = "".join(json.dumps({"type": "SampleBatch", **columns, "eps_id": [i, i]}) + "\n" for i in range(count)).encode()
-    (folder / "a.json").write_bytes(gzip.compress(content) if packed else content)
     return str(folder)
 
 
@@ -50,10 +38,6 @@ def assert_rises_to_its_total(seen: list[Progress]) -> None:
     assert {report.total for report in seen} == {seen[-1].total}
 
 
-def test_a_reader_that_counts_a_batch_once_it_is_handed_on_has_a_last_report_as_well() -> None:
-    assert_rises_to_its_total(reports(str(FOREIGN / "minari_hdf5")))
-
-
 @pytest.mark.parametrize("big", [False, True])
 def test_tables_are_counted_in_bytes_of_their_files(big: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 100)
@@ -64,18 +48,6 @@ def test_tables_are_counted_in_bytes_of_their_files(big: bool, tmp_path: Path, m
     assert len(seen) == (25 if big else 5)
     assert seen[-1].total == -(-sum(path.stat().st_size for path in Path(folder).iterdir()) // 1000)
     assert (seen[-1].unit, seen[-1].figures) == ("kB", {"rows": 2500})
-    assert_rises_to_its_total(seen)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_json_is_counted_in_bytes_of_its_files_as_they_are_stored(
-    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.LOOKAHEAD_BYTES", 0)
-    monkeypatch.setattr("offline_cli.formats.sample_batch.blocks.BLOCK_BYTES", 0)
-    seen = reports(lines(tmp_path / "r", packed=packed))
-    assert len(seen) > 10
-    assert seen[0].done <= (seen[-1].total or 0)
     assert_rises_to_its_total(seen)
 
 
@@ -90,10 +62,3 @@ def test_our_own_datasets_are_counted_in_rows(to: str, rows: int, tmp_path: Path
 def test_several_sources_of_one_unit_are_counted_together(tmp_path: Path) -> None:
     seen = reports(tables(tmp_path / "r"), tables(tmp_path / "s", files=2) + "/1.parquet")
     assert_rises_to_its_total(seen)
-
-
-def test_sources_of_different_units_have_no_total(tmp_path: Path) -> None:
-    source = tables(tmp_path / "r", files=1)
-    convert(source, str(tmp_path / "D"))
-    seen = reports(source, str(tmp_path / "D"))
-    assert (seen[-1].unit, seen[-1].total) == ("rows", None)

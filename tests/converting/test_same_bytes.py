@@ -9,7 +9,6 @@ import pytest
 
 from offline_cli.converting.convert import convert
 
-LINES = Path(__file__).resolve().parents[1] / "testdata" / "sample_batch"
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
 
 
@@ -26,22 +25,8 @@ def test_a_source_that_lies_elsewhere_gives_the_same_files(to: str, tmp_path: Pa
     assert contents(tmp_path / "A") == contents(tmp_path / "B")
 
 
-@pytest.mark.parametrize("workers", [1, 7])
+@pytest.mark.parametrize("workers", [7])
 def test_the_number_of_workers_changes_no_byte(workers: int, tmp_path: Path) -> None:
     convert([str(SAMPLE)], str(tmp_path / "A"))
     convert([str(SAMPLE)], str(tmp_path / "B"), workers=workers)
     assert contents(tmp_path / "A") == contents(tmp_path / "B")
-
-
-def test_the_number_of_processes_that_read_lines_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offline_cli.engines.processes.WORTH", 0)
-    monkeypatch.setattr("offline_cli.engines.processes.processors", lambda: 3)
-    monkeypatch.setattr("offline_cli.formats.sample_batch.files.TOGETHER_BYTES", 1)
-    files = [str(LINES / name) for name in ("many_lines.json", "cut_in_the_middle.json")]
-    results = {}
-    for workers in (1, 2, 3):
-        out = str(tmp_path / f"{workers}")
-        results[workers] = convert(files, out, workers=workers, on_error="quarantine").as_dict()
-        assert contents(tmp_path / f"{workers}") == contents(tmp_path / "1")
-    kept = [{key: value for key, value in each.items() if key not in ("out", "seconds")} for each in results.values()]
-    assert kept[0] == kept[1] == kept[2]

@@ -6,18 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from offline_cli import tally
 from offline_cli.converting.convert import convert
-from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.writer import DatasetWriter
-from offline_cli.errors import BadData
-from offline_cli.formats.tables import TableOptions, files
-from offline_cli.formats.tables.claims import Losses
-from offline_cli.tally import OnError, Reject, Rejects
+from offline_cli.tally import Reject
 
 BAD = 450
 GOOD = [{"e": n // 3, "x": n / 2, "a": n % 2, "d": n % 3 == 2} for n in range(30)]
@@ -48,7 +43,7 @@ def source(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"sources": str(path), "mapping": str(tmp_path / "m.toml"), "from_": "table"}
 
 
-@pytest.mark.parametrize("source", ["csv", "jsonl", "cells", "sample-batch"], indirect=True)
+@pytest.mark.parametrize("source", ["csv", "sample-batch"], indirect=True)
 def test_many_rows_set_aside_are_written_a_few_at_a_time(
     source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,49 +70,3 @@ def test_many_rows_set_aside_are_written_a_few_at_a_time(
     ]
     assert found == list(range(BAD))  # each of them, in their order
     assert len({row["where"] for row in rows[:BAD]}) == BAD
-
-
-def test_what_is_held_is_handed_on_by_number_and_by_size() -> None:
-    given: list[list[Reject]] = []
-    rejects = Rejects(OnError.QUARANTINE, keep=given.append)
-    for number in range(2 * tally.KEPT_ROWS + 1):
-        rejects.add(BadData("no row", where=f"row {number}", fix="none"), raw=b"x")
-    rejects.add(BadData("a large row", where="row", fix="none"), raw=bytes(tally.KEPT_BYTES))
-    rejects.add(BadData("the last row", where="row", fix="none"))
-    assert [len(rows) for rows in given] == [tally.KEPT_ROWS, tally.KEPT_ROWS, 2]
-    rejects.hand_on()
-    assert len(given[-1]) == 1
-    assert rejects.kept == []
-
-
-def test_a_dry_run_keeps_nothing_of_what_it_sets_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "KEPT_ROWS", 50)
-    (tmp_path / "a.jsonl").write_text("\n".join(lines_of("jsonl")) + "\n")
-    (tmp_path / "m.toml").write_text('[columns]\neps_id = "e"\nobs = ["x"]\nactions = "a"\ndones = "d"\n')
-    said = {"mapping": str(tmp_path / "m.toml"), "on_error": "quarantine", "dry_run": True}
-    result = convert(str(tmp_path / "a.jsonl"), str(tmp_path / "D"), **said)
-    assert result.rows_quarantined >= BAD
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "m.toml"]
-
-
-def test_the_work_of_finding_the_episodes_that_lost_rows_grows_with_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "MAX_ROWS", 20)
-    looked_at = []
-    upto = Losses.upto
-
-    def counted(losses: Losses, position: int | None) -> Any:
-        found = upto(losses, position)
-        looked_at.append(len(found))
-        return found
-
-    monkeypatch.setattr(Losses, "upto", counted)
-    x = [None if n % 20 == 7 else n / 2 for n in range(4000)]
-    pq.write_table(files.pa.table({"x": x, "a": np.zeros(4000), "d": np.arange(4000) % 20 == 19}), tmp_path / "a.parquet")
-    (tmp_path / "m.toml").write_text('[columns]\nobs = ["x"]\nactions = "a"\ndones = "d"\n')
-    said = TableOptions(str(tmp_path / "m.toml"))
-    with pytest.raises(BadData, match="no episode"):
-        list(read_episodes(str(tmp_path / "a.parquet"), from_="table", on_error="skip", tables=said))
-    assert len(looked_at) >= 190
-    assert sum(looked_at) <= 3 * 200  # 20,100 if each looked at all losses so far

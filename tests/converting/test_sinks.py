@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.converting.sink import OURS, sink_named
-from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, OutputExists, UsageError
+from offline_cli.errors import Interrupted, OutputExists
 from offline_cli.formats import registry
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
@@ -98,13 +98,6 @@ def test_a_sink_is_told_the_spaces_and_what_was_asked(diary: Any, table: Path, t
     assert context.provenance["commands"] == ["offline-cli convert"]
 
 
-def test_the_identity_of_a_conversion_is_that_of_its_content(diary: Any, table: Path, tmp_path: Path) -> None:
-    for name, options in (("one", {}), ("two", {}), ("three", {"limit": 1})):
-        convert(table, tmp_path / name, to="diary", **options)
-    one, two, three = (context.identity for context in diary.contexts)
-    assert one == two != three
-
-
 def test_rows_set_aside_are_handed_to_the_sink(diary: Any, table: Path, tmp_path: Path) -> None:
     table.write_text("\n".join([HEAD, *ROWS, BAD_ROW]))
     done = convert(table, tmp_path / "out", to="diary", on_error="quarantine")
@@ -122,14 +115,6 @@ def test_episodes_that_the_sink_has_are_not_written_again(diary: Any, table: Pat
     assert diary.contexts[-1].resume
 
 
-def test_an_error_in_reading_aborts(diary: Any, table: Path, tmp_path: Path) -> None:
-    table.write_text("\n".join([HEAD, *ROWS, BAD_ROW]))
-    with pytest.raises(BadData):
-        convert(table, tmp_path / "out", to="diary")
-    assert ("commit",) not in [call[:1] for call in diary.calls]
-    assert not diary.calls or diary.calls[-1] == ("abort",)
-
-
 @pytest.mark.parametrize("at", ["write", "commit"])
 def test_what_a_sink_raises_aborts_and_is_told_with_its_package(
     diary: Any, table: Path, tmp_path: Path, call: Call, at: str
@@ -140,31 +125,11 @@ def test_what_a_sink_raises_aborts_and_is_told_with_its_package(
     assert diary.calls[-1] == ("abort",)
 
 
-def test_errors_of_ours_that_a_sink_raises_keep_their_exit_code(diary: Any, table: Path, tmp_path: Path, call: Call) -> None:
-    diary.raising = "begin", OutputExists("a diary is here", where="there", fix="another --out")
-    code, found = call("convert", table, "--out", tmp_path / "out", "--to", "diary")
-    assert (code, found["error"]["what"]) == (2, "a diary is here")
-
-
 def test_an_interruption_aborts_and_does_not_promise_what_only_our_datasets_do(diary: Any, table: Path, tmp_path: Path) -> None:
     diary.raising = "write", KeyboardInterrupt()
     with pytest.raises(Interrupted, match="what was written is incomplete"):
         convert(table, tmp_path / "out", to="diary")
     assert diary.calls[-1] == ("abort",)
-
-
-def test_a_dry_run_writes_the_first_episodes_elsewhere_and_estimates_from_what_that_takes(
-    diary: Any, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offline_cli.converting.convert.SAMPLE", 1)
-    done = convert(table, tmp_path / "out", to="diary", dry_run=True, overwrite=True)
-    assert without_prefix(diary.calls[:-2]) == [("begin", "sample"), ("write", "a"), ("rehearse", "b")]
-    assert [name for name, *_ in diary.calls[-2:]] == ["commit", "end"]
-    assert not diary.contexts[0].overwrite
-    assert done.preview is not None
-    assert done.episodes == 2
-    assert done.preview.estimated_bytes > 99
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_at_the_target_is_refused_before_anything_is_read(diary: Any, tmp_path: Path) -> None:
@@ -175,15 +140,7 @@ def test_what_is_at_the_target_is_refused_before_anything_is_read(diary: Any, tm
     assert not diary.calls
 
 
-def test_what_is_at_the_target_may_be_replaced(diary: Any, table: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    convert(table, tmp_path / "out", to="diary", overwrite=True)
-    assert diary.contexts[0].overwrite
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("compression", "none"), ("max_rows_per_file", 7), ("overwrite", True), ("resume", True)]
-)
+@pytest.mark.parametrize(("name", "value"), [("max_rows_per_file", 7), ("resume", True)])
 def test_an_option_that_the_sink_does_not_take_is_refused_by_name_before_anything_is_read(
     install: Install, tmp_path: Path, call: Call, name: str, value: Any
 ) -> None:
@@ -206,27 +163,10 @@ def test_an_option_that_the_sink_does_not_take_is_refused_by_name_before_anythin
 # ---- names ----
 
 
-def test_an_unknown_name_is_a_usage_error_that_names_all(diary: Any, table: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no sink is called 'diaries'") as caught:
-        convert(table, tmp_path / "out", to="diaries")
-    assert caught.value.fix == f"use {', '.join(OURS)}, diary, or python:module:Sink"
-
-
-def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
-    install("spying", {"sinks": {"episodes": "spying:x"}}, spying="raise AssertionError('imported')")
-    assert sink_named("episodes") is OURS["episodes"]
-
-
 def test_a_sink_that_cannot_be_imported_is_a_missing_package(install: Install, table: Path, tmp_path: Path, call: Call) -> None:
     install("torn-package", {"sinks": {"torn": "torn:Torn"}}, torn="raise RuntimeError('no licence')")
     code, found = call("convert", table, "--out", tmp_path / "out", "--to", "torn")
     assert (code, "sink 'torn' of the package torn-package cannot be imported" in found["error"]["what"]) == (6, True)
-
-
-def test_what_is_registered_and_is_no_sink_is_refused(install: Install) -> None:
-    install("odd", {"sinks": {"odd": "odd:x"}}, odd="x = 3")
-    with pytest.raises(BadConfig, match="sink 'odd' of the package odd is 3, not a SinkKind"):
-        sink_named("odd")
 
 
 def test_a_sink_of_ones_own_file_is_written_to(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,26 +175,6 @@ def test_a_sink_of_ones_own_file_is_written_to(table: Path, tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_diary", raising=False)
     assert convert(table, tmp_path / "out", to="python:own_diary:diary").shards == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "what"),
-    [
-        ("python:nowhere_at_all:x", BadConfig, "there is no module"),
-        ("python:sys:maxsize", BadConfig, "it is int, which makes no writer"),
-        ("python:sys", BadConfig, "names no module and attribute"),
-    ],
-)
-def test_what_names_no_sink_is_refused_before_anything_is_read(name: str, error: type[Exception], what: str) -> None:
-    with pytest.raises(error, match=what):
-        convert("there-is-no-such-file", "out", to=name)
-
-
-def test_a_module_that_needs_a_package_is_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needing_diary.py").write_text("import nowhere_at_all")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingPackage, match="needing_diary needs a package"):
-        sink_named("python:needing_diary:x")
 
 
 # ---- --list-formats ----
@@ -277,15 +197,3 @@ def test_the_list_of_formats_has_ours_with_words_and_plugins_by_package_and_impo
     assert all(one["words"] for one in found["readers"])
     assert [one["name"] for one in found["readers"][:-1] + found["sinks"][:-1] if not 0 < len(one["keeps"]) <= 120] == []
     assert "spying" not in sys.modules
-
-
-def test_the_list_of_formats_is_a_table_for_people(install: Install) -> None:
-    install("spying", {"sinks": {"spied": "spying:x"}}, spying="")
-    done = CliRunner().invoke(app, ["convert", "--list-formats"])
-    assert done.exit_code == 0
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0] == ["option", "name", "format", "package", "keeps"]
-    assert ["--to", "spied", "not", "imported", "here:", "see", "spying", "1.0", "spying"] in lines
-    assert ["--from", "sample-batch", "SampleBatch", "JSON", "lines", "offline-cli", "steps,", "infos,"] in [
-        line[:8] for line in lines
-    ]

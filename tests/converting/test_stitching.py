@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from offline_cli.converting import open_episode
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import OnError, Rejects, Tally
@@ -77,12 +74,6 @@ def test_fragments_that_overlap_and_wait_for_the_first_one_in_any_order_are_join
         assert stitcher.tally.assumptions["repeated-steps"] == 5
 
 
-def test_thousands_of_fragments_in_reverse_are_joined() -> None:
-    last = fragment("a", 2999, 1, end="truncated")
-    whole, _ = stitch(last, *(fragment("a", start, 1) for start in range(2998, -1, -1)))
-    assert_whole(episodes(whole)["a"], 3000)
-
-
 def test_fragments_without_timesteps_are_joined_where_observations_chain() -> None:
     whole, stitcher = stitch(
         fragment("a", 0, 2, start=UNKNOWN),
@@ -103,12 +94,6 @@ def test_rows_that_neither_chain_nor_follow_are_refused_by_both_places() -> None
     with pytest.raises(BadEpisode, match="do not continue those at file-0") as caught:
         stitch(fragment("a", 0, 2, start=UNKNOWN), fragment("a", 7, 1, start=UNKNOWN, end="terminated"))
     assert caught.value.where == "file-1"
-
-
-def test_an_exact_duplicate_is_dropped_and_counted() -> None:
-    whole, stitcher = stitch(*(fragment("a", 0, 3, end="terminated") for _ in range(3)))
-    assert len(episodes(whole)) == len(whole) == 1
-    assert stitcher.tally.duplicates_dropped == 2
 
 
 def test_a_duplicate_within_one_batch_is_dropped_too() -> None:
@@ -137,11 +122,6 @@ def test_two_different_episodes_with_one_id_are_refused_by_both_places() -> None
     with pytest.raises(BadEpisode, match="two different episodes have the id a") as caught:
         list(Stitcher(Tally(), Rejects()).feed(Fragments(batch, places), "folder"))
     assert caught.value.where == "one.parquet row 5 and two.parquet row 7"
-
-
-def test_episodes_that_differ_in_their_end_alone_are_different() -> None:
-    with pytest.raises(BadEpisode, match="two different episodes"):
-        stitch(fragment("a", 0, 3, end="terminated"), fragment("a", 0, 3, end="truncated"))
 
 
 def with_extra(name: str, *values: float) -> EpisodeBatch:
@@ -186,12 +166,6 @@ def test_an_episode_of_no_steps_is_dropped_and_counted() -> None:
     assert stitcher.tally.assumptions["zero-length-episode"] == 1
 
 
-def test_under_skip_the_second_of_two_episodes_with_one_id_is_counted_and_left_out() -> None:
-    whole, stitcher = stitch(fragment("a", 0, 3, end="terminated"), fragment("a", 0, 2, end="terminated"), on_error="skip")
-    assert [out.num_steps for out in whole] == [3]
-    assert stitcher.rejects.count == 2
-
-
 def test_under_quarantine_what_is_set_aside_is_kept_as_text_with_its_place() -> None:
     _, stitcher = stitch(fragment("a", 0, 1), fragment("a", 3, 1, end="terminated"), on_error="quarantine")
     assert [kept.code for kept in stitcher.rejects.kept] == ["bad-episode"] * 2
@@ -218,66 +192,12 @@ def test_observations_that_stand_still_are_no_missing_ones() -> None:
     assert dict(stitcher.tally.assumptions) == {"broken-chain": 1, "missing-final-observation": 1}
 
 
-def test_fragments_of_still_observations_without_timesteps_are_not_joined_where_nothing_says_that_they_follow() -> None:
-    still = fragment("a", 0, 2, start=UNKNOWN)
-    still.obs[-1] = still.obs[-2]
-    with pytest.raises(BadEpisode, match="do not continue those at file-0"):
-        stitch(still, fragment("a", 7, 1, start=UNKNOWN, end="terminated"))
-
-
-def test_what_is_set_aside_is_not_counted_among_missing_final_observations() -> None:
-    gap = without_final(fragment("a", 0, 1)), without_final(fragment("a", 3, 1, end="terminated"))
-    whole, stitcher = stitch(*gap, without_final(fragment("b", 0, 2, end="terminated")), on_error="skip")
-    assert [batch.ids for batch in whole] == [("b",)]
-    assert dict(stitcher.tally.assumptions)["missing-final-observation"] == 1
-
-
-def test_missing_final_observations_of_whole_batches_are_counted_where_they_stand() -> None:
-    batch = EpisodeBatch.concat(
-        [without_final(fragment("a", 0, 2, end="truncated")), fragment("b", 0, 2, end="truncated"), fragment("c", 0, 1)]
-    )
-    np.testing.assert_array_equal(batch.select([1, 0]).final_missing, [False, True])
-    np.testing.assert_array_equal(batch.select(slice(0, 2)).final_missing, [True, False])
-    whole, stitcher = stitch(batch)
-    assert sorted(name for out in whole for name in out.ids) == ["a", "b", "c"]
-    assert stitcher.tally.assumptions["missing-final-observation"] == 1
-
-
 def test_infos_at_a_joint_keep_what_the_step_before_said() -> None:
     parts = [fragment("a", 0, 1), fragment("a", 1, 1, end="terminated")]
     object.__setattr__(parts[0], "infos", [{"reset": 1}, {"step": 1}])
     object.__setattr__(parts[1], "infos", [{}, {"step": 2}])
     whole, _ = stitch(*parts)
     assert whole[0].infos == [{"reset": 1}, {"step": 1}, {"step": 2}]
-
-
-@pytest.mark.parametrize("part", ["obs", "actions", "rewards"])
-@pytest.mark.parametrize("size", [4, 4000])
-def test_fingerprints_see_every_value(part: str, size: int) -> None:
-    def batch() -> EpisodeBatch:
-        rng = np.random.default_rng(0)
-        lengths = np.array([3, 1, 5])
-        return EpisodeBatch(
-            ids=("a", "b", "c"),
-            starts=np.concatenate([[0], np.cumsum(lengths)]),
-            obs=rng.random((12, size), np.float32),
-            actions=rng.integers(0, 9, 9),
-            rewards=rng.random(9),
-            terminated=np.ones(3, np.bool_),
-            truncated=np.zeros(3, np.bool_),
-        )
-
-    first, changed = batch(), batch()
-    np.testing.assert_array_equal(fingerprints(first), fingerprints(batch()))
-    getattr(changed, part)[4] += 1  # a step (and an observation) of the last episode, or the last observation of the second
-    assert (fingerprints(first) != fingerprints(changed)).sum() == 1
-
-
-def test_fingerprints_see_the_order_of_steps() -> None:
-    one = fragment("a", 0, 3, end="terminated")
-    other = fragment("a", 0, 3, end="terminated")
-    other.actions[:] = other.actions[::-1].copy()
-    assert fingerprints(one)[0] != fingerprints(other)[0]
 
 
 def test_a_later_part_of_wider_numbers_makes_the_episode_wider_and_rounds_nothing() -> None:
@@ -329,19 +249,3 @@ def test_what_an_unfinished_episode_lost_is_found_at_the_end() -> None:
     rejects.lose("a", "f row 3")
     assert list(stitcher.finish()) == []
     assert (rejects.count, dict(stitcher.tally.assumptions)) == (3, {})
-
-
-def test_joining_many_rows_that_come_one_by_one_compares_each_with_the_first_ones_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    joined: list[int] = []
-    join = open_episode.join
-
-    def counted(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
-        joined.append(len(pieces))
-        return join(pieces)
-
-    monkeypatch.setattr(open_episode, "join", counted)
-    pieces = [fragment("a", t, 1, start=UNKNOWN, shift=t, end="terminated" if t == 99 else "") for t in range(100)]
-    assert [batch.num_steps for batch in stitch(*map(without_final, pieces))[0]] == [100]
-    assert sum(joined) <= 3 * 100

@@ -122,14 +122,3 @@ def test_a_large_table_in_any_order_converts_within_256_mib(
     assert peak <= LIMIT, f"{peak / 2**20:.0f} MiB"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", source.name, "rides.toml"]
     check_episodes(tmp_path / "out", count, length)
-
-
-def test_discrete_actions_are_counted_within_the_limit_too(
-    tmp_path: Path, convert: Callable[..., tuple[dict[str, Any], int]]
-) -> None:
-    count = GB // 4 // BYTES["parquet"] // 200 * 200
-    source = write(tmp_path / "rides.parquet", count, 200, discrete=True)
-    result, peak = convert(source, discrete=True)
-    assert result["steps"] == count
-    assert peak <= LIMIT, f"{peak / 2**20:.0f} MiB"
-    assert Dataset.open(tmp_path / "out").manifest.action_space.n == 7

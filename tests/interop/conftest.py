@@ -1,4 +1,4 @@
-"""One ray for all tests of this folder, and the spaces that they go through."""
+"""One ray for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -7,37 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from gymnasium import spaces
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
-from offline_cli.spaces import Space
 from offline_cli.tally import Tally
-
-VECTOR = spaces.Box(-1, 1, (4,), np.float32)
-
-OBSERVATION_SPACES: dict[str, Space] = {
-    "box": VECTOR,
-    "float image": spaces.Box(0, 1, (64, 64, 3), np.float32),
-    "uint8 image": spaces.Box(0, 255, (64, 64, 3), np.uint8),
-    "int box": spaces.Box(0, 9, (4,), np.int64),
-    "discrete": spaces.Discrete(5),
-    "multi-discrete": spaces.MultiDiscrete([3, 4]),
-    "multi-binary": spaces.MultiBinary(6),
-    "dict": spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)}),
-    "tuple": spaces.Tuple([VECTOR, spaces.Discrete(3)]),
-}
-ACTION_SPACES: dict[str, Space] = {
-    "discrete": spaces.Discrete(3),
-    "box": spaces.Box(-1, 1, (2,), np.float32),
-    "multi-discrete": spaces.MultiDiscrete([3, 4]),
-    "multi-binary": spaces.MultiBinary(3),
-    "dict": spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(-1, 1, (2,), np.float32)}),
-    "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]),
-}
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +44,3 @@ def write_dataset() -> Callable[..., str]:
         return str(folder / "data")
 
     return write
-
-
-@pytest.fixture(params=OBSERVATION_SPACES)
-def observation_space(request: pytest.FixtureRequest) -> Space:
-    return OBSERVATION_SPACES[request.param]
-
-
-@pytest.fixture(params=ACTION_SPACES)
-def action_space(request: pytest.FixtureRequest) -> Space:
-    return ACTION_SPACES[request.param]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,30 @@ from offline_cli.spaces import Space
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
-ACTIONS = spaces.Discrete(3)
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+
+OBSERVATION_SPACES: dict[str, Space] = {
+    "box": VECTOR,
+    "float image": spaces.Box(0, 1, (8, 8, 3), np.float32),
+    "uint8 image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "int box": spaces.Box(0, 9, (4,), np.int64),
+    "discrete": spaces.Discrete(5),
+    "multi-discrete": spaces.MultiDiscrete([3, 4]),
+    "multi-binary": spaces.MultiBinary(6),
+    "dict": spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)}),
+    "tuple": spaces.Tuple([VECTOR, spaces.Discrete(3)]),
+}
+ACTION_SPACES: dict[str, Space] = {
+    "discrete": spaces.Discrete(3),
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+    "multi-discrete": spaces.MultiDiscrete([3, 4]),
+    "multi-binary": spaces.MultiBinary(3),
+    "dict": spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(-1, 1, (2,), np.float32)}),
+    "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]),
+}
+
+
 Write = Callable[..., str]
-OBSERVATIONS = spaces.Box(-1, 1, (4,), np.float32)
 
 
 def rllib_episodes(data: str) -> list[Any]:
@@ -84,27 +106,11 @@ def assert_rllib_reads_steps(batch: EpisodeBatch, folder: Path, write: Write) ->
         assert episode.is_terminated == terminated[step]
 
 
-def test_rllib_reads_observations_from_the_episodes_format(
-    observation_space: Space, random_batch: Callable[..., EpisodeBatch], write_dataset: Write, tmp_path: Path
+@pytest.mark.parametrize("format", ["episodes", "columns"])
+def test_rllib_reads_every_space_from_our_formats(
+    format: str, random_batch: Callable[..., EpisodeBatch], write_dataset: Write, tmp_path: Path
 ) -> None:
-    assert_rllib_reads_episodes(random_batch(observation_space, ACTIONS), tmp_path / "D", write_dataset)
-
-
-@pytest.mark.nightly
-def test_rllib_reads_actions_from_the_episodes_format(
-    action_space: Space, random_batch: Callable[..., EpisodeBatch], write_dataset: Write, tmp_path: Path
-) -> None:
-    assert_rllib_reads_episodes(random_batch(OBSERVATIONS, action_space), tmp_path / "D", write_dataset)
-
-
-@pytest.mark.nightly
-def test_rllib_reads_observations_from_the_columns_format(
-    observation_space: Space, random_batch: Callable[..., EpisodeBatch], write_dataset: Write, tmp_path: Path
-) -> None:
-    assert_rllib_reads_steps(random_batch(observation_space, ACTIONS), tmp_path / "D", write_dataset)
-
-
-def test_rllib_reads_actions_from_the_columns_format(
-    action_space: Space, random_batch: Callable[..., EpisodeBatch], write_dataset: Write, tmp_path: Path
-) -> None:
-    assert_rllib_reads_steps(random_batch(OBSERVATIONS, action_space), tmp_path / "D", write_dataset)
+    check = assert_rllib_reads_episodes if format == "episodes" else assert_rllib_reads_steps
+    for number, (seen, acted) in enumerate(zip(OBSERVATION_SPACES, cycle(ACTION_SPACES), strict=False)):
+        batch = random_batch(OBSERVATION_SPACES[seen], ACTION_SPACES[acted])
+        check(batch, tmp_path / str(number), write_dataset)

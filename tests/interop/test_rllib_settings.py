@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 TORCHRUNS = {"--nproc-per-node"}  # options that are of another command
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rllib.md"
 METHODS = ("offline_data", "env_runners", "evaluation", "learners", "training")
@@ -46,9 +44,9 @@ def test_every_setting_is_on_the_page(answers: Any) -> None:
     assert missing == {method: [] for method in METHODS}
 
 
-@pytest.mark.parametrize("name", CUSTOMISED)
-def test_every_class_that_users_customise_is_on_the_page(name: str) -> None:
-    assert rows()[name]
+def test_every_class_that_users_customise_is_on_the_page() -> None:
+    said = rows()
+    assert [name for name in CUSTOMISED if not said.get(name)] == []
 
 
 def test_every_option_that_the_page_names_is_one_of_ours() -> None:
@@ -56,10 +54,3 @@ def test_every_option_that_the_page_names_is_one_of_ours() -> None:
     named = set(re.findall(r"--[a-z][a-z-]+", " ".join(rows().values())))
     assert len(named) > 20
     assert {option for option in named if f"`{option}" not in commands} == TORCHRUNS
-
-
-def test_every_place_that_the_page_links_to_is_there() -> None:
-    for page, anchor in re.findall(r"\(([a-z]+\.md)#([a-z-]+)\)", PAGE.read_text(encoding="utf-8")):
-        headings = re.findall(r"^#+ (.*)$", (PAGE.parent / page).read_text(encoding="utf-8"), re.MULTILINE)
-        anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert anchor in anchors, f"{page}#{anchor}"

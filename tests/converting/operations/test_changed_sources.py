@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli import convert, filter, merge, open_dataset, repack, split, validate
-from offline_cli.errors import BadData, OfflineCliError
+from offline_cli import convert, open_dataset, repack, split, validate
+from offline_cli.errors import OfflineCliError
 
 Made = Callable[..., Path]
 
@@ -43,7 +43,7 @@ def restate(source: Path, column: pl.Expr) -> None:
 
 @pytest.mark.parametrize(
     ("column", "lie"),
-    [("return", pl.lit(999.0)), ("length", pl.lit(77)), ("terminated", pl.lit(False)), ("truncated", pl.lit(True))],
+    [("return", pl.lit(999.0)), ("terminated", pl.lit(False))],
 )
 def test_plain_columns_that_lie_are_not_passed_on(column: str, lie: pl.Expr, made: Made, tmp_path: Path) -> None:
     source = made(range(4))
@@ -51,27 +51,3 @@ def test_plain_columns_that_lie_are_not_passed_on(column: str, lie: pl.Expr, mad
     repack(source, tmp_path / "R")
     assert [one for one in validate(tmp_path / "R").problems if one.severity == "error"] == []
     assert open_dataset(tmp_path / "R")[3].get_return() == 3
-
-
-@pytest.mark.parametrize("on_error", ["fail", "skip"])
-def test_an_id_that_comes_twice_although_the_plain_columns_have_it_once_is_refused(
-    on_error: str, made: Made, tmp_path: Path
-) -> None:
-    source = made([1.0] * 3)
-    restate(source, pl.col("item").first().alias("item"))
-    with pytest.raises(BadData, match="two episodes have the id episode-0, and had not when the sources were looked through"):
-        filter(source, tmp_path / "F", where="length > 0", on_error=on_error)
-    assert not (tmp_path / "F" / "manifest.json").exists()
-
-
-def test_an_id_that_comes_again_in_another_source_is_refused_too(made: Made, tmp_path: Path) -> None:
-    source, other = made([1.0] * 3), made([1.0] * 3, name="E")
-    restate(other, (pl.col("eps_id") + "-of-another").alias("eps_id"))
-    with pytest.raises(BadData, match="two episodes have the id episode-0"):
-        filter([source, other], tmp_path / "F", where="length > 0")
-    assert not (tmp_path / "F" / "manifest.json").exists()
-
-
-def test_a_merge_still_drops_what_comes_twice(made: Made, tmp_path: Path) -> None:
-    result = merge([made([1.0] * 3), made([1.0] * 3, name="E")], tmp_path / "M")
-    assert (result.episodes, result.duplicates_dropped) == (3, 3)

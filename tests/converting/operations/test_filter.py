@@ -10,14 +10,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from operated import data_files, items, manifest, numbers, read
+from operated import data_files, manifest, numbers, read
 
 from offline_cli import filter as filtered
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.row_groups import KeptRows
-from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import BadData, BadEpisode, NoData, OutputExists, Uncommitted, UsageError
+from offline_cli.errors import BadData, OutputExists, UsageError
 
 Made = Callable[..., Path]
 NAN = float("nan")
@@ -42,62 +40,6 @@ def test_the_episodes_for_which_the_condition_is_true_are_kept_in_order(
     assert found["undecided"] == 0
 
 
-def test_the_other_end_of_a_run_is_the_same_as_writing_the_chosen_ones(
-    made: Made, format: str, tmp_path: Path, write_dataset: Any
-) -> None:
-    from offline_cli.files.locations import open_location
-
-    source = made([5, 1, 9, 2], format=format, writing={"compression": "lz4"})
-    filtered(source, tmp_path / "F", where="return > 4")
-    write_dataset(open_location(tmp_path / "G"), read(source).select([0, 2]), format=format, compression="lz4")
-    assert list(data_files(tmp_path / "F").values()) == list(data_files(tmp_path / "G").values())
-    assert manifest(tmp_path / "F")["statistics"] == manifest(tmp_path / "G")["statistics"]
-
-
-def test_packed_bytes_are_handed_through(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = made(range(40), lengths=[1 + n % 7 for n in range(40)])
-    monkeypatch.setattr("offline_cli.datasets.episode_tables.encode_batch", None)  # is not called
-    filtered(source, tmp_path / "F", where="return % 3 = 0")
-    assert items(tmp_path / "F") == {name: item for name, item in items(source).items() if int(name[8:]) % 3 == 0}
-
-
-def test_rows_of_steps_are_handed_through(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = made(range(6), format="columns")
-    monkeypatch.setattr("offline_cli.datasets.step_tables.to_table", None)
-    filtered(source, tmp_path / "F", where="return > 2", max_rows_per_file=6)
-    assert numbers(tmp_path / "F") == [3, 4, 5]
-    assert len(data_files(tmp_path / "F")) == 2
-
-
-def test_making_the_rows_again_gives_the_same_files(
-    made: Made, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = made(range(30), lengths=[1 + n % 5 for n in range(30)], format=format)
-    chosen = {"where": "return > 3", "max_rows_per_file": 10}
-    filtered(source, tmp_path / "F", **chosen)
-    monkeypatch.setattr(KeptRows, "taken", lambda *_: None)
-    filtered(source, tmp_path / "G", **chosen)
-    assert data_files(tmp_path / "F") == data_files(tmp_path / "G")
-    assert manifest(tmp_path / "F") == manifest(tmp_path / "G")
-
-
-def test_episodes_that_are_not_chosen_are_not_decoded(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = made(range(20))
-    decode, seen = BatchDecoder.decode, list[int]()
-    monkeypatch.setattr(
-        BatchDecoder, "decode", lambda self, found, where: seen.append(len(found)) or decode(self, found, where=where)
-    )
-    filtered(source, tmp_path / "F", where="return < 4")
-    assert sum(seen) == 4
-
-
-def test_a_format_can_be_chosen(made: Made, format: str, tmp_path: Path) -> None:
-    source, other = made(range(4), format=format), "episodes" if format == "columns" else "columns"
-    filtered(source, tmp_path / "F", where="return > 1", format=other)
-    assert Dataset.open(tmp_path / "F").manifest.format == other
-    assert numbers(tmp_path / "F") == [2, 3]
-
-
 def test_the_best_are_those_with_the_highest_return_and_the_first_of_equal_ones(made: Made, tmp_path: Path) -> None:
     source = made([5, 7, NAN, 5, 7, 5, 1, 5, 0, 5])
     for fraction, want in ((0.1, [1]), (0.2, [1, 4]), (0.4, [0, 1, 3, 4]), (0.01, [1]), (1, [0, 1, 3, 4, 5, 6, 7, 8, 9])):
@@ -116,14 +58,6 @@ def test_an_episode_whose_return_is_nan_is_undecided(made: Made, format: str, tm
     assert (found.undecided, found.dropped, numbers(tmp_path / "F")) == (1, 2, [2])
 
 
-def test_twenty_thousand_episodes(made: Made, format: str, tmp_path: Path) -> None:
-    source = made(range(20_000), lengths=[1] * 20_000, format=format, writing={"max_rows_per_file": 3000})
-    (tmp_path / "ids").write_text("".join(f"episode-{n}\n" for n in range(19_999, 0, -2)), encoding="utf-8")
-    found = filtered(source, tmp_path / "F", ids_file=tmp_path / "ids", where="return % 10 <> 1")
-    assert found.episodes == 8_000
-    assert numbers(tmp_path / "F") == [n for n in range(20_000) if n % 2 and n % 10 != 1]
-
-
 def test_a_foreign_source_is_read_by_its_figures(csv: Path, tmp_path: Path) -> None:
     found = filtered(csv, tmp_path / "F", where="return >= 4 and length <> 3")
     assert (found.episodes, found.steps, found.dropped, found.format) == (2, 6, 2, "episodes")
@@ -138,48 +72,11 @@ def test_sources_of_several_kinds_are_one(csv: Path, tmp_path: Path) -> None:
     assert (found.episodes, found.format) == (2, "episodes")
 
 
-def test_agents_of_packed_episodes_are_looked_up_in_their_bytes(made: Made, format: str, tmp_path: Path) -> None:
-    source = made(range(3), format=format, agent_ids=("a", None, "b"), module_ids=("p", "p", None))
-    found = filtered(source, tmp_path / "F", where="agent_id = 'b' or module_id <> 'p'")
-    assert (numbers(tmp_path / "F"), found.undecided) == ([2], 1)
-
-
-def test_the_same_source_twice_is_one(made: Made, format: str, tmp_path: Path) -> None:
-    source = made([5, 1, 9], format=format)
-    found = filtered([source, source], tmp_path / "F", where="return > 4")
-    assert (numbers(tmp_path / "F"), found.duplicates_dropped, found.dropped) == ([0, 2], 3, 1)
-
-
-def test_two_different_episodes_of_one_id_are_refused(made: Made, format: str, tmp_path: Path) -> None:
-    sources = [made([5, 1], format=format, name="A"), made([5, 2], format=format, name="B", seed=1)]
-    with pytest.raises(BadEpisode, match="two different episodes"):
-        filtered(sources, tmp_path / "F", where="return > 4")
-    assert not (tmp_path / "F").exists()
-
-
 def test_nothing_chosen_is_no_data_and_nothing_is_written(made: Made, tmp_path: Path, call: Any) -> None:
     code, found = call("filter", made([1, 2]), "--out", tmp_path / "F", "--where", "return > 450")
     assert (code, found["error"]["code"]) == (3, "no-data")
     assert "none of the 2 episodes is chosen" in found["error"]["what"]
     assert not (tmp_path / "F").exists()
-
-
-def test_an_empty_dataset_is_no_data(made: Made, tmp_path: Path, writer_for: Any) -> None:
-    from offline_cli.files.locations import open_location
-
-    with writer_for(open_location(tmp_path / "empty")) as writer:
-        writer.commit()
-    with pytest.raises(NoData, match="no episode"):
-        filtered(tmp_path / "empty", tmp_path / "F", where="return > 1")
-    filtered([tmp_path / "empty", made([1, 2], format="columns")], tmp_path / "F", where="return > 1")
-    assert numbers(tmp_path / "F") == [1]
-
-
-def test_a_dataset_that_is_being_written_is_refused(made: Made, tmp_path: Path) -> None:
-    source = made([1])
-    (source / "_writing.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(Uncommitted):
-        filtered(source, tmp_path / "F", where="return > 0")
 
 
 def test_the_target_is_neither_a_source_nor_in_one(made: Made, tmp_path: Path) -> None:
@@ -206,13 +103,9 @@ def test_what_is_there_is_not_touched_unless_it_is_to_be_overwritten(made: Made,
     [
         ([], 2, "nothing says which episodes to keep"),
         (["--where", "reward > 5"], 2, "'reward' at letter 1: no column of episodes"),
-        (["--where", "return > 5); import os"], 2, "';' at letter 12: conditions have no such sign"),
-        (["--where", "length"], 2, "true or false is expected"),
         (["--top-fraction", "1.5"], 2, "--top-fraction 1.5 is more than 1"),
-        (["--top-fraction", "0"], 2, "not above 0"),
         (["--ids-file", "none.txt"], 5, "none.txt"),
         (["--ids-file", "ids"], 3, "6 of 7 ids are in no source: a, b, c, d, e and 1 more"),
-        (["--ids-file", "blank"], 3, "no id is in the file"),
         (["--ids-file", "bytes"], 3, "not UTF-8"),
     ],
 )
@@ -222,7 +115,6 @@ def test_what_cannot_be_chosen_is_refused(
     monkeypatch.chdir(tmp_path)
     made([1])
     Path("ids").write_text("a\nb\nc\nd\ne\nf\nepisode-0", encoding="utf-8")
-    Path("blank").write_text("\n \n", encoding="utf-8")
     Path("bytes").write_bytes(b"\xff\xfe")
     have, found = call("filter", "D", "--out", "F", *given)
     assert (have, what in json.dumps(found["error"], ensure_ascii=False)) == (code, True), found
@@ -247,24 +139,6 @@ def test_what_is_known_of_the_source_is_kept(made: Made, tmp_path: Path) -> None
     assert have.provenance["commands"] == [*want.provenance["commands"], "offline-cli filter D"]
     assert have.provenance["operation"] == {"name": "filter", "where": "return > 1"}
     assert have.provenance["sources"] == [source.name]
-
-
-def test_plain_columns_that_contradict_the_episodes_are_refused(made: Made, tmp_path: Path) -> None:
-    import hashlib
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = made([1, 2, 3])
-    file = next((source / "data").iterdir())
-    table = pq.read_table(file)
-    pq.write_table(table.set_column(3, "return", pa.array([900.0, 2.0, 3.0])), file, use_dictionary=False)
-    document = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
-    document["shards"][0] |= {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-    (source / "manifest.json").write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(BadData, match=r"column 'return' says 900.0 of episode episode-0, its steps 1.0"):
-        filtered(source, tmp_path / "F", where="return > 450")
-    assert not (tmp_path / "F").exists()
 
 
 def test_an_interrupted_run_is_resumed_to_the_same_files(
@@ -292,14 +166,6 @@ def test_an_interrupted_run_is_resumed_to_the_same_files(
     assert manifest(tmp_path / "F") == manifest(tmp_path / "whole")
 
 
-def test_statistics_are_exact(made: Made, tmp_path: Path) -> None:
-    filtered(made(np.linspace(0, 1, 50)), tmp_path / "F", where="return > 0.5")
-    rewards = read(tmp_path / "F").rewards
-    said = manifest(tmp_path / "F")["statistics"]["columns"]["rewards"]
-    assert said["mean"] == pytest.approx(rewards.mean(), rel=1e-12)
-    assert said["std"] == pytest.approx(rewards.std(), rel=1e-12)
-
-
 def test_episodes_with_problems_are_left_out(made: Made, format: str, tmp_path: Path, call: Any) -> None:
     space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
     source = made([1, NAN, 3, 4, NAN], format=format, observation_space=space, writing={"observation_space": space})
@@ -309,18 +175,6 @@ def test_episodes_with_problems_are_left_out(made: Made, format: str, tmp_path: 
     result = filtered(source, tmp_path / "F", drop_problems=tmp_path / "problems.json")
     assert (numbers(tmp_path / "F"), result.dropped) == ([0, 2, 3], 2)
     assert call("validate", tmp_path / "F")[0] == 0
-
-
-def test_unfinished_episodes_of_a_table_are_named(tmp_path: Path, call: Any) -> None:
-    (tmp_path / "log.csv").write_text(
-        "eps_id,t,obs,actions,rewards,terminateds\na,0,0.5,0,1,0\na,1,1.5,0,1,1\nb,0,0.5,0,1,0\n", encoding="utf-8"
-    )
-    (tmp_path / "problems.json").write_text(json.dumps(call("validate", tmp_path / "log.csv")[1]), encoding="utf-8")
-    convert(tmp_path / "log.csv", tmp_path / "D")
-    problems = {one["code"]: one for one in json.loads((tmp_path / "problems.json").read_text())["problems"]}
-    assert len(problems["unfinished-episode"]["details"]["episodes"]) == 1
-    found = filtered(tmp_path / "log.csv", tmp_path / "F", where="return > 1")
-    assert found.episodes == 1
 
 
 @pytest.mark.parametrize(
@@ -343,15 +197,3 @@ def test_problems_that_cannot_be_used_are_refused(made: Made, tmp_path: Path, te
     (tmp_path / "problems.json").write_text(text, encoding="utf-8")
     with pytest.raises(BadData, match=what):
         filtered(made([1]), tmp_path / "F", drop_problems=tmp_path / "problems.json")
-
-
-def test_problems_of_files_and_notes_drop_no_episode(made: Made, tmp_path: Path) -> None:
-    notes = [{"code": "unlisted-file", "severity": "error", "details": {}}, {"code": "x", "severity": "note", "details": {}}]
-    (tmp_path / "problems.json").write_text(json.dumps({"problems": notes}), encoding="utf-8")
-    assert filtered(made([1, 2]), tmp_path / "F", drop_problems=tmp_path / "problems.json").episodes == 2
-
-
-def test_where_the_condition_is_null_for_all_the_error_says_so(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="none of the 2 episodes") as caught:
-        filtered(made([1, 2]), tmp_path / "F", where="module_id <> 'a'")
-    assert caught.value.fix == "the condition is null for 2 of them; `is null` and `is not null` ask for that"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli import filter, merge, repack, sample, split
+from offline_cli import filter, merge, repack, split
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.files.locations import open_location
@@ -51,10 +51,6 @@ def some(source: Path, out: Path) -> Any:
     return filter(source, out, where="length > 3")
 
 
-def two(source: Path, out: Path) -> Any:
-    return sample(source, out, episodes=2)
-
-
 def one_part(source: Path, out: Path) -> Any:
     return split(source, out.parent, fractions={out.name: 0.5})
 
@@ -71,11 +67,7 @@ def again(source: Path, out: Path) -> Any:
     return convert(source, out)
 
 
-def first(source: Path, out: Path) -> Any:
-    return convert(source, out, limit=1)
-
-
-@pytest.mark.parametrize("made", [some, two, one_part, alone, in_columns, again, first])
+@pytest.mark.parametrize("made", [some, one_part, alone, in_columns, again])
 def test_a_dataset_made_of_another_counts_what_that_counts(made: Callable[[Path, Path], Any], dataset: Path) -> None:
     assert counted(dataset) == (ASSUMED, 1)
     copy, kept = dataset.parent / "copy", {"custom-data-not-kept"}  # `columns` counts something of its own
@@ -88,14 +80,6 @@ def test_a_dataset_made_of_another_counts_what_that_counts(made: Callable[[Path,
     assert counted(copy.parent / "third") == (assumptions, lost)
 
 
-@pytest.mark.parametrize("made", [some, two, alone, in_columns, again])
-def test_a_dry_run_counts_the_same(made: Callable[[Path, Path], Any], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, function in (("filter", filter), ("sample", sample), ("merge", merge), ("repack", repack), ("convert", convert)):
-        monkeypatch.setitem(globals(), name, lambda *args, to=function, **options: to(*args, dry_run=True, **options))
-    told = made(dataset, dataset.parent / "copy").assumptions
-    assert {kind: told.get(kind) for kind in ("gap-in-t", "unfinished-episode")} == {"gap-in-t": 1, "unfinished-episode": 1}
-
-
 def test_merging_and_appending_add_the_counts_of_all(dataset: Path) -> None:
     other = dataset.parent / "other"
     lines = (dataset.parent / "arm.csv").read_text().replace("run-", "ride-").splitlines()
@@ -106,12 +90,6 @@ def test_merging_and_appending_add_the_counts_of_all(dataset: Path) -> None:
     assert counted(dataset.parent / "both") == (both, 2)
     convert(other, dataset, append=True)
     assert counted(dataset) == (both, 2)
-
-
-def test_parts_made_by_worker_processes_count_once(dataset: Path) -> None:
-    repack(dataset, dataset.parent / "small", max_rows_per_file=1)
-    repack(dataset.parent / "small", dataset.parent / "copy", engine="processes", workers=2)
-    assert counted(dataset.parent / "copy") == (ASSUMED, 1)
 
 
 def test_a_filter_by_problems_passes_over_those_that_the_dataset_inherited(

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from operated import read
 
-from offline_cli.converting.operations.conditions import PLAIN_KINDS
-
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
@@ -33,7 +31,3 @@ def test_the_examples_run(
 
 def ids_of(folder: Path) -> tuple[str, ...]:
     return read(folder).ids
-
-
-def test_the_page_names_every_column_of_conditions() -> None:
-    assert all(f"`{name}`" in PAGE for name in PLAIN_KINDS)
