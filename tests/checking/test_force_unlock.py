@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 
 from offline_cli.checking.repair import repair
+from offline_cli.datasets import lease_record
 from offline_cli.datasets.lease_record import Process
 from offline_cli.errors import Locked, UsageError
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_record, "BEAT", 0.2)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from offline_cli.checking.repair.recovered_facts import FACTS, Examined, Known
-from offline_cli.checking.repair.survey import Choice, Survey, said_of_shards, survey
+from offline_cli.checking.repair.survey import Choice, Survey, survey
 from offline_cli.datasets.file_names import DATA, MANIFEST, MANIFEST_PARTS, QUARANTINE
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote
@@ -125,7 +125,7 @@ class Plan:
         unfinished = figures.unfinished_with(assumptions)
         return Manifest(
             **{name: getattr(known, name) for name in FACTS},
-            complete=self._is_complete(),
+            complete=False,  # of what was asked for, shards say nothing
             counts=Counts(figures.episodes, figures.steps, figures.terminated, figures.truncated, unfinished),
             shards=tuple(adopted.shard for adopted in self.examined.sound) if rewritten is None else rewritten,
             statistics=figures.as_json(),
@@ -133,11 +133,6 @@ class Plan:
             provenance=self._provenance(),
             episodes_lost=None if left_out else known.episodes_lost,  # the ones in a shard that is gone are unknown
         )
-
-    def _is_complete(self) -> bool:
-        """Whether the manifest that this one replaces declares the dataset complete and all its shards are adopted."""
-        adopted = {one.shard.path for one in self.examined.sound}
-        return self.known.complete and not self.examined.broken and said_of_shards(self.found).keys() <= adopted
 
     def _provenance(self) -> dict[str, Any]:
         before = {name: value for name, value in self.known.provenance.items() if name != UNFINISHED_WRITING}

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
-from offline_cli.checking.repair.survey import Broken, Choice, Said, Survey, missing, says_all
+from offline_cli.checking.repair.survey import Broken, Choice, Said, Survey, missing
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.file_names import MANIFEST, WRITING
@@ -23,7 +23,6 @@ from offline_cli.datasets.reading import ShardReader, ShardsAhead
 from offline_cli.datasets.row_formats import RowFormat, row_format
 from offline_cli.datasets.shard_sequence import Adopted, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
-from offline_cli.datasets.target_folder import UNFINISHED_WRITING
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
@@ -69,7 +68,6 @@ class Known:
     assumptions: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     episodes_lost: int | None = None  # of the source, on writing; None: unknown
-    complete: bool = False  # from a manifest that is otherwise unreadable, and for which shards
     go_on_from: WritingNote | None = None  # the note that --resume would continue from, if all of its shards are whole
 
 
@@ -93,7 +91,7 @@ def what_is_known(found: Survey, choice: Choice, env: AskedEnvironment | None) -
     if known is None:
         there = found.paths
         known = _of_shards(found.folder, [place for place in choice.shards if place.path in there], env, left)
-    return replace(known, complete=left.get("complete") is True and says_all(found), go_on_from=_left_note(left, choice, where))
+    return known
 
 
 def _of_manifest(manifest: Manifest) -> Known:
@@ -118,17 +116,6 @@ def _of_note(note: WritingNote, found: Survey) -> Known:
 
 
 # ---- what is left of a document ----
-
-
-def _left_note(document: Mapping[str, Any], choice: Choice, where: str) -> WritingNote | None:
-    """The note in a broken manifest to resume from, if it is of the shards that were chosen."""
-    provenance = document.get("provenance")
-    kept = provenance.get(UNFINISHED_WRITING) if isinstance(provenance, dict) else None
-    try:
-        note = WritingNote.of_manifest(kept, document.get("environment"), where=where)
-    except BadData:
-        return None
-    return note if document.get("complete") is False and note.generation == choice.generation else None
 
 
 def _of_document(document: Mapping[str, Any], where: str) -> Known | None:

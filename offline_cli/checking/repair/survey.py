@@ -1,20 +1,19 @@
 """What is in a dataset folder, whatever state it is in, and which of its shards are the dataset; nothing is changed.
 
-* `said_of_shards`: what a manifest, even a broken one, says of each shard: valid entries count, others are not guessed.
+* `said_of_shards`: what a manifest that can be read says of each shard.
 * `Survey`, `survey`: the files of the folder.
-* `choose`: which shards are the dataset. Shards of one write share a generation in their names. A manifest lists its own, and
-  its entries hold even where it is broken elsewhere; a note names the generation of a write that did not end. Where both exist
-  and differ, a dataset was being overwritten, and the user decides which one stays.
+* `choose`: which shards are the dataset. Shards of one write share a generation in their names. A manifest lists its own; a
+  note names the generation of a write that did not end. Where both exist and differ, a dataset was being overwritten, and the
+  user decides which one stays.
 """
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -22,7 +21,6 @@ from offline_cli.datasets.file_names import (
     DATA,
     MANIFEST,
     MANIFEST_PARTS,
-    PART_PATH,
     SHARD_PATH,
     WRITING,
     generation_of,
@@ -37,68 +35,28 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 from offline_cli.files.uploads import Upload, open_uploads
 
-__all__ = ["Broken", "Choice", "Said", "Survey", "choose", "missing", "said_of_shards", "says_all", "survey"]
-
-_SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+__all__ = ["Broken", "Choice", "Said", "Survey", "choose", "missing", "said_of_shards", "survey"]
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A shard by its manifest entry; None for what cannot be read."""
+    """A shard by its manifest entry."""
 
-    bytes: int | None
-    sha256: str | None  # hex
+    bytes: int
+    sha256: str  # hex
 
     def refusal(self, size: int, sha256: str) -> str | None:
-        """Why a shard of `size` bytes with this sha256 is another one; None where it may be the same."""
-        if self.sha256 not in (None, sha256) or self.bytes not in (None, size):
-            theirs = " ".join(
-                part for part in (self.sha256 and f"{self.sha256[:12]}...", self.bytes and f"of {self.bytes:,} bytes") if part
-            )
-            return f"its sha256 is {sha256[:12]}..., of {size:,} bytes; the manifest says {theirs}"
-        return None
+        """Why a shard of `size` bytes with this sha256 is another one; None where it is the same."""
+        if (self.bytes, self.sha256) == (size, sha256):
+            return None
+        theirs = f"{self.sha256[:12]}... of {self.bytes:,} bytes"
+        return f"its sha256 is {sha256[:12]}..., of {size:,} bytes; the manifest says {theirs}"
 
 
 def said_of_shards(found: Survey) -> Mapping[str, Said]:
-    """By path below the dataset folder, in the order of the manifest; without those that cannot be read."""
-    if found.manifest is not None:
-        return {shard.path: Said(shard.bytes, shard.sha256) for shard in found.manifest.shards}
-    return {node["path"]: _said(node) for node in _nodes(found) if _is_named(node)}
-
-
-def says_all(found: Survey) -> bool:
-    """Whether a manifest describes all of its shards."""
-    said = said_of_shards(found)
-    return bool(said) and len(said) == len(list(_nodes(found))) and all(one.sha256 is not None for one in said.values())
-
-
-def _nodes(found: Survey) -> Iterable[Any]:
-    left = found.left_of_manifest()
-    nodes, parts = left.get("shards"), left.get("parts")
-    if isinstance(nodes, list):
-        return nodes
-    return [node for part in parts for node in _nodes_of(found.folder, part)] if isinstance(parts, list) else []
-
-
-def _nodes_of(folder: Location, part: Any) -> list[Any]:
-    """What can be read of a part of the manifest; one None where nothing can."""
-    if not (isinstance(part, dict) and isinstance(part.get("path"), str) and PART_PATH.fullmatch(part["path"])):
-        return [None]
-    try:
-        document = orjson.loads(whole_file(folder.join(part["path"])) or b"")
-    except ValueError:
-        return [None]
-    nodes = document.get("shards") if isinstance(document, dict) else None
-    return nodes if isinstance(nodes, list) and len(nodes) == part.get("shards") else [None]
-
-
-def _is_named(node: Any) -> bool:
-    return isinstance(node, dict) and isinstance(node.get("path"), str) and SHARD_PATH.fullmatch(node["path"]) is not None
-
-
-def _said(node: Mapping[str, Any]) -> Said:
-    size, digest = node.get("bytes"), node.get("sha256")
-    return Said(size if type(size) is int else None, digest if isinstance(digest, str) and _SHA256.fullmatch(digest) else None)
+    """By path below the dataset folder, in the order of the manifest; empty where it cannot be read."""
+    shards = found.manifest.shards if found.manifest is not None else ()
+    return {shard.path: Said(shard.bytes, shard.sha256) for shard in shards}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,9 +211,7 @@ def choose(found: Survey, keep: str | None) -> Choice:
     if keep is not None and keep in found.shards:
         return _of_writing(found, keep) if keep == begun else _of_ended_writing(found, keep)
     if manifest is None:
-        if begun is None and len({generation_of(path) for path in said_of_shards(found)}) > 1 and says_all(found):
-            return _of_list(found)
-        return _of_writing(found, begun) if begun else _of_ended_writing(found, _only_generation(found), alone=True)
+        return _of_writing(found, begun) if begun else _of_ended_writing(found, _only_generation(found))
     if begun is not None and note is not None and APPENDS_TO in note.options and keep != "new":
         return _of_appending(found, manifest, begun if keep is None else "")
     continued = begun is not None and len(found.shards[begun]) > len(manifest.shards)  # after the manifest was written
@@ -274,59 +230,44 @@ def _of_manifest(found: Survey, manifest: Manifest) -> Choice:
     return Choice(places, manifest, dict(zip((place.path for place in places), said_of_shards(found).values(), strict=True)))
 
 
-def _of_list(found: Survey) -> Choice:
-    """What a broken manifest lists, of several generations: a dataset that was added to."""
-    said = {found.folder.join(path).path: one for path, one in said_of_shards(found).items()}
-    places = tuple(found.folder.join(path) for path in said_of_shards(found))
-    return Choice(places, None, said)
-
-
 def _of_appending(found: Survey, manifest: Manifest, begun: str) -> Choice:
     """The shards of a dataset, and those that a writer who added to it has finished; `begun` is "" for the former alone."""
     choice, there = _of_manifest(found, manifest), found.shards.get(begun, {})
     new = [there[number] for number in sorted(there) if there[number].path not in choice.expected]
     if not new or f"{DATA}/{new[0].name}" in said_of_shards(found):
         return choice
-    return replace(choice, shards=(*choice.shards, *new), gaps=tuple(_gaps(found, begun, there, -1)))
+    return replace(choice, shards=(*choice.shards, *new), gaps=tuple(_gaps(found, begun, there)))
 
 
 def _of_writing(found: Survey, generation: str, manifest: Manifest | None = None) -> Choice:
     """All shards of one generation up to the last that is there; hashes may have changed since a manifest listed some."""
     there = found.shards[generation]
-    gaps = tuple(_gaps(found, generation, there, -1))
+    gaps = tuple(_gaps(found, generation, there))
     return Choice(tuple(there[number] for number in sorted(there)), manifest, generation=generation, gaps=gaps)
 
 
-def _of_ended_writing(found: Survey, generation: str, *, alone: bool = False) -> Choice:
-    """All shards of one generation that was not being written: what a manifest lists of it must be there, and the same.
-
-    `alone`: shards of other generations that it lists are missing too.
-    """
+def _of_ended_writing(found: Survey, generation: str) -> Choice:
+    """All shards of one generation that was not being written: what a manifest lists of it must be there, and the same."""
     there, said = found.shards[generation], said_of_shards(found)
-    known = [(path, match["generation"], int(match["number"])) for path in said if (match := SHARD_PATH.fullmatch(path))]
-    of_others = [path for path, other, _ in known if alone and other != generation]
-    if says_all(found):  # it may have left numbers out, as a repaired one does
-        gone = [path for path, own, number in known if own == generation and number not in there]
-        gaps = [missing(found.folder.join(path)) for path in [*gone, *of_others]]
-    else:
-        last = max((number for _, own, number in known if own == generation), default=-1)
-        gaps = [*_gaps(found, generation, there, last), *(missing(found.folder.join(path)) for path in of_others)]
+    listed = [(path, int(match["number"])) for path in said if (match := SHARD_PATH.fullmatch(path))]
+    own = [(path, number) for path, number in listed if generation_of(path) == generation]
+    gone = [missing(found.folder.join(path)) for path, number in own if number not in there]
     return Choice(
         tuple(there[number] for number in sorted(there)),
         None,
         {found.folder.join(path).path: one for path, one in said.items()},
         generation,
-        tuple(gaps),
+        tuple(gone if own else _gaps(found, generation, there)),
     )
 
 
-def _gaps(found: Survey, generation: str, there: Iterable[int], last: int) -> Iterator[Broken]:
-    """Between the numbers that are `there`, and up to `last`; one shard may have any number, so none of them is walked."""
+def _gaps(found: Survey, generation: str, there: Iterable[int]) -> Iterator[Broken]:
+    """Between the numbers that are `there`; one shard may have any number, so none of them is walked."""
     before = -1
-    for number in [*sorted(there), last + 1]:
+    for number in sorted(there):
         if number > before + 1:
             yield missing(found.folder.join(shard_name(generation, before + 1)), number - before - 1)
-        before = max(before, number)
+        before = number
 
 
 def _only_generation(found: Survey) -> str:
