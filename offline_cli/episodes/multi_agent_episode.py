@@ -100,9 +100,14 @@ class MultiAgentEpisode(MultiAgentData):
         self._hanging_rewards_end, self._hanging_rewards_begin = {}, {}
         self.custom_data = {}
         none: list[ByAgent] = [{}] * len(observations or ())
-        lists = (observations or (), none if infos is None else infos, actions or (), rewards or ())
-        ends = [{ALL: flags} if isinstance(flags, bool) else flags or {} for flags in (terminateds, truncateds)]
-        self._replay(*map(list, lists), list(none[1:] if extra_model_outputs is None else extra_model_outputs), *ends)
+        self._replay(
+            list(observations or ()),
+            none if infos is None else list(infos),
+            list(actions or ()),
+            list(rewards or ()),
+            none[1:] if extra_model_outputs is None else list(extra_model_outputs),
+            *({ALL: flags} if isinstance(flags, bool) else flags or {} for flags in (terminateds, truncateds)),
+        )
         lookback = self.env_t if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(lookback, int) or lookback < 0:
             raise self._bad(f"len_lookback_buffer={lookback!r}", fix='"auto", or a number from 0 on')
@@ -146,12 +151,18 @@ class MultiAgentEpisode(MultiAgentData):
         """
         if self.is_done:
             raise self._bad("a step after the episode was done", fix="begin a new MultiAgentEpisode")
-        data = (observations, actions, rewards, infos or {}, extra_model_outputs or {})
         flags = (terminateds or {}, truncateds or {})
         named = [*observations, *actions, *rewards, *flags[0], *flags[1]]
         everybody = self.agent_episodes if flags[0].get(ALL) or flags[1].get(ALL) else ()
         shares = {
-            agent: Share(*(kind.get(agent) for kind in data), *(bool(flag.get(agent) or flag.get(ALL)) for flag in flags))
+            agent: Share(
+                observations.get(agent),
+                actions.get(agent),
+                rewards.get(agent),
+                (infos or {}).get(agent),
+                (extra_model_outputs or {}).get(agent),
+                *(bool(flag.get(agent) or flag.get(ALL)) for flag in flags),
+            )
             for agent in dict.fromkeys([*named, *everybody])
             if agent != ALL
         }

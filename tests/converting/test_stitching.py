@@ -135,8 +135,10 @@ def test_episodes_that_differ_in_an_extra_output_alone_are_different(other: Epis
 
 
 def test_fragments_that_overlap_and_disagree_are_refused() -> None:
-    with pytest.raises(BadEpisode, match="two different episodes"):
-        stitch(fragment("a", 0, 3), fragment("a", 2, 3, end="terminated", shift=0.25))
+    other = fragment("a", 2, 3, end="terminated")
+    for late in (fragment("a", 2, 3, end="terminated", shift=0.25), replace(other, rewards=other.rewards + 1)):
+        with pytest.raises(BadEpisode):
+            stitch(fragment("a", 0, 3), late)
 
 
 def test_a_late_part_of_an_episode_that_was_whole_before_is_refused_and_says_so() -> None:
