@@ -217,21 +217,6 @@ def test_what_a_dataset_says_that_it_lost_is_brought_along_without_reasons_too(m
     assert convert(tmp_path / "D", tmp_path / "again").episodes_lost == 2
 
 
-@pytest.mark.parametrize("name", ["episodes", "columns"])
-def test_what_a_dataset_of_version_1_lost_is_not_known_whatever_is_beside_it(name: str, tmp_path: Path) -> None:
-    tables_folder = TESTDATA / "tables"
-    known = convert(
-        tables_folder / "robot_log.csv", tmp_path / "known", mapping=str(tables_folder / "robot_log.toml"), action_scale="env"
-    )
-    assert known.episodes_lost == 0
-    old = TESTDATA / "manifest_v1" / name
-    for number, sources in enumerate(([old], [old, tmp_path / "known"], [tmp_path / "known", old])):
-        found = convert(sources, tmp_path / f"{number}")
-        assert (found.episodes, found.episodes_lost) == (3, None)
-        assert "episodes_lost" not in json.loads((tmp_path / f"{number}" / "manifest.json").read_text(encoding="utf-8"))
-        assert inspect(tmp_path / f"{number}").episodes_lost is None
-
-
 def test_a_resumed_conversion_counts_all_that_was_lost(mapping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log.csv").write_text(csv_of(6, [(1, 0), (2, 0)]), encoding="utf-8")
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
