@@ -35,7 +35,6 @@ from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
-from offline_cli.parquet.row_group_cuts import alone
 from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.spaces import Space, tree_from_lists
 from offline_cli.tally import Tally
@@ -212,10 +211,9 @@ class Tables:
 
     def store(self, prepared: Any, target: Location, *, folder: Location, guard: Guard) -> tuple[int, str]:
         """Row groups small enough to stream."""
-        cuts = alone(prepared, COMPRESSION)
-        writer = ShardWriter(target, prepared.schema, folder=folder, compression=COMPRESSION, is_plain=cuts.is_plain)
+        writer = ShardWriter(target, prepared.schema, folder=folder, compression=COMPRESSION)
         try:
-            writer.write(prepared, rows=cuts.rows)
+            writer.write(prepared)
             writer.settle()
             with guard():
                 return writer.commit()

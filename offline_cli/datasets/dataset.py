@@ -40,7 +40,6 @@ from offline_cli.errors import BadData, MissingPackage, NoData, StorageNotFound,
 from offline_cli.files.locations import Location, open_location
 from offline_cli.parquet.safety import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, opened
-from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Reading, Scope
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class Dataset:
             coming = self._ahead((shard for shard, _ in expected), reader.columns_of, held)
             for shard, mine in wanted:
                 with self._told_if_replaced(shard):
-                    for batch in self._episodes(shard, reader, Trust(shard.sha256, memory_limit), coming, held, mine):
+                    for batch in self._episodes(shard, reader, memory_limit, coming, held, mine):
                         ends["terminated"] += int(batch.terminated.sum())
                         ends["truncated"] += int(batch.truncated.sum())
                         yield batch
@@ -214,7 +213,7 @@ class Dataset:
         place = self.location.join(shard.path)
         opening = partial(opened, place, size=shard.bytes)
         with self._told_if_replaced(shard):
-            return self._cache.read(place, self._reader(), opening, Trust(shard.sha256), shard.episodes, episodes)
+            return self._cache.read(place, self._reader(), opening, shard.episodes, episodes)
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -300,7 +299,7 @@ class Dataset:
                 place = self.location.join(shard.path)
                 opening = coming.turn() if coming else opened(place, size=shard.bytes)
                 with self._told_if_replaced(shard), opening as file, held.part() as reading:
-                    tables = reader.plain(file, place, Trust(shard.sha256, memory_limit), **wanted, scope=reading)
+                    tables = reader.plain(file, place, memory_limit, **wanted, scope=reading)
                     table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
                     if table is not None and table.num_rows != shard.episodes:
                         what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"
@@ -313,16 +312,15 @@ class Dataset:
         self,
         shard: Shard,
         reader: ShardReader,
-        trust: Trust,
+        memory_limit: int,
         coming: ShardsAhead | None,
         scope: Scope,
         chosen: NDArray[np.bool_] | None,
     ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
-        whole = reader.keep is None or not place.is_in_bucket  # in a bucket, unneeded columns would have to be fetched
-        opening = opened(place, size=shard.bytes, trust=trust if whole else None) if coming is None else coming.turn()
-        reading = reader.read(place, rows=shard.rows, trust=trust, whole=whole, opening=opening, scope=scope, chosen=chosen)
-        for batch in reading:
+        opening = opened(place, size=shard.bytes) if coming is None else coming.turn()
+        how: dict[str, Any] = {"memory_limit": memory_limit, "scope": scope, "chosen": chosen}
+        for batch in reader.read(place, rows=shard.rows, opening=opening, **how):
             episodes += len(batch)
             steps += batch.num_steps
             yield batch

@@ -58,8 +58,9 @@ __all__ = [
     "with_defaults",
 ]
 
-VERSION = 2  # that is written where the manifest lists its shards itself; earlier ones stay readable
-VERSION_OF_PARTS = 3  # that is written where it lists parts
+VERSION = 1
+SCHEMA: Final = "manifest.v1.json"
+SCHEMA_OF_PARTS: Final = "manifest-of-parts.v1.json"  # of a manifest that lists parts, which list the shards
 MAX_BYTES = 256 << 20
 MAX_DEPTH = 100  # of lists and objects; also what keeps the schema's recursion far from Python's
 MANY: Final = {"shards": is_shard, "parts": is_part}
@@ -141,19 +142,19 @@ class Manifest:
     compression: str
     counts: Counts
     shards: Sequence[Shard]  # in reading order: a tuple, or ShardParts, which reads them when they are needed
-    statistics: Mapping[str, Any]  # columns by path, return, length: see schemas/manifest.v2.json
+    statistics: Mapping[str, Any]  # columns by path, return, length: see schemas/manifest.v1.json
     assumptions: Mapping[str, int]
     provenance: Mapping[str, Any]  # the only part that differs between two runs of one command
-    episodes_lost: int | None = None  # of the sources, and in no shard; None: not known, as of every manifest of version 1
+    episodes_lost: int | None = None  # of the sources, and in no shard; None: not known
     meanings: Meanings = NO_MEANINGS  # of columns, as far as they are known
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, as schemas/manifest.v2.json describes them (v3: with parts); what is not known has no key."""
+        """Plain values, as schemas/manifest.v1.json or manifest-of-parts.v1.json describe them; what is unknown has no key."""
         parts = [part.as_json() for part in self.shards.parts] if isinstance(self.shards, ShardParts) else None
         lost = {} if self.episodes_lost is None else {"episodes_lost": self.episodes_lost}
         return {
             "format": self.format,
-            "version": VERSION if parts is None else VERSION_OF_PARTS,
+            "version": VERSION,
             "complete": self.complete,
             "environment": self.environment and self.environment.as_json(),
             "observation_space": self.observation_space and space_to_json(self.observation_space),
@@ -196,9 +197,9 @@ class Manifest:
         """The manifest in a file; `read` gives its parts, which None has not. Raises BadData, naming all mistakes."""
         document = _parsed(data, where)
         version = document.get("version")
-        if isinstance(version, int) and version > VERSION_OF_PARTS:
+        if isinstance(version, int) and version > VERSION:
             fix = "pip install --upgrade offline-cli"
-            raise BadData(f"a manifest of version {version}; this program knows {VERSION_OF_PARTS}", where=where, fix=fix)
+            raise BadData(f"a manifest of version {version}; this program knows {VERSION}", where=where, fix=fix)
         wrong = _mistakes(document) or _contradictions(document)
         if wrong:
             raise _bad(wrong, where)
@@ -220,12 +221,6 @@ class Manifest:
             episodes_lost=whole_numbers(document).get("episodes_lost"),
             meanings=Meanings.of(document.get("meanings", {}), where),
         )
-
-
-def schema_of(version: Any) -> str:
-    """The schema of a manifest of this declared version; that of the usual one where the version is unknown."""
-    known = version if isinstance(version, int) and 1 <= version <= VERSION_OF_PARTS else VERSION
-    return f"manifest.v{int(known)}.json"
 
 
 def _parsed(data: bytes, where: str) -> dict[str, Any]:
@@ -264,7 +259,7 @@ def _mistakes(document: dict[str, Any]) -> list[str]:
         if isinstance(listed, list) and listed:
             numbers[name] = [number for number, one in enumerate(listed) if not has_form(one)] or [0]
             document = {**document, name: [listed[number] for number in numbers[name]]}
-    found = mistakes(document, schema_of(document.get("version")))
+    found = mistakes(document, SCHEMA_OF_PARTS if "parts" in document else SCHEMA)
     return [PLACE.sub(lambda place: f"{place[1]}.{numbers[place[1]][int(place[2])]}", text) for text in found]
 
 

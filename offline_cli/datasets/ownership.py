@@ -48,7 +48,6 @@ from offline_cli.files.local_files import read_start, sync_bytes, sync_names
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 from offline_cli.json_documents import from_json
-from offline_cli.parquet.row_group_cuts import alone
 from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.tally import Reject
 
@@ -173,10 +172,9 @@ def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> L
     columns = [[getattr(reject, name) for reject in rejects] for name in SCHEMA.names]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
-    cuts = alone(table, COMPRESSION)
-    writer = ShardWriter(target, SCHEMA, folder=folder, compression=COMPRESSION, is_plain=cuts.is_plain)
+    writer = ShardWriter(target, SCHEMA, folder=folder, compression=COMPRESSION)
     try:
-        writer.write(table, rows=cuts.rows)
+        writer.write(table)
         writer.commit()
     except BaseException:
         writer.discard()

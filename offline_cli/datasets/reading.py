@@ -34,8 +34,8 @@ from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import fetch_end
 from offline_cli.files.timeouts import ReadingPool, in_daemon_thread
 from offline_cli.parquet.arrow_reading import without_dictionaries
+from offline_cli.parquet.safety import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
-from offline_cli.parquet.trust import Trust
 from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
@@ -76,18 +76,17 @@ class ShardReader:
         location: Location,
         *,
         rows: int | None = None,
-        trust: Trust | None = None,
-        whole: bool = False,
+        memory_limit: int = MEMORY_LIMIT,
         opening: AbstractContextManager[OpenShard] | None = None,
         scope: Scope | None = None,
         chosen: NDArray[np.bool_] | None = None,
     ) -> Iterator[EpisodeBatch]:
         """Batches of the episodes in the shard at `location`, in order.
 
-        `rows`, `trust`: what its manifest states. `whole`: compare its sha256 by the end of the last batch.
+        `rows`: what its manifest states. `memory_limit`: bytes that reading a row group may take, however well it is packed.
         `opening`: the shard, if it has been opened. `scope` owns it. `chosen`: (E,) those of its episodes that are wanted.
-        Raises BadData, naming the shard, where it is missing, has other content, is cut, or has other columns than its spaces
-        ask for; MemoryLimitExceeded for row groups that are no bomb only because the sha256 is true.
+        Raises BadData, naming the shard, where it is missing, damaged, cut, or has other columns than its spaces ask for;
+        MemoryLimitExceeded.
         """
         with part_of(scope) as held:
             file = held.enter(opening or opened(location))
@@ -95,13 +94,10 @@ class ShardReader:
                 what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
                 raise BadData(what, where=location.url, fix=FIX)
             self.check_columns(file, location)
-            if trust is not None and whole:
-                held.enter(trust.beside(file.stream, location))
-            tables = self._row_groups(file, location, trust, self._pool(file, location, held))
+            how: dict[str, Any] = {"memory_limit": memory_limit, "pool": self._pool(file, location, held)}
+            tables = read_row_groups(file, location, columns=self.columns_of(file), numbered=self._numbered, **how)
             read = self._steps if self.format == "columns" else self._decoded
             yield from read(tables, location, chosen)
-            if trust is not None and whole:
-                trust.check(location)
 
     def check_columns(self, file: OpenShard, location: Location) -> None:
         """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
@@ -113,7 +109,7 @@ class ShardReader:
         check_further_columns(file.schema_arrow, location)
 
     def plain(
-        self, file: OpenShard, location: Location, trust: Trust | None, *, returns: bool, agents: bool, scope: Scope
+        self, file: OpenShard, location: Location, memory_limit: int, *, returns: bool, agents: bool, scope: Scope
     ) -> Iterator[Any] | None:
         """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard; None where it lacks the columns."""
         wanted = self.plain_columns(returns=returns, agents=agents)
@@ -124,7 +120,7 @@ class ShardReader:
         is_joined = self.format == "columns" and location.is_local  # elsewhere parts are fetched in order
         how: dict[str, Any] = {"numbered": self._numbered, "at_once": SURVEYED if is_joined else 0}
         how["pool"] = self._pool(file, location, scope)
-        tables = read_row_groups(file, location, columns=wanted, trust=trust, **how)
+        tables = read_row_groups(file, location, columns=wanted, memory_limit=memory_limit, **how)
         if self.format == "columns":
             return (
                 step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
@@ -159,14 +155,14 @@ class ShardReader:
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep, starts=starts)
 
-    def blocks(self, file: OpenShard, location: Location, trust: Trust) -> Blocks:
+    def blocks(self, file: OpenShard, location: Location) -> Blocks:
         """Where the opened shard holds which episodes. Of `columns`, the ids of all steps are read. Raises as `read` does."""
         self.check_columns(file, location)
         if self.format != "columns":
             rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             return Blocks(np.arange(len(rows) + 1), np.cumsum([0, *rows]))
         groups, episodes, count, last_id = [0], [0], 0, None
-        tables = read_row_groups(file, location, columns=[Columns.EPS_ID], trust=trust)
+        tables = read_row_groups(file, location, columns=[Columns.EPS_ID])
         for group, table in enumerate(tables):
             if not table.num_rows:
                 continue
@@ -181,10 +177,10 @@ class ShardReader:
         ends = ([file.num_row_groups], [count]) if count else ([], [])
         return Blocks(np.array(groups + ends[0]), np.array(episodes + ends[1]))
 
-    def block(self, file: OpenShard, location: Location, trust: Trust, blocks: Blocks, number: int) -> list[EpisodeBatch]:
+    def block(self, file: OpenShard, location: Location, blocks: Blocks, number: int) -> list[EpisodeBatch]:
         """The episodes of one block of the opened shard, in order. Raises as `read` does."""
         groups = range(int(blocks.groups[number]), int(blocks.groups[number + 1]))
-        tables = read_row_groups(file, location, columns=self.columns_of(file), trust=trust, groups=groups)
+        tables = read_row_groups(file, location, columns=self.columns_of(file), groups=groups)
         if self.format != "columns":
             return list(self._decoded(tables, location, first=int(blocks.episodes[number])))
         return [self._stepped(pa.concat_tables(list(tables)), location)]
@@ -199,10 +195,6 @@ class ShardReader:
         if self.keep is None or name in (*STEP_COLUMNS, Columns.FINAL_OBS_ASSUMED):
             return True
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
-
-    def _row_groups(self, file: OpenShard, location: Location, trust: Trust | None, pool: ReadingPool | None) -> Iterator[Any]:
-        columns = self.columns_of(file)
-        return read_row_groups(file, location, columns=columns, trust=trust, numbered=self._numbered, pool=pool)
 
     def _pool(self, file: OpenShard, location: Location, scope: Scope) -> ReadingPool | None:
         """What reads ahead, where that is wanted."""
@@ -252,7 +244,6 @@ class BlockCache:
         place: Location,
         reader: ShardReader,
         opening: Callable[[], AbstractContextManager[OpenShard]],
-        trust: Trust,
         count: int,
         episodes: NDArray[np.int64],
     ) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
@@ -264,7 +255,7 @@ class BlockCache:
         with self._lock, ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opening()))
             if place.url not in self._blocks:
-                self._blocks[place.url] = reader.blocks(file(), place, trust)
+                self._blocks[place.url] = reader.blocks(file(), place)
             blocks = self._blocks[place.url]
             if blocks.episodes[-1] != count:
                 what = f"the shard holds {blocks.episodes[-1]} episodes, its manifest says {count}"
@@ -273,7 +264,7 @@ class BlockCache:
             for number in np.unique(of_block).tolist():
                 batches = self._held.pop((place.url, number), None)
                 if batches is None:
-                    batches = reader.block(file(), place, trust, blocks, number)
+                    batches = reader.block(file(), place, blocks, number)
                 self._held[place.url, number] = batches
                 if len(self._held) > KEPT:
                     self._held.popitem(last=False)

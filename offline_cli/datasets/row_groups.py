@@ -27,7 +27,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import UsageError
-from offline_cli.parquet.row_group_cuts import BLOCK_BYTES
+from offline_cli.parquet.encoding import BLOCK_BYTES
 from offline_cli.spaces import same_space
 from offline_cli.trees import Tree, flatten, leaves
 
@@ -112,15 +112,6 @@ class BlockCutter:
         """The block of what is pending; whatever comes next is in a shard of its own."""
         yield from self.flush()
         self._end_shard()
-
-    def take_back(self, block: Block) -> None:
-        """Start a shard with the episodes of a block just given, as a cutter does that gets them first.
-
-        They are passed again, maybe with more after them.
-        """
-        sizes, rows = raw_bytes(block.batch), self._rows_of(block.batch)
-        self._end_shard()
-        self._take(block.batch, 0, len(block.batch), int(sizes.sum()), int(rows.sum()))
 
     def flush(self) -> Iterator[Block]:
         """The block of what is pending, if anything is."""
@@ -251,8 +242,6 @@ def _no_episodes(given: object) -> UsageError:
 # ---- rows that are ready ----
 
 BATCHES: Final = 16  # whose rows are kept
-OF_FRAGMENTS: Final = frozenset({"t_started", "start_kind", "final_missing"})
-"""Fields that stitching takes from whole episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +300,6 @@ class RowsInTurn:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, ReadyRows | None]] = deque()  # episodes, and their rows
-        self._pulled: list[tuple[int, ReadyRows | None]] = []
 
     def push(self, episodes: int, rows: ReadyRows | None) -> None:
         """Add those of the next batch."""
@@ -319,27 +307,19 @@ class RowsInTurn:
 
     def pull(self, episodes: int) -> Any:
         """The pa.Table of the next so many episodes, which leave; None where the rows of one have to be made."""
-        self._pulled = []
+        pulled = list[ReadyRows | None]()
         while episodes:
             count, rows = self._waiting.popleft()
             if count > episodes:
                 rest = None if rows is None else ReadyRows(rows.table, rows.starts[episodes:])
                 self._waiting.appendleft((count - episodes, rest))
                 count, rows = episodes, None if rows is None else ReadyRows(rows.table, rows.starts[: episodes + 1])
-            self._pulled.append((count, rows))
+            pulled.append(rows)
             episodes -= count
-        tables = [rows.table.slice(*_run(rows.starts)) for _, rows in self._pulled if rows is not None]
-        if len(tables) < len(self._pulled) or any(not table.schema.equals(tables[0].schema) for table in tables):
+        tables = [rows.table.slice(*_run(rows.starts)) for rows in pulled if rows is not None]
+        if len(tables) < len(pulled) or any(not table.schema.equals(tables[0].schema) for table in tables):
             return None
         return pa.concat_tables(tables)
-
-    def let_go(self) -> None:
-        """Hold the rows that were pulled last no longer."""
-        self._pulled = []
-
-    def take_back(self) -> None:
-        """Have the episodes that were pulled last wait again."""
-        self._waiting.extendleft(reversed(self._pulled))
 
 
 def _run(starts: NDArray[np.int64]) -> tuple[int, int]:

@@ -51,8 +51,8 @@ __all__ = [
 LISTED: int = 10_000  # shards that a manifest lists itself
 PER_PART: int = 1_000
 HELD: Final = 3  # parts whose entries are in memory
-PART_VERSION: Final = 3  # that of the manifest whose part it is
-PART_SCHEMA: Final = "manifest-part.v3.json"
+PART_VERSION: Final = 1
+PART_SCHEMA: Final = "manifest-part.v1.json"
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 MAX_COUNT: Final = 2**63 - 1
 SHARD_KEYS: Final = frozenset({"path", "sha256", "episodes", "rows", "steps", "bytes"})
@@ -89,7 +89,7 @@ class Part:
     figures: Mapping[str, Any] | None = None  # min, max and mean of the `return` and `length` of its episodes
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, as schemas/manifest.v3.json describes them."""
+        """Plain values, as schemas/manifest-of-parts.v1.json describes them."""
         plain = asdict(self)
         return {**{name: value for name, value in plain.items() if name != "figures"}, **(self.figures or {})}
 

@@ -30,15 +30,13 @@ from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.row_groups import BlockCutter
 from offline_cli.datasets.shard_list import parts_of
 from offline_cli.datasets.statistics import StatisticsBuilder
-from offline_cli.datasets.step_tables import EMPTY_BYTES
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, StorageNotFound, Uncommitted
 from offline_cli.files.locations import Location
-from offline_cli.parquet import safety
-from offline_cli.parquet.row_group_cuts import Cuts, cuts_of
+from offline_cli.parquet.safety import MEMORY_LIMIT
+from offline_cli.parquet.shard_hashes import fingerprint
 from offline_cli.parquet.shard_writing import ShardWriter
-from offline_cli.parquet.shards import OpenShard, check_bound, is_plain, opened, read_row_groups
-from offline_cli.parquet.trust import Hashing, Trust, fingerprint
+from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
 from offline_cli.scopes import Scope
 from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import Space, describe, same_space
@@ -92,18 +90,12 @@ class ShardSequence:
         same = self._schemas and self._schemas[-1].equals(schema, check_metadata=True)
         self._schemas.append(self._schemas[-1] if same else schema)
 
-    def cuts_of(self, table: Any) -> Cuts | None:
-        """How the pa.Table is to be written; None: not into the shard that is open."""
-        if self._open is None:
-            return cuts_of(table, self._compression)
-        return None if self._open.is_plain else cuts_of(table, self._compression, self._open.held())
-
-    def write(self, batch: EpisodeBatch, table: Any, cuts: Cuts) -> None:
-        """Append the pa.Table of `batch`, cut as `cuts_of` says, to the open shard, or to a new one where none is open."""
+    def write(self, batch: EpisodeBatch, table: Any) -> None:
+        """Append the pa.Table of `batch` to the open shard, or to a new one where none is open."""
         if self._open is None:
             self._schema = table.schema
-            self._open = self._writer(self.next_path, table.schema, is_plain=cuts.is_plain)
-        self._open.write(table, rows=cuts.rows)
+            self._open = self._writer(self.next_path, table.schema)
+        self._open.write(table)
         self._episodes += len(batch)
         self._steps += batch.num_steps
 
@@ -138,12 +130,9 @@ class ShardSequence:
         writer: ShardWriter | None = None
         try:
             with opened(place, size=shard.bytes) as file:
-                trust = Trust(shard.sha256)
-                grown = check_bound(place, place.open, file.metadata, trust=trust).nbytes + shard.rows * EMPTY_BYTES
-                plain = is_plain(file) or grown > max(safety.MAX_BYTES, safety.MAX_RATIO * shard.bytes)
-                for table in map(rows.completed, read_row_groups(file, place, trust=trust)):
-                    writer = writer or self._writer(shard.path, table.schema, is_plain=plain)
-                    writer.write(table, rows=[table.num_rows])
+                for table in map(rows.completed, read_row_groups(file, place)):
+                    writer = writer or self._writer(shard.path, table.schema)
+                    writer.write(table)
             assert writer is not None, "a finished shard has rows"
             writer.settle()
             with self._guard():
@@ -154,9 +143,8 @@ class ShardSequence:
             raise
         return replace(shard, bytes=size, sha256=digest)
 
-    def _writer(self, path: str, schema: Any, *, is_plain: bool) -> ShardWriter:
-        place = self._folder.join(path)
-        return ShardWriter(place, schema, folder=self._folder, compression=self._compression, is_plain=is_plain)
+    def _writer(self, path: str, schema: Any) -> ShardWriter:
+        return ShardWriter(self._folder.join(path), schema, folder=self._folder, compression=self._compression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,30 +163,25 @@ def adopt(
     statistics: StatisticsBuilder,
     *,
     known: tuple[int, str] | None = None,
-    said: str | None = None,
     opening: AbstractContextManager[OpenShard] | None = None,
 ) -> Adopted:
     """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`.
 
-    `known`: its bytes and sha256, if they have been read. `said`: the sha256 in a manifest.
-    `opening`: the shard, if it has been opened. Raises BadData, StorageError, and as `check_bound` does.
+    `known`: its bytes and sha256, if they have been read. `opening`: the shard, if it has been opened. Raises BadData,
+    StorageError, and as `check_bound` does.
     """
     cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
     ids: list[str] = []
     steps = 0
-    known = known or (None if said is None else fingerprint(place))  # no sha256 is known: it is hashed while it is read
-    with opening or opened(place, size=known and known[0]) as file:
+    size, digest = known or fingerprint(place)
+    with opening or opened(place, size=size) as file:
         schema, row_count = file.schema_arrow, file.metadata.num_rows
         rows.adopt(schema)
-        hashing = Hashing(file.stream, place)
-        trust = None if said is None or known is None else Trust(said, found=known[1])
-        with nullcontext() if known else hashing:
-            for batch in reader.read(place, trust=trust, opening=nullcontext(file)):
-                ids += batch.ids
-                steps += batch.num_steps
-                for block in cutter.push(batch):
-                    statistics.add(block.batch)
-            size, digest = known or (file.size, hashing.digest())
+        for batch in reader.read(place, opening=nullcontext(file)):
+            ids += batch.ids
+            steps += batch.num_steps
+            for block in cutter.push(batch):
+                statistics.add(block.batch)
     for block in cutter.flush():
         statistics.add(block.batch)
     return Adopted(Shard(f"{DATA}/{place.name}", len(ids), row_count, steps, size, digest), schema, tuple(ids))
@@ -294,7 +277,7 @@ class Base:
                 yield table.column(Columns.EPS_ID).to_pylist()
                 continue
             place = folder.join(shard.path)
-            yield [name for batch in self._reader.read(place, trust=Trust(shard.sha256)) for name in batch.ids]
+            yield [name for batch in self._reader.read(place) for name in batch.ids]
 
     def adopt(self, folder: Location, rows: RowFormat) -> StatisticsBuilder:
         """The statistics of its episodes, to be added to, and the columns of its shards for `rows`.
@@ -307,7 +290,7 @@ class Base:
         if known is None or any(table is None for table in tables):
             known, reader, tables = StatisticsBuilder(), self._reader, []
             for shard in self.shards:
-                adopt(folder.join(shard.path), reader, rows, known, said=shard.sha256)
+                adopt(folder.join(shard.path), reader, rows, known)
             known.not_finite.clear()  # the manifest has them
         for table in tables:
             known.add_plain(*(table.column(name).to_numpy() for name in PLAIN_NUMBERS))
@@ -321,7 +304,7 @@ class Base:
             if rows is not None:
                 rows.adopt(file.schema_arrow)
             wanted = {"returns": rows is not None, "agents": False}
-            tables = self._reader.plain(file, place, Trust(shard.sha256), **wanted, scope=scope)
+            tables = self._reader.plain(file, place, MEMORY_LIMIT, **wanted, scope=scope)
             table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
         if table is not None and table.num_rows != shard.episodes:
             what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -88,7 +87,7 @@ class DatasetWriter:
 
         Spaces may be None for `episodes` only. `action_scale`: `env` | `normalized` | `unknown`, of Box actions.
         `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
-        larger than either has a file of its own. `provenance`: see schemas/manifest.v2.json; missing parts are filled in.
+        larger than either has a file of its own. `provenance`: see schemas/manifest.v1.json; missing parts are filled in.
         `identity`: what the content follows from, by name, as JSON values without secrets: `resume` asks for the same, unless
         `allow_changes`, which counts them; a `base` too where that is not None. `check_ids`: raise for an id that is there
         already; False where all are known to differ. `base`: the dataset here, which is added to. Raises UsageError,
@@ -275,18 +274,8 @@ class DatasetWriter:
             if block.opens_shard:  # two shards in one batch
                 shards.close()
             where = self.location.join(shards.next_path).url
-            counted = Counter(self._tally.assumptions)
             table = self._rows.table(block.batch, where=where, ready=self._ready.pull(len(block.batch)))
-            cuts = shards.cuts_of(table)
-            if cuts is None:  # another shard begins, where the block may be a larger one: as `resume` would cut it
-                self._tally.assumptions.clear()
-                self._tally.assumptions.update(counted)
-                shards.close()
-                self._cutter.take_back(block)
-                self._ready.take_back()
-                continue
-            shards.write(block.batch, table, cuts)
-            self._ready.let_go()
+            shards.write(block.batch, table)
             del table
             self._statistics.add(block.batch)
         if self._cutter.between_shards:

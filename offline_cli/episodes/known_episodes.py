@@ -1,7 +1,5 @@
 """Which episodes were seen before: by id, however many there are, and by one 64-bit fingerprint of their content.
 
-Recent ids are kept as they are, and all others as hashes (`key_index`).
-
 Two episodes with one id are duplicates when their fingerprints agree. Every word of every step is mixed with the position of
 its step and with a key drawn anew in each process, so that equal fingerprints of different episodes are a matter of chance (one
 in 2^64 for each pair compared), and nobody can prepare such a pair; between processes they mean nothing. The cost is a few
@@ -19,17 +17,14 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.key_index import KeyHashes, KeyIndex, key_hashes
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["EarlierEpisodes", "KnownIds", "fingerprints"]
 
-RECENT = 1 << 14  # ids that are kept as they are
 _KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
@@ -39,58 +34,30 @@ MAX_WORDS = 64  # 8-byte words per step; above, hashing the bytes of each episod
 
 
 class KnownIds:
-    """Ids of episodes, each with its number; the last ones as they are, those before as hashes.
+    """Ids of episodes, each with its number."""
 
-    A look-up among hashes costs about as much for one id as for thousands. `met` therefore keeps its answers, and looking up
-    the same ids one by one after it, as for the entries of a batch, is a look-up in a dictionary.
-    """
-
-    def __init__(self, recent: int = RECENT) -> None:
-        """`recent`: how many ids, at most, are kept as they are."""
-        self._recent: dict[str, int] = {}
-        self._limit = recent
-        self._before = KeyIndex()
-        self._hashed = 0  # ids in it
-        self._answers: dict[str, int] = {}  # numbers in `_before` of the ids that `met` was asked for last, -1 for unknown ones
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
 
     def __len__(self) -> int:
         """Ids added."""
-        return self._hashed + len(self._recent)
+        return len(self._numbers)
 
     def __contains__(self, name: str) -> bool:
         """Whether the id was added."""
-        return name in self._recent or self._number_before(name) >= 0
+        return name in self._numbers
 
     def met(self, names: Collection[str]) -> set[str]:
         """Those of `names` that were added."""
-        found = {name for name in names if name in self._recent} if self._recent else set()
-        self._answers = dict.fromkeys(names, -1)
-        if self._hashed and names:
-            self._answers = dict(zip(names, self._before.find(_hashes(names)).tolist(), strict=True))
-            found.update(name for name, number in self._answers.items() if number >= 0)
-        return found
+        return self._numbers.keys() & names
 
     def number(self, name: str) -> int:
         """How many ids were added before this one, which was added too."""
-        return self._recent[name] if name in self._recent else self._number_before(name)
+        return self._numbers[name]
 
     def add(self, names: Collection[str]) -> None:
         """Add ids that are new and differ from each other."""
-        self._recent.update(zip(names, range(len(self), len(self) + len(names)), strict=True))
-        if len(self._recent) > self._limit:
-            self._before.numbers(_hashes(self._recent))
-            self._hashed += len(self._recent)
-            self._answers.update((name, self._recent[name]) for name in self._answers.keys() & self._recent.keys())
-            self._recent = {}
-
-    def _number_before(self, name: str) -> int:
-        """Of an id that is not among the last ones; -1 where it was not added."""
-        known = self._answers.get(name)
-        return int(self._before.find(_hashes([name]))[0]) if known is None else known
-
-
-def _hashes(names: Collection[str]) -> KeyHashes:
-    return key_hashes([pa.array([name.encode("utf-8", "surrogatepass") for name in names], pa.binary())])
+        self._numbers.update(zip(names, range(len(self), len(self) + len(names)), strict=True))
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ that is fetched, with several requests at once.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import sys
 from bisect import bisect_right
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 from offline_cli.files.prefetch import PART, Ahead, Begin, Part, Range, parts_of
 from offline_cli.files.timeouts import REQUEST_BYTES
 
-__all__ = ["SMALL_FILE", "Fetch", "PartsInOrder", "buffered_reader", "expect", "fetch_end", "follow", "ready", "rest_of"]
+__all__ = ["SMALL_FILE", "Fetch", "buffered_reader", "expect", "fetch_end", "ready"]
 
 FIRST_AHEAD: Final = 256 << 10  # also the gap between two ranges that is fetched rather than skipped
 SMALL_FILE: Final = 1 << 20
@@ -73,46 +72,6 @@ def _ranges_of(stream: Any) -> _RangeReader | None:
     return raw if isinstance(raw, _RangeReader) else None
 
 
-class PartsInOrder:
-    """The SHA-256 of a file whose parts come in its order, for the most part."""
-
-    def __init__(self) -> None:
-        self.at = 0  # all bytes before it have been hashed
-        self._digest = hashlib.sha256()
-
-    def add(self, start: int, data: memoryview, between: Fetch) -> None:
-        """Hash what is new in the bytes of the file from `start` on; `between` gives what lies before them."""
-        while self.at < start:
-            self._hash(memoryview(between(self.at, min(start, self.at + PART))))
-        if self.at < start + len(data):
-            self._hash(data[self.at - start :])
-
-    def _hash(self, data: memoryview) -> None:
-        self._digest.update(data)
-        self.at += len(data)
-
-    def hexdigest(self) -> str:
-        """Of the bytes so far."""
-        return self._digest.hexdigest()
-
-
-def follow(stream: Any) -> PartsInOrder | None:
-    """The hash of the parts of `stream` that were expected, from now on; None where it is no remote file."""
-    raw = _ranges_of(stream)
-    if raw is None:
-        return None
-    raw.followed = PartsInOrder()
-    return raw.followed
-
-
-def rest_of(stream: Any, parts: PartsInOrder) -> str:
-    """The sha256 (hex) of all of `stream`, which `parts` follow. Raises what fetching raises."""
-    raw = stream.raw
-    assert isinstance(raw, _RangeReader), "only these are followed"
-    raw.pass_to_end()
-    return parts.hexdigest()
-
-
 class _Buffered(io.BufferedReader):
     def __del__(self) -> None:
         if raw := _ranges_of(self):
@@ -138,7 +97,6 @@ class _RangeReader(io.RawIOBase):
         self._expected: list[Range] = []
         self._parts: list[Part] = []  # sorted; what will be read
         self._streams = False  # whether parts are read once, first to last
-        self.followed: PartsInOrder | None = None
 
     def readable(self) -> bool:
         return True
@@ -208,22 +166,8 @@ class _RangeReader(io.RawIOBase):
             if any(part.start < end and start < part.end for start, end in ranges):
                 self._taken(part)
 
-    def pass_to_end(self) -> None:
-        """Pass `followed` all bytes that it has not seen."""
-        assert self.followed is not None, "it is followed"
-        if self._start <= self.followed.at:  # small files are here whole
-            self.followed.add(self._start, self._held, self._fetch)
-        for part in self._parts:
-            if part.end > self.followed.at:
-                self._taken(part)
-                self._shared.drop([part])
-        self.followed.add(self._size, memoryview(b""), self._fetch)
-
     def _taken(self, part: Part) -> memoryview:
-        data = memoryview(self._shared.take(part))
-        if self.followed is not None:
-            self.followed.add(part.start, data, self._fetch)
-        return data
+        return memoryview(self._shared.take(part))
 
     def fetch_end(self) -> None:
         start = 0 if self._size <= SMALL_FILE else max(0, self._size - FIRST_AHEAD)

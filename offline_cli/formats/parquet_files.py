@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import io
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -19,16 +19,22 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData, OfflineCliError
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import Location
-from offline_cli.files.prefetch import Ahead, Range
+from offline_cli.files.prefetch import Ahead
 from offline_cli.files.remote_files import expect
 from offline_cli.files.timeouts import ReadingPool
-from offline_cli.formats.small_parquet import FewRows, one_ahead, parquet_batches, read_small_files, same_columns, small_sizes
+from offline_cli.formats.small_parquet import (
+    FewRows,
+    one_ahead,
+    parquet_batches,
+    read_small_files,
+    same_columns,
+    small_sizes,
+)
 from offline_cli.options import engines
 from offline_cli.parquet.arrow_reading import (
     ParquetFile,
@@ -38,10 +44,9 @@ from offline_cli.parquet.arrow_reading import (
     threads_may_read,
     without_objects,
 )
-from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of, merged
-from offline_cli.parquet.safety import Unfolded, file_ranges, with_ends
+from offline_cli.parquet.safety import Unfolded, file_ranges
+from offline_cli.parquet.shard_hashes import dropping
 from offline_cli.parquet.shards import check_bound
-from offline_cli.parquet.trust import Trust, dropping
 from offline_cli.scopes import Scope, part_of
 from offline_cli.tally import Lost, Rejects
 
@@ -119,8 +124,8 @@ def _schema(parquet: ParquetFile, url: str) -> pa.Schema:
 
 
 @contextmanager
-def _damage(file: Location, trust: Trust | None = None) -> Iterator[None]:
-    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError. `trust`: it is a dataset's."""
+def _damage(file: Location, memory_limit: int | None = None) -> Iterator[None]:
+    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError. `memory_limit`: it is ours."""
     with storage_failures(file.url, "reading it"):
         try:
             with extension_failures():
@@ -132,7 +137,7 @@ def _damage(file: Location, trust: Trust | None = None) -> Iterator[None]:
             raise BadData(
                 f"not a whole Parquet file: {text[0] if text else type(error).__name__}",
                 where=file.url,
-                fix=FIX if trust is None else f"restore it from a copy, or leave it out: {dropping(file)}",
+                fix=FIX if memory_limit is None else f"restore it from a copy, or leave it out: {dropping(file)}",
                 details={PROBLEM: "unreadable-file"},
             ) from error
 
@@ -144,21 +149,21 @@ def chunks(
     columns: Sequence[str] | None = None,
     workers: int = WORKERS,
     first_rows: int | None = None,
-    trusted: Mapping[str, Trust] | None = None,
+    own_limit: int | None = None,
     on_cut: Callable[[str], None] | None = None,
     scope: Scope | None = None,
 ) -> Iterator[Chunk]:
     """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
 
     `first_rows`: after so many a first chunk ends, others after ever more: a reader that stops early does not wait for
-    thousands of small files. `trusted`: by path, the manifest's entries of files, whose sha256 is checked. `on_cut`: called
-    with a file of which the rest is damaged, after the chunk of its last rows that are not. `scope` owns files and threads
-    while they are read.
+    thousands of small files. `own_limit`: they are shards of ours, of which a row group may take so many
+    bytes, however well it is packed. `on_cut`: called with a file of which the rest is damaged, after the chunk of its last
+    rows that are not. `scope` owns files and threads while they are read.
     """
     waiting: list[_Part] = []
     rows = size = 0
     most = ROWS if first_rows is None else min(ROWS, first_rows)
-    for whole in _parts(files, rejects, columns, workers, first_rows, trusted or {}, part_of(scope)):
+    for whole in _parts(files, rejects, columns, workers, first_rows, own_limit, part_of(scope)):
         if isinstance(whole, str):
             if waiting:
                 yield _chunk(waiting)
@@ -192,8 +197,7 @@ class _Part:
     @classmethod
     def of(cls, table: pa.Table, url: str, size: int, first: int = 0) -> _Part:
         """Of one file."""
-        whole = in_one_chunk(table)
-        return cls(table, (url,), (table.num_rows,), (size,), memory_of(whole, np.array([0, table.num_rows])), first)
+        return cls(table, (url,), (table.num_rows,), (size,), (int(table.nbytes),), first)
 
     def divided(self, rows: int, memory: int) -> tuple[_Part, _Part | None]:
         """It, up to the file with which it has so many rows or bytes in memory, and what is left."""
@@ -222,13 +226,13 @@ def _parts(
     columns: Sequence[str] | None,
     workers: int,
     first_rows: int | None,
-    trusted: Mapping[str, Trust],
+    own_limit: int | None,
     scope: Scope,
 ) -> Iterator[_Part | str]:
     """Parts; and the place of a file whose rest is damaged."""
     lost = ""
     with scope:
-        for parts in _readings(files, columns, workers, first_rows, trusted, scope):
+        for parts in _readings(files, columns, workers, first_rows, own_limit, scope):
             is_begun = False
             try:
                 for part in parts:
@@ -247,18 +251,17 @@ def _readings(
     columns: Sequence[str] | None,
     workers: int,
     first_rows: int | None,
-    trusted: Mapping[str, Trust],
+    own_limit: int | None,
     scope: Scope,
 ) -> Iterator[Iterator[_Part]]:
     """The parts of one file, or of several small ones; iterating raises what is wrong with it."""
-    sizes = None if trusted else small_sizes(files)
+    sizes = None if own_limit is not None else small_sizes(files)
     if sizes is None:
-        for file, small in _read_ahead(files, columns, workers, trusted, scope):
-            yield _parts_of(file, small.result, columns, trusted.get(file.path), scope)
+        for file, small in _read_ahead(files, columns, workers, own_limit, scope):
+            yield _parts_of(file, small.result, columns, own_limit, scope)
         return
     read = partial(_table_of_bytes, columns)
-    together = partial(_tables_of_bytes, columns)
-    for found in read_small_files(files, sizes, read, together=together, workers=workers, first_rows=first_rows, scope=scope):
+    for found in read_small_files(files, sizes, read, workers=workers, first_rows=first_rows, scope=scope):
         if isinstance(found, OfflineCliError):
             yield _refused(found)
         elif isinstance(found, FewRows):
@@ -274,7 +277,7 @@ def _refused(error: OfflineCliError) -> Iterator[_Part]:
 
 
 def _read_ahead(
-    files: Sequence[Location], columns: Sequence[str] | None, workers: int, trusted: Mapping[str, Trust], scope: Scope
+    files: Sequence[Location], columns: Sequence[str] | None, workers: int, own_limit: int | None, scope: Scope
 ) -> Iterator[tuple[Location, Future[Small]]]:
     """Each file with its reader; the next files are opened ahead."""
     read = partial(_read_small, use_threads=len(files) == 1)  # else each thread of the pool has a file
@@ -285,29 +288,29 @@ def _read_ahead(
         pending = iter(files)
         while True:
             for file in islice(pending, AHEAD * workers - len(ahead)):
-                ahead.append((file, pool.submit(read, file, columns, shared, trusted.get(file.path))))
+                ahead.append((file, pool.submit(read, file, columns, shared, own_limit)))
             if not ahead:
                 return
             yield ahead.popleft()
 
 
 def _parts_of(
-    file: Location, small: Callable[[], Small], columns: Sequence[str] | None, trust: Trust | None, scope: Scope
+    file: Location, small: Callable[[], Small], columns: Sequence[str] | None, own_limit: int | None, scope: Scope
 ) -> Iterator[_Part]:
-    with _damage(file, trust):
+    with _damage(file, own_limit):
         table, size, unfolded = small()
     if table is None:
-        yield from _read_big(file, columns, unfolded, trust, scope)
+        yield from _read_big(file, columns, unfolded, own_limit, scope)
     elif table.num_rows:
         yield _Part.of(table, file.url, size)
 
 
 def _read_small(
-    file: Location, columns: Sequence[str] | None, ahead: Ahead, trust: Trust | None, *, use_threads: bool = False
+    file: Location, columns: Sequence[str] | None, ahead: Ahead, own_limit: int | None, *, use_threads: bool = False
 ) -> Small:
     """The whole file, or None for one that is to be read in parts; the bytes that are stored of it, and what they unfold to."""
-    with file.open(ahead) as stream, arrow_file(stream) as source, _beside(stream, file, trust):
-        return _read_whole(stream, source, file, columns, trust, use_threads=use_threads and threads_may_read(source))
+    with file.open(ahead) as stream, arrow_file(stream) as source:
+        return _read_whole(stream, source, file, columns, own_limit, use_threads=use_threads and threads_may_read(source))
 
 
 def _table_of_bytes(columns: Sequence[str] | None, file: Location, data: bytes) -> pa.Table | None:
@@ -315,16 +318,12 @@ def _table_of_bytes(columns: Sequence[str] | None, file: Location, data: bytes) 
         return _read_whole(io.BytesIO(data), pa.BufferReader(data), file, columns, None)[0]
 
 
-def _tables_of_bytes(columns: Sequence[str] | None, data: Sequence[bytes], room: int) -> list[Merged]:
-    return merged(data, columns, room=room)
-
-
 def _read_whole(
     stream: BinaryIO,
     source: Any,
     file: Location,
     columns: Sequence[str] | None,
-    trust: Trust | None,
+    own_limit: int | None,
     *,
     use_threads: bool = False,
 ) -> Small:
@@ -335,34 +334,21 @@ def _read_whole(
     stored = stream.seek(0, io.SEEK_END)
     names = _schema(parquet, file.url).names
     wanted = None if columns is None else [name for name in names if name in columns]
-    unfolded = check_bound(file, lambda: nullcontext(stream), metadata, columns=wanted, trust=trust, size=stored)
+    unfolded = check_bound(file, lambda: nullcontext(stream), metadata, columns=wanted, memory_limit=own_limit, size=stored)
     if unfolded.apart or unfolded.nbytes > BIG:
         return None, stored, unfolded
-    expect(stream, lambda: _ranges(metadata, wanted, stored, trust))
+    expect(stream, lambda: file_ranges(metadata, wanted))
     table = parquet.read(columns=wanted, use_threads=use_threads)
     table.validate(full=True)  # text that is not UTF-8 is the file's fault
-    if trust is not None:
-        trust.check(file)
     return without_objects(table), stored, unfolded
 
 
-def _ranges(metadata: pq.FileMetaData, columns: Sequence[str] | None, size: int, trust: Trust | None) -> list[Range]:
-    """What is read of a file, and, of a hashed one, the bytes around it."""
-    found = file_ranges(metadata, columns)
-    return found if trust is None else with_ends(found, size)
-
-
-def _beside(stream: BinaryIO, file: Location, trust: Trust | None) -> AbstractContextManager[object]:
-    return nullcontext() if trust is None else trust.beside(stream, file)
-
-
 def _read_big(
-    file: Location, columns: Sequence[str] | None, unfolded: Unfolded, trust: Trust | None, scope: Scope
+    file: Location, columns: Sequence[str] | None, unfolded: Unfolded, own_limit: int | None, scope: Scope
 ) -> Iterator[_Part]:
-    with _damage(file, trust), scope.part() as held:
+    with _damage(file, own_limit), scope.part() as held:
         stream = held.enter(file.open())
         source = held.enter(arrow_file(stream))
-        held.enter(_beside(stream, file, trust))
         parquet = ParquetFile(stream, pre_buffer=False)
         wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
         total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
@@ -373,5 +359,3 @@ def _read_big(
             table = without_objects(pa.Table.from_batches([batch]))
             yield _Part.of(table, file.url, stored * batch.num_rows // total, first)
             first += batch.num_rows
-        if trust is not None:
-            trust.check(file)

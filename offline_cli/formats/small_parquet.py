@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from offline_cli.engines.processes import mapped, processors
@@ -28,7 +27,6 @@ from offline_cli.files.locations import Location
 from offline_cli.files.remote_files import expect, ready
 from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, read_metadata, threads_may_read
-from offline_cli.parquet.merged_files import Merged, in_one_chunk, memory_of
 from offline_cli.parquet.safety import chosen_columns, file_ranges
 from offline_cli.scopes import Scope
 
@@ -37,6 +35,7 @@ __all__ = [
     "FewRows",
     "ReadFile",
     "Unread",
+    "in_one_chunk",
     "one_ahead",
     "parquet_batches",
     "read_small_files",
@@ -61,8 +60,6 @@ AHEAD: Final = 4  # bunches that wait for their turn
 
 ReadFile = Callable[[Location, bytes], pa.Table | None]
 """The table of a file, of which these are the bytes; None: it is to be read in parts. Raises OfflineCliError."""
-ReadTogether = Callable[[Sequence[bytes], int], Sequence[Merged]]
-"""The tables of files that can be read together, given as their bytes; and about how many bytes they may take in memory."""
 
 
 def parquet_batches(
@@ -174,14 +171,13 @@ def read_small_files(
     read: ReadFile,
     *,
     workers: int,
-    together: ReadTogether | None = None,
     first_rows: int | None = None,
     room: int = ROOM,
     scope: Scope,
 ) -> Iterator[FewRows | Location | OfflineCliError]:
     """What `files` hold, in their order; a file itself where it is to be read alone; what was wrong with one.
 
-    `sizes`: as `small_sizes` says. `read` and `together` can be pickled. `workers`: processes or threads at most. `first_rows`:
+    `sizes`: as `small_sizes` says. `read` can be pickled. `workers`: processes or threads at most. `first_rows`:
     about so many are wanted. `room`: bytes that the files given to a thread at a time may unfold to; up to `AHEAD` times as
     many wait.
     """
@@ -196,7 +192,7 @@ def read_small_files(
             waiting.append(bunch)
             yield bunch
 
-    read_all = partial(_read_bunch, read, together, room)
+    read_all = partial(_read_bunch, read, room)
     with scope.part() as held:
         found = (
             held.enter(mapped(read_all, bunches(), workers=helpers))
@@ -234,42 +230,25 @@ def _by_threads(
         yield ahead.popleft().result()
 
 
-def _read_bunch(read: ReadFile, together: ReadTogether | None, room: int, files: Sequence[Location]) -> list[Found]:
-    data = [_all_bytes(file) for file in files]
-    whole = [one if isinstance(one, bytes) else b"" for one in data]
-    alike = {} if together is None else {one.first: one for one in together(whole, room)}
+def _read_bunch(read: ReadFile, room: int, files: Sequence[Location]) -> list[Found]:
     found = _FoundRows()
-    number = 0
-    while number < len(files):
-        file, one = files[number], data[number]
-        if number in alike:
-            several = alike.pop(number)
-            count = len(several.rows)
-            places = slice(number, number + count)
-            room -= found.add(several.table, files[places], several.rows, [len(bytes_) for bytes_ in whole[places]])
-            number += count
-            continue
-        number += 1
+    for number, file in enumerate(files):
         try:
-            if isinstance(one, OfflineCliError):
-                raise one
-            table = read(file, one) if one and room > 0 else None
+            data = _all_bytes(file)
+            table = read(file, data) if data and room > 0 else None
         except OfflineCliError as error:
             found.add_other(error)
             continue
         if table is None:
-            found.add_other(Unread(number - 1))
+            found.add_other(Unread(number))
         elif table.num_rows:
-            room -= found.add(in_one_chunk(table), [file], [table.num_rows], [len(one)])
+            room -= found.add(in_one_chunk(table), file, len(data))
     return found.ended()
 
 
-def _all_bytes(file: Location) -> bytes | OfflineCliError:
-    """Of a small file; none of a larger or an empty one; what is wrong with it."""
-    try:
-        data, size = file.start(LARGEST)
-    except OfflineCliError as error:
-        return error
+def _all_bytes(file: Location) -> bytes:
+    """Of a small file; none of a larger or an empty one. Raises StorageError."""
+    data, size = file.start(LARGEST)
     return data if len(data) == size else b""
 
 
@@ -280,20 +259,20 @@ class _FoundRows:
         self._found: list[Found] = []
         self._tables: list[pa.Table] = []  # of the last of these, where that is rows
 
-    def add(self, table: pa.Table, files: Sequence[Location], rows: Sequence[int], sizes: Sequence[int]) -> int:
-        """Add the rows of `files`, which have so many each, in one chunk; gives their bytes in memory."""
-        memory = memory_of(table, np.cumsum([0, *rows]))
+    def add(self, table: pa.Table, file: Location, size: int) -> int:
+        """Add the rows of a file of `size` bytes, in one chunk; gives their bytes in memory."""
+        memory = int(table.nbytes)
         if not self._tables or not same_columns(self._tables[0], table):
             self.ended()
             self._found.append(FewRows(table))
         self._tables.append(table)
         last = self._found[-1]
         assert isinstance(last, FewRows), "tables are those of the last ones"
-        last.urls.extend(file.url for file in files)
-        last.rows.extend(rows)
-        last.sizes.extend(sizes)
-        last.memory.extend(memory)
-        return sum(memory)
+        last.urls.append(file.url)
+        last.rows.append(table.num_rows)
+        last.sizes.append(size)
+        last.memory.append(memory)
+        return memory
 
     def add_other(self, found: Unread | OfflineCliError) -> None:
         self.ended()
@@ -321,3 +300,8 @@ def same_columns(left: pa.Table, right: pa.Table) -> bool:
     if not left.schema.equals(right.schema):
         return False
     return all((mine.metadata or {}) == (theirs.metadata or {}) for mine, theirs in zip(left.schema, right.schema, strict=True))
+
+
+def in_one_chunk(table: pa.Table) -> pa.Table:
+    """The same rows; a table without rows may have no chunks."""
+    return table.combine_chunks() if any(column.num_chunks > 1 for column in table.columns) else table

@@ -32,7 +32,6 @@ from offline_cli.errors import UsageError
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options import engines
-from offline_cli.parquet.trust import Trust
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
@@ -275,7 +274,7 @@ class FileSource:
     files: Sequence[Any]  # Location or any Openable
     location: InitVar[str]
     declared: InitVar[SourceInfo | None] = None  # None: only format and location are known
-    trusted: Mapping[str, Trust] = field(default_factory=dict)  # by path: the manifest's entries of files, if there is one
+    own_limit: int | None = None  # bytes of memory that a row group of a shard of ours may take; None: the files are not ours
     info: SourceInfo = field(init=False)
     read_options: ReadOptions = field(default=ReadOptions(), init=False)
     unit: str = field(default=BYTES, init=False)
@@ -295,7 +294,7 @@ class FileSource:
 
     def over(self, files: Sequence[Any]) -> Self:
         """The same source with other files, which can be pickled."""
-        other = type(self)(files, self.info.location, self.info, self.trusted)
+        other = type(self)(files, self.info.location, self.info, self.own_limit)
         other.read_options = replace(self.read_options, on_progress=no_progress)
         return other
 

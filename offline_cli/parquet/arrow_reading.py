@@ -29,7 +29,6 @@ import os
 import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -38,8 +37,6 @@ from weakref import ReferenceType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from offline_cli.parquet.thrift_footers import MAGIC, TAIL
 
 __all__ = [
     "OBJECTS",
@@ -54,6 +51,8 @@ __all__ = [
     "without_objects",
 ]
 
+MAGIC: Final = b"PAR1"  # at both ends of a Parquet file
+TAIL: Final = 8  # bytes after a footer: its length, and `MAGIC`
 LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing left to do
 PAUSE: Final = 0.0005  # seconds between two looks
 BUFFER: Final = 1 << 10  # bytes of a column chunk that are read at once, where none are there
@@ -98,10 +97,12 @@ def let_go(file: ReferenceType[Any]) -> None:
 
 
 def check_footer(metadata: pq.FileMetaData) -> None:
-    """Raise what Arrow raises of a broken file (OSError without a number, ArrowException) where one of its chunks cannot be."""
+    """Raise what Arrow raises of a broken file (OSError without a number, ArrowException) where one of its chunks cannot be.
+
+    Nothing is checked where the system has no such file (`_cut_file`).
+    """
     empty = _cut_file()
     if empty is None:
-        _check_slowly(metadata)
         return
     several = metadata.num_row_groups > 1  # whose chunks are all looked up at once only where they are fetched at once
     try:
@@ -133,53 +134,6 @@ def _cut_file() -> Any:
     except OSError:  # no /dev here, or a limit to the size of files
         return None
     return opened
-
-
-def _check_slowly(metadata: pq.FileMetaData) -> None:
-    """With a file that has no bytes, and does not raise.
-
-    Arrow never lets go of what Python raises in a read of this kind, and would keep with it all frames above, and their shard.
-    """
-    reads: list[int] = []
-    empty = _NoBytes(reads)
-    gone = weakref.ref(empty)
-    file = pa.PythonFile(empty, mode="r")
-    del empty
-    try:
-        _read(file, metadata)
-    except (OSError, pa.ArrowException):
-        if not reads:
-            raise
-    finally:
-        del file
-        let_go(gone)  # all chunks are asked for at once, by threads that continue after the first answer
-
-
-class _NoBytes(io.RawIOBase):
-    """A file that has a size and nothing else."""
-
-    def __init__(self, reads: list[int]) -> None:
-        """`reads` gets where the file is read: once it is, the footer was gone through."""
-        super().__init__()
-        self._reads = reads
-        self._at = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: SIZE}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        self._reads.append(self._at)
-        return b""
 
 
 # ---- types ----

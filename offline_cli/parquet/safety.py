@@ -3,8 +3,8 @@
 Parquet run-length encodes equal values and replaces a repeated text by a number: 800 bytes can stand for 200 MiB, and the sizes
 in the file (of encoded pages) do not show it. Here numbers are counted at their size in memory, and texts that a dictionary may
 repeat are added up by its entries, which takes no more memory than these. A file may unfold to `MAX_BYTES` whatever its size,
-and to `MAX_RATIO` times its own bytes: a column that never changes takes nearly nothing, and is no bomb. Readers and writers
-share this bound: `row_group_cuts` makes no file that is refused here.
+and to `MAX_RATIO` times its own bytes: a column that never changes takes nearly nothing, and is no bomb. Datasets of ours may
+go beyond that: of them each row group has to fit into the memory limit (`shards.check_bound`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,10 @@ __all__ = [
     "chosen_columns",
     "chunk_ranges",
     "file_ranges",
-    "in_memory_bytes",
     "refuse_bomb",
     "unfolded_bytes",
-    "with_ends",
 ]
 
-NEAR: Final = 256 << 10  # gaps of up to so many bytes are fetched too
 Opening = Callable[[], AbstractContextManager[Any]]
 
 MEMORY_LIMIT: Final = byte_size(shared.MEMORY_LIMIT.default, option="--memory-limit")  # bytes that reading may take by default
@@ -87,13 +84,6 @@ def file_ranges(
     return [part for group in chosen for part in chunk_ranges(metadata, group, columns)]
 
 
-def with_ends(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """`ranges`, and what a file of `size` bytes has before and after them, magic and footer, where that is little."""
-    first, last = min((start for start, _ in ranges), default=0), max((end for _, end in ranges), default=size)
-    ends = [(start, end) for start, end in ((0, first), (last, size)) if start < end <= start + NEAR]
-    return sorted([*ranges, *ends])
-
-
 # ---- bombs ----
 
 
@@ -101,23 +91,23 @@ class Unfolded(NamedTuple):
     """The memory that the checked columns of a file take."""
 
     nbytes: int  # at least; texts that repeat are counted once, unless `apart`
-    apart: bool  # whether row groups have to be held one at a time: the file is trusted, and beyond the bound
+    apart: bool  # whether row groups have to be held one at a time: the file is ours, and beyond the bound
     most: int | None = None  # what they take at most, where that is known to be `MAX_BYTES` or less
 
 
 def refuse_bomb(
     opening: Opening,
     metadata: Any,
-    size: Callable[[], int],
+    size: int,
     *,
     where: str,
     columns: Collection[str] | None = None,
     group: int | None = None,
     enough: int = MAX_BYTES,
 ) -> Unfolded:
-    """Raise UnsafeData where the `columns` (top-level names; None: all) of a file of `size()` bytes are a bomb.
+    """Raise UnsafeData where the `columns` (top-level names; None: all) of a file of `size` bytes are a bomb.
 
-    `opening` gives the file, and `size` its bytes as stored, if they have to be read. `metadata`: its footer. `group`:
+    `opening` gives the file. `metadata`: its footer. `group`:
     check that row group alone, for readers that hold one at a time. `enough`: no more is looked at once they are known to take
     no more than that. Arrow's errors go to the caller.
     """
@@ -125,13 +115,13 @@ def refuse_bomb(
     most = _at_most(opening, metadata, plain, texts, min(enough, MAX_BYTES))
     if most <= MAX_BYTES:
         return Unfolded(plain, apart=False, most=most)
-    limit = max(MAX_BYTES, MAX_RATIO * size())
+    limit = max(MAX_BYTES, MAX_RATIO * size)
     if most <= limit:
         return Unfolded(plain, apart=False)
     total = _unfolded(opening, metadata, plain, texts, limit)
     if total <= limit:
         return Unfolded(plain, apart=False)
-    what = f"{size()} bytes of Parquet that unfold to at least {total >> 20} MiB"
+    what = f"{size} bytes of Parquet that unfold to at least {total >> 20} MiB"
     fix = "write the file again from its source"
     raise UnsafeData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
 
@@ -139,33 +129,6 @@ def refuse_bomb(
 def unfolded_bytes(opening: Opening, metadata: Any, *, limit: int, columns: Collection[str] | None = None, group: int) -> int:
     """Bytes in memory of the columns of one row group, texts that repeat counted; no longer exact once beyond `limit`."""
     return _unfolded(opening, metadata, *_counted_chunks(metadata, columns, [group]), limit)
-
-
-def in_memory_bytes(table: Any) -> int:
-    """Bytes that a pa.Table is counted here at most, once Parquet has it."""
-    return sum(_counted(chunk) for column in table.columns for chunk in column.chunks)
-
-
-def _counted(column: Any) -> int:
-    """Of a pa.Array."""
-    kind = column.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _counted(column.storage)
-    if pa.types.is_struct(kind):
-        return sum(map(_counted, column.flatten()))
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type):
-        return len(column) * int(kind.list_size) * _stored_width(kind.value_type)
-    if pa.types.is_primitive(kind):
-        return len(column) * _stored_width(kind)
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        times = 1 if pa.types.is_binary(kind) else 2  # texts: in a dictionary and beside it
-        return times * int(column.nbytes) + 2 * WIDTHS[TEXT] * len(column)
-    return 8 * (int(column.nbytes) + len(column))  # a bit of a list counts as a byte
-
-
-def _stored_width(kind: Any) -> int:
-    """Parquet has no integers of less than four bytes, and a bit counts as a byte."""
-    return 1 if pa.types.is_boolean(kind) else max(4, kind.bit_width // 8)
 
 
 class _Texts(NamedTuple):

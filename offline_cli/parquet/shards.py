@@ -31,21 +31,20 @@ from offline_cli.parquet.arrow_reading import (
 )
 from offline_cli.parquet.safety import (
     MAX_BYTES,
+    MEMORY_LIMIT,
     Opening,
     Unfolded,
     chunk_ranges,
     file_ranges,
     refuse_bomb,
     unfolded_bytes,
-    with_ends,
 )
-from offline_cli.parquet.trust import Trust, dropping
+from offline_cli.parquet.shard_hashes import dropping
 
 __all__ = [
     "OpenShard",
     "check_bound",
     "expect_row_groups",
-    "is_plain",
     "opened",
     "opened_stream",
     "parsed",
@@ -85,17 +84,14 @@ class opened:  # noqa: N801  reads as what it gives, as in contextlib
     Entering it raises BadData where the shard is missing, has another size, or is not Parquet.
     """
 
-    def __init__(self, location: Location, *, size: int | None = None, trust: Trust | None = None) -> None:
-        """`size`: the bytes it must have; None: any. `trust`: compared at once if it is small."""
-        self._location, self._size, self._trust, self._stack = location, size, trust, ExitStack()
+    def __init__(self, location: Location, *, size: int | None = None) -> None:
+        """`size`: the bytes it must have; None: any."""
+        self._location, self._size, self._stack = location, size, ExitStack()
 
     def __enter__(self) -> OpenShard:
         with ExitStack() as stack:
             stream = stack.enter_context(opened_stream(self._location, size=self._size))
-            is_own = self._trust is not None and self._trust.is_true_at_once(stream, self._location)
-            content = None if self._trust is None else self._trust.content(stream, self._location)
-            source = arrow_file(stream) if content is None else pa.BufferReader(content)
-            shard = parsed(stream, self._location, stack.enter_context(source), is_own=is_own)
+            shard = parsed(stream, self._location, stack.enter_context(arrow_file(stream)))
             self._stack = stack.pop_all()
         return shard
 
@@ -116,38 +112,21 @@ def opened_stream(location: Location, *, size: int | None = None, ahead: Ahead |
     return stream
 
 
-def parsed(stream: BinaryIO, location: Location, source: Any = None, *, is_own: bool = False) -> OpenShard:
-    """The footer of a shard's bytes; `source`: what Arrow reads in place of them. Raises BadData where they are no Parquet.
-
-    `is_own`: they are known to be our writer's, to the last byte.
-    """
+def parsed(stream: BinaryIO, location: Location, source: Any = None) -> OpenShard:
+    """The footer of a shard's bytes; `source`: what Arrow reads in place of them. Raises BadData where they are no Parquet."""
     with _parquet_failures(location):
         shard = OpenShard(stream, source)
-        if not is_own:
-            check_footer(shard.metadata)
+        check_footer(shard.metadata)
         return shard
 
 
 def expect_row_groups(
     file: OpenShard, location: Location, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
 ) -> None:
-    """Prefetch the row groups of a remote shard, and what is before and after them, to be hashed; of `groups`, them alone.
-
-    Raises BadData where the footer is broken.
-    """
+    """Prefetch `groups` of a remote shard; None: all. Raises BadData where the footer is broken."""
     if location.is_in_bucket:
         with _parquet_failures(location):
-            ranges = file_ranges(file.metadata, columns, groups=groups)
-            expect(file.stream, lambda: with_ends(ranges, file.size) if groups is None else ranges)
-
-
-def is_plain(file: OpenShard) -> bool:
-    """Whether a shard was written without compression and dictionaries, because a row of it packs too well."""
-    if not file.num_row_groups:
-        return False
-    first = file.metadata.row_group(0)
-    chunks = [first.column(number) for number in range(first.num_columns)]
-    return all(chunk.compression == "UNCOMPRESSED" and not chunk.has_dictionary_page for chunk in chunks)
+            expect(file.stream, lambda: file_ranges(file.metadata, columns, groups=groups))
 
 
 def read_row_groups(
@@ -155,13 +134,13 @@ def read_row_groups(
     location: Location,
     *,
     columns: Sequence[str] | None = None,
-    trust: Trust | None = None,
+    memory_limit: int = MEMORY_LIMIT,
     groups: Sequence[int] | None = None,
     numbered: Collection[str] = (),
     pool: ReadingPool | None = None,
     at_once: int = 0,
 ) -> Iterator[Any]:
-    """The pa.Table of each row group of an opened shard, in order; None: of all. Raises BadData, StorageError, and as
+    """The pa.Table of each row group of an opened shard of ours, in order; None: of all. Raises BadData, StorageError, and as
     `check_bound` does.
 
     `numbered`: columns of text in long runs, of which a row group within bounds gives numbers and a dictionary. `pool`: one of
@@ -170,19 +149,17 @@ def read_row_groups(
     """
     expect_row_groups(file, location, columns, groups)
     opening = location.open if location.is_in_bucket else partial(nullcontext, file.stream)  # another may have its name by now
-    by_threads = file.is_threaded and (columns is None or len(columns) > 1)  # one for each column
 
     def bound(group: int) -> Unfolded:
         with _parquet_failures(location):
-            how: dict[str, Any] = {"columns": columns, "group": group, "trust": trust, "size": file.size}
+            how: dict[str, Any] = {"columns": columns, "group": group, "memory_limit": memory_limit, "size": file.size}
             return check_bound(location, opening, file.metadata, **how, enough=at_once or MAX_BYTES)
 
     def read(run: _Run) -> Any:
         with _parquet_failures(location):
             for group in run.groups if location.is_in_bucket else ():
                 ready(file.stream, partial(chunk_ranges, file.metadata, group, columns))
-            with nullcontext() if trust is None or not by_threads else trust.decoding():
-                table = file.row_groups(run.groups, columns, numbered if run.bounded else ())
+            table = file.row_groups(run.groups, columns, numbered if run.bounded else ())
         return without_objects(table)
 
     runs = _runs(range(file.num_row_groups) if groups is None else groups, bound, at_once)
@@ -232,29 +209,30 @@ def check_bound(
     opening: Opening,
     metadata: Any,
     *,
+    size: int,
     columns: Sequence[str] | None = None,
     group: int | None = None,
-    trust: Trust | None = None,
-    size: int | None = None,
+    memory_limit: int | None = None,
     enough: int = MAX_BYTES,
 ) -> Unfolded:
-    """As `refuse_bomb`, of the file at `location`; the sha256 of one that is refused is compared with what is trusted.
+    """As `refuse_bomb`, of the file at `location`, or one `group` of it.
 
-    `size`: its bytes, if they are known. Raises UnsafeData; MemoryLimitExceeded where a trusted row group takes more than its
-    limit.
+    `memory_limit`: of a shard of ours, the bytes that reading a row group may take, however well it is packed; None: it is
+    not ours. Raises UnsafeData, MemoryLimitExceeded.
     """
     try:
-        told = location.size if size is None else lambda: size
-        return refuse_bomb(opening, metadata, told, where=location.url, columns=columns, group=group, enough=enough)
+        return refuse_bomb(opening, metadata, size, where=location.url, columns=columns, group=group, enough=enough)
     except UnsafeData:
-        if trust is None or not trust.is_true_of(location):
+        if memory_limit is None:
             raise
-    limit, total = trust.memory_limit, 0
+    total = 0
     for number in range(metadata.num_row_groups) if group is None else [group]:
-        unfolded = unfolded_bytes(opening, metadata, limit=limit // READING, columns=columns, group=number)
+        unfolded = unfolded_bytes(opening, metadata, limit=memory_limit // READING, columns=columns, group=number)
         needs = READING * unfolded
-        if needs > limit:
-            what = f"reading row group {number} may take {needs >> 20} MiB, more than the memory limit of {limit >> 20} MiB"
+        if needs > memory_limit:
+            what = (
+                f"reading row group {number} may take {needs >> 20} MiB, more than the memory limit of {memory_limit >> 20} MiB"
+            )
             raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
         total += unfolded
     return Unfolded(total, apart=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,7 @@ def a_shard_that_was_cut(make: Make) -> Path:
     return folder
 
 
-@made({"shard-hash": 1}, deep=True)
+@made({"shard-hash": 1})
 def a_shard_with_a_changed_byte(make: Make) -> Path:
     return flip(make.dataset())
 
@@ -102,20 +100,6 @@ def a_half_written_file(make: Make) -> Path:
     folder = make.dataset()
     (folder / "_part-1").write_bytes(b"PAR1")
     return folder
-
-
-@made({"footer-mismatch": 1}, deep=True)
-def a_footer_that_hides_the_smallest_reward(make: Make) -> Path:
-    folder = make.dataset(format="columns")
-    shard = next((folder / "data").iterdir())
-    smallest = pq.read_table(shard)["rewards"].to_numpy().min()
-    data = shard.read_bytes()
-    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    told = data[footer:].replace(struct.pack("<d", smallest), struct.pack("<d", smallest + 0.5))
-    assert told != data[footer:]
-    shard.write_bytes(data[:footer] + told)
-    digest = hashlib.sha256(shard.read_bytes()).hexdigest()
-    return make.edit_manifest(folder, lambda found: found["shards"][0].update(sha256=digest))
 
 
 @made({"damaged-quarantine": 1, "quarantined-rows": 1}, deep=True)

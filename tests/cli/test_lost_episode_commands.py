@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,12 +70,6 @@ def test_inspect_says_how_many_episodes_a_dataset_lost(lossy: Path, call: Call, 
     assert rows_of(call("inspect", lossy, "--quiet").stdout)["lost episodes"] == "2"
 
 
-def test_inspect_says_that_it_is_not_known_of_a_manifest_of_version_1(call: Call, call_json: Call) -> None:
-    old = TESTDATA / "manifest_v1" / "episodes"
-    assert call_json("inspect", old, "--quiet")[1]["episodes_lost"] is None
-    assert rows_of(call("inspect", old, "--quiet").stdout)["lost episodes"] == "not known"
-
-
 def test_strict_validation_fails_on_lost_episodes_and_says_why(lossy: Path, call_json: Call) -> None:
     code, told = call_json("validate", lossy, "--strict", "--quiet")
     (problem,) = (one for one in told["problems"] if one["code"] == "lost-episodes")
@@ -96,14 +89,6 @@ def test_lost_episodes_that_are_allowed_are_a_note(lossy: Path, call_json: Call)
     assert (code, problem["severity"]) == (0, "note")
 
 
-@pytest.mark.parametrize("name", ["episodes", "columns"])
-def test_what_version_1_does_not_say_is_no_problem(name: str, call_json: Call) -> None:
-    _, told = call_json("validate", TESTDATA / "manifest_v1" / name, "--deep", "--quiet")
-    assert {one["code"] for one in told["problems"] if one["severity"] != "note"} == {
-        "missing-final-observation"
-    }  # which it counts
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_repair_keeps_the_count_of_lost_episodes(broken: bool, lossy: Path, call_json: Call) -> None:
     manifest = lossy / "manifest.json"
@@ -114,12 +99,3 @@ def test_repair_keeps_the_count_of_lost_episodes(broken: bool, lossy: Path, call
         (lossy / "_writing.json").write_text("{}", encoding="utf-8")
     assert call_json("repair", lossy, "--quiet")[0] == 0
     assert json.loads(manifest.read_text(encoding="utf-8"))["episodes_lost"] == 2
-
-
-def test_repair_of_a_manifest_of_version_1_does_not_make_up_that_nothing_was_lost(tmp_path: Path, call_json: Call) -> None:
-    shutil.copytree(TESTDATA / "manifest_v1" / "columns", tmp_path / "D")
-    document = json.loads((tmp_path / "D" / "manifest.json").read_text(encoding="utf-8"))
-    (tmp_path / "D" / "manifest.json").write_text(json.dumps({**document, "counts": None}), encoding="utf-8")
-    assert call_json("repair", tmp_path / "D", "--quiet")[0] == 0
-    rebuilt = json.loads((tmp_path / "D" / "manifest.json").read_text(encoding="utf-8"))
-    assert (rebuilt["version"], "episodes_lost" in rebuilt) == (2, False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import NIGHTLY_AZURE, PROVIDERS, REPOSITORY, Cloud
+from cloud_servers import PROVIDERS, REPOSITORY, Cloud
 from fault_proxy import Fault, FaultProxy
 
 from offline_cli.errors import StorageError
@@ -193,23 +193,3 @@ def test_an_upload_that_is_refused_half_way_leaves_nothing(server: Cloud, proxy:
     folder = open_location(place.url.removesuffix("/data/file"), server.options)
     assert not folder.exists()
     assert not open_uploads(folder)
-
-
-@pytest.mark.parametrize("server", [NIGHTLY_AZURE], indirect=True)
-def test_an_upload_by_pyarrow_that_fails_leaves_no_empty_file(server: Cloud, proxy: FaultProxy) -> None:
-    from cloud_servers import ACCOUNT, ACCOUNT_KEY
-    from pyarrow.fs import AzureFileSystem
-
-    host = f"127.0.0.1:{proxy.port}"
-    names = ("blob_storage", "dfs_storage")
-    hosts = {f"{name}_authority": host for name in names} | {f"{name}_scheme": "http" for name in names}
-    filesystem = AzureFileSystem(account_name=ACCOUNT, account_key=ACCOUNT_KEY, **hosts)
-    path = f"{server.bucket().removeprefix('az://')}/file"
-    place = open_location(path, filesystem=filesystem)
-    proxy.fault = Fault("answer", only=b"comp=block", status="403 Forbidden")
-    with pytest.raises(StorageError) as caught:
-        write_whole(place, DATA, folder=place)
-    assert caught.value.where == place.url
-    assert proxy.fired
-    proxy.fault = None
-    assert not server.client(skip_instance_cache=True).exists(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from gymnasium import spaces
 
 from offline_cli.checking.repair import repair
 from offline_cli.checking.validate import validate
-from offline_cli.datasets import lease, lease_record
-from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, TakenOver
@@ -109,30 +106,6 @@ def test_a_second_writer_is_told_of_the_first(cloud: Cloud, place: Location) -> 
     assert [file.name for file in place.children()] == ["data", "manifest.json"]
 
 
-@pytest.mark.nightly
-def test_a_writer_elsewhere_is_taken_over_from_once_its_beat_is_old(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    crashed(place, 3)
-    set_note(place, host="elsewhere")
-    with pytest.raises(Locked, match="elsewhere"), writer(place, resume=True):
-        pass
-    monkeypatch.setattr(lease_record, "STALE", 1.0)
-    monkeypatch.setattr(lease_record, "WATCH", 1.5)
-    time.sleep(2.2)
-    with writer(place, resume=True) as resumed:
-        resumed.write(episode(3))
-        assert resumed.commit().counts.episodes == 3
-
-
-@pytest.mark.nightly
-def test_a_takeover_that_broke_off_keeps_nobody_out_for_long(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    crashed(place, 3)
-    assert create_only(place.join(lease.NAME), b"a process that died", folder=place)
-    monkeypatch.setattr(lease, "LEFT_AFTER", 0.5)
-    with writer(place, resume=True) as resumed:
-        resumed.commit()
-    assert [file.name for file in place.children()] == ["data", "manifest.json"]
-
-
 def test_a_writer_that_was_replaced_commits_nothing(place: Location) -> None:
     with pytest.raises(TakenOver), writer(place) as first:
         first.write(episode(0))
@@ -141,20 +114,6 @@ def test_a_writer_that_was_replaced_commits_nothing(place: Location) -> None:
         first.commit()
     assert not place.join("manifest.json").exists()
     assert json.loads(place.join("_writing.json").read_bytes())["token"] == "another's"
-
-
-@pytest.mark.nightly
-def test_the_note_is_beaten(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_record, "BEAT", 0.2)
-    with writer(place) as first:
-        before = json.loads(place.join("_writing.json").read_bytes())
-        time.sleep(1.5)
-        after = json.loads(place.join("_writing.json").read_bytes())
-        first.write(episode(0))
-        first.commit()
-    assert (after["token"], after["beat"] > before["beat"]) == (before["token"], True)
-    time.sleep(0.5)
-    assert not place.join("_writing.json").exists()
 
 
 def test_repair_adopts_what_is_whole_and_sets_the_rest_aside(place: Location) -> None:
@@ -170,17 +129,6 @@ def test_repair_adopts_what_is_whole_and_sets_the_rest_aside(place: Location) ->
     assert {problem.code for problem in validate(place, deep=True).problems} == {"incomplete-dataset"}
     with writer(place, resume=True) as resumed:
         assert resumed.episodes_written == 3
-
-
-def test_repair_takes_shards_in_their_order_and_leaves_out_the_damaged_and_the_missing_one(place: Location) -> None:
-    crashed(place, 24)
-    shards = place.join("data").files()
-    shards[5].fs.pipe_file(shards[5].path, b"x" * shards[5].size())
-    shards[11].remove()
-    found = repair(place, drop_broken=True)  # type: ignore[arg-type]
-    assert (found.adopted, found.dropped, found.resumable) == (21, 2, False)
-    listed = [shard["path"] for shard in json.loads(place.join("manifest.json").read_bytes())["shards"]]
-    assert listed == [f"data/{shard.name}" for number, shard in enumerate(shards[:23]) if number not in (5, 11)]
 
 
 @pytest.fixture
@@ -223,9 +171,3 @@ def test_validate_deep_finds_uploads_that_were_never_completed(with_upload: Loca
     (problem,) = validate(with_upload, deep=True).problems
     assert (problem.code, problem.severity, "repair" in problem.fix) == ("leftover-file", "warning", True)
     assert "shard-00000000-000000.parquet" in problem.where
-
-
-def test_a_repaired_dataset_is_read_like_any_other(place: Location) -> None:
-    crashed(place, 3)
-    repair(place)  # type: ignore[arg-type]
-    assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 6

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import numpy as np
 import pytest
 from cloud_servers import Cloud, found_by_environment
 from fault_proxy import Fault, FaultProxy
-from gymnasium import spaces
 from requests_made import Requests
 
-from offline_cli import EpisodeBatch, open_dataset, record, write_dataset
+from offline_cli import open_dataset, record
 from offline_cli.errors import StorageError
 from offline_cli.files.locations import open_location
 
@@ -49,18 +47,6 @@ def uploaded(folder: Path, cloud: Cloud) -> str:
     return url
 
 
-@pytest.mark.nightly
-def test_a_file_read_through_a_cache_is_fetched_once_until_it_changes(cloud: Cloud, requests: Requests, tmp_path: Path) -> None:
-    place = open_location(f"{cloud.bucket()}/a", {"cache": tmp_path / "cache"})
-    for data in (DATA, bytes(reversed(DATA))):
-        cloud.client().pipe_file(place.url, data)
-        requests.clear()
-        for _ in range(2):
-            with place.open() as file:
-                assert file.read() == data
-        assert sum(end - start for _, start, end in requests.ranges) == len(data)
-
-
 def test_a_file_is_read_in_order_by_several_requests_at_once(cloud: Cloud, requests: Requests) -> None:
     place = open_location(f"{cloud.bucket()}/a")
     cloud.client().pipe_file(place.url, DATA)
@@ -86,18 +72,6 @@ def test_training_with_a_warm_cache_reads_no_shard_and_learns_the_same(
     assert plain[0] == plain[1] == plain[2]
 
 
-@pytest.mark.nightly
-def test_convert_and_apply_take_the_cache_too(s3: Cloud, requests: Requests, told: Told, local: Path, tmp_path: Path) -> None:
-    url, option = uploaded(local, s3), ("--cache", tmp_path / "cache", "--cache-size", "1GiB")
-    pipeline = tmp_path / "pipeline.toml"
-    pipeline.write_text('kind = "learner"\n')
-    told("convert", url, "--out", tmp_path / "converted", *option)
-    requests.clear()
-    told("convert", url, "--out", tmp_path / "again", *option)
-    told("apply", url, "--pipeline", pipeline, "--out", tmp_path / "batches", *option)
-    assert [name for name in requests.gets if name.startswith("shard-")] == []
-
-
 def test_inspecting_a_dataset_reads_its_manifest_alone(s3: Cloud, requests: Requests, told: Told, local: Path) -> None:
     url = uploaded(local, s3)
     requests.clear()
@@ -112,72 +86,6 @@ def test_a_shard_takes_a_question_and_a_range(s3: Cloud, requests: Requests, loc
     assert sum(len(batch) for batch in dataset.batches()) == 60
     shards = len(dataset.manifest.shards)
     assert Counter(method for method, _ in requests.calls) == {"head_object": shards, "get_object": shards}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("format", ["episodes", "columns"])
-def test_an_episode_by_its_number_takes_one_row_group(s3: Cloud, requests: Requests, tmp_path: Path, format: Any) -> None:
-    rng, lengths = np.random.default_rng(0), np.full(150, 20)
-    batch = EpisodeBatch(
-        ids=tuple(f"e{number}" for number in range(150)),
-        starts=np.concatenate([[0], np.cumsum(lengths)]),
-        obs=rng.normal(size=(150 * 21, 1000)).astype(np.float32),
-        actions=np.zeros(3000, np.int64),
-        rewards=np.arange(3000.0),
-        terminated=np.ones(150, np.bool_),
-        truncated=np.zeros(150, np.bool_),
-        observation_space=spaces.Box(-np.inf, np.inf, (1000,), np.float32),
-        action_space=spaces.Discrete(2),
-    )
-    write_dataset(batch, tmp_path / "D", format=format)
-    dataset = open_dataset(uploaded(tmp_path / "D", s3))
-    total = sum(shard.bytes for shard in dataset.manifest.shards)
-    requests.clear()
-    assert dataset[110].id_ == "e110"
-    assert 0 < sum(end - start for _, start, end in requests.ranges) < total / 2
-    requests.clear()
-    assert [dataset[number].id_ for number in (111, 140)] == ["e111", "e140"]
-    assert not requests.calls
-    with iter(dataset) as episodes:
-        assert next(episodes).id_ == "e0"
-
-
-def test_columns_that_nobody_wants_stay_there(s3: Cloud, requests: Requests, tmp_path: Path) -> None:
-    from offline_cli import convert
-
-    lines = [json.dumps(row) for row in _rows(400)]
-    (tmp_path / "steps.json").write_text("\n".join(lines))
-    mapping = '[columns]\neps_id = "e"\nt = "t"\nobs = "o"\nactions = "a"\nrewards = "r"\n[extra]\nembedding = "x"\n'
-    (tmp_path / "mapping.toml").write_text(mapping)
-    convert(tmp_path / "steps.json", tmp_path / "D", to="columns", mapping=str(tmp_path / "mapping.toml"))
-    dataset = open_dataset(uploaded(tmp_path / "D", s3))
-    total = sum(shard.bytes for shard in dataset.manifest.shards)
-    assert total > 2 * MIB
-    requests.clear()
-    assert sum(batch.num_steps for batch in dataset.batches(columns=[])) == 400
-    assert sum(end - start for _, start, end in requests.ranges) < total / 2
-
-
-def _rows(steps: int) -> Iterator[dict[str, Any]]:
-    rng = np.random.default_rng(0)
-    for t in range(steps):
-        yield {"e": "one", "t": t, "o": [0.5, t], "a": t % 2, "r": 1.0, "x": rng.normal(size=2000).tolist()}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["reset", "answer"])
-def test_one_cut_download_is_survived_and_what_is_cached_is_whole(
-    s3_server: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
-) -> None:
-    with FaultProxy(s3_server.port) as proxy, found_by_environment(s3_server.at(proxy.port), monkeypatch):
-        place = open_location(f"{s3_server.bucket()}/a", {"cache": tmp_path / "cache"})
-        s3_server.client().pipe_file(place.url, DATA)
-        proxy.fault = Fault(
-            kind, after=3 * MIB if kind == "reset" else 0, direction="down" if kind == "reset" else "up", times=1
-        )
-        for _ in range(2):
-            with place.open() as file:
-                assert file.read() == DATA
 
 
 @pytest.mark.nightly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,25 +57,6 @@ def config(data: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def shards_read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many ranges the clients of all providers fetch of each shard."""
-    import fsspec
-
-    found: Counter[str] = Counter()
-    for scheme in ("s3", "gs", "az"):
-        kind = fsspec.get_filesystem_class(scheme)
-
-        async def noted(self: Any, path: str, *args: Any, original: Any = kind._cat_file, **kwargs: Any) -> bytes:
-            if "/shard-" in path:
-                found[path.rpartition("/")[2]] += 1
-            fetched: bytes = await original(self, path, *args, **kwargs)
-            return fetched
-
-        monkeypatch.setattr(kind, "_cat_file", noted)
-    return found
-
-
 def uploaded(folder: Path, cloud: Cloud) -> str:
     url, client = f"{cloud.bucket()}/D", cloud.client()
     for path in folder.rglob("*"):
@@ -102,26 +82,6 @@ def test_a_stream_from_a_bucket_is_that_from_a_local_disk(
     ]
     assert untimed(results[1]) == untimed(results[0])
     assert weights(tmp_path / "remote") == weights(tmp_path / "local")
-
-
-@pytest.mark.nightly
-def test_a_stream_with_a_cache_fetches_each_shard_once_however_often_it_is_read(
-    s3: Cloud, data: Path, config: Path, told: Told, shards_read: Counter[str], tmp_path: Path
-) -> None:
-    (tmp_path / "pipeline.toml").write_text('kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n')
-    url, learning = uploaded(data, s3), ("--config", config, "--pipeline", tmp_path / "pipeline.toml", *TRAIN, *STREAM)
-    whole = untimed(told("train-bc", data, "--out", tmp_path / "local", *learning))
-    shards = {path.name for path in (data / "data").iterdir()}
-    for name, fetched in (
-        ("cold", dict.fromkeys(shards, 1)),
-        ("warm", {}),
-    ):  # what is held out, the filter, the steps: three times
-        shards_read.clear()
-        found = told("train-bc", url, "--out", tmp_path / name, "--cache", tmp_path / "cache", *learning)
-        assert shards_read == fetched
-        assert untimed(found) == whole
-        assert weights(tmp_path / name) == weights(tmp_path / "local")
-    assert len(shards) > 3
 
 
 def test_a_stream_into_a_bucket_that_was_stopped_goes_on_to_the_same_end(

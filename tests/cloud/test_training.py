@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import NIGHTLY_AZURE, NIGHTLY_GCS, PROVIDERS, Cloud, found_by_environment, with_gcs
+from cloud_servers import NIGHTLY_GCS, Cloud, with_gcs
 from fault_proxy import Fault, FaultProxy
 from signal_at import signal_at
 
 from offline_cli import record
-from offline_cli.errors import Interrupted, Locked
+from offline_cli.errors import Interrupted
 from offline_cli.files.locations import Location, open_location
-from offline_cli.training import run_folder, stop_signals
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train_bc
@@ -26,7 +24,6 @@ pytestmark = pytest.mark.integration
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]
-LIMIT = 5.0
 CONFIG = "hidden = [16]\nlog_every = 7\ncheckpoint_every = 10\nconfirm_episodes = 2\n"
 PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 UPDATES = 60
@@ -108,28 +105,6 @@ def test_a_policy_with_pieces_is_trained_played_and_recorded_from_a_bucket(
     assert played[0] == played[1]
 
 
-@pytest.mark.parametrize("server", ["s3"], indirect=True)
-def test_a_policy_with_memory_is_trained_resumed_played_and_applied_from_a_bucket(
-    server: Cloud, data: Path, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "c.toml").write_text(f'{CONFIG}[network]\nmemory = "gru"\nmemory_size = 8\nmax_seq_len = 10\n')
-    (tmp_path / "pipeline.toml").write_text(PIPELINE)
-    played: list[Any] = []
-    with found_by_environment(server, monkeypatch):
-        for out in (str(tmp_path), server.bucket()):
-            words = ["train-bc", data, "--out", f"{out}/run", "--config", tmp_path / "c.toml", *TRAIN[2:]]
-            words += ["--pipeline", tmp_path / "pipeline.toml"]
-            told(*words, "--updates", "25")
-            told(*words, "--updates", "60", "--resume")
-            figures = told("evaluate", f"{out}/run", "--env", "CartPole-v1", "--episodes", "3")
-            applied = ["apply", data, "--pipeline", tmp_path / "pipeline.toml", "--policy", f"{out}/run", "--out", f"{out}/B"]
-            rows = told(*applied)["rows"]
-            weights = open_location(f"{out}/run/policy.safetensors").read_bytes()
-            state = open_location(f"{out}/B/connectors.msgpack").read_bytes()
-            played.append((figures, rows, weights, state))
-    assert played[0] == played[1]
-
-
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     cloud: Cloud, data: Path, config: Path, whole: Path, told: Told
 ) -> None:
@@ -154,7 +129,7 @@ def test_a_finished_run_is_answered_with_its_result_and_replaced_only_by_overwri
     assert_same_run(out, cloud, whole)
 
 
-@pytest.mark.parametrize("how", [(), ("--resume",), ("--overwrite",)])
+@pytest.mark.parametrize("how", [("--resume",)])
 def test_a_second_trainer_is_told_of_the_first(cloud: Cloud, data: Path, call: Call, how: tuple[str, ...]) -> None:
     out = f"{cloud.bucket()}/run"
     first = RunFolder(open_location(out))
@@ -166,55 +141,6 @@ def test_a_second_trainer_is_told_of_the_first(cloud: Cloud, data: Path, call: C
 
 
 # ---- faults ----
-
-
-# GCS's emulator takes the condition of a creation, unheeded.
-@pytest.mark.parametrize("server", ["s3", NIGHTLY_AZURE], indirect=True)
-def test_of_two_that_begin_at_once_one_trains(server: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    with found_by_environment(server, monkeypatch):
-        place = open_location(f"{server.bucket()}/run")
-        one, two = RunFolder(place), RunFolder(place)
-        for run in (one, two):
-            run.claim(resume=False, overwrite=False)
-        with one.at_work("one"), pytest.raises(Locked), two.at_work("two"):
-            pytest.fail("both train")
-
-
-FAULTS = {
-    "reset": Fault("reset", since=b"000000040"),
-    "503": Fault("answer", since=b"000000040"),
-    "stops reading": Fault("stall", since=b"000000040"),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("server", PROVIDERS, indirect=True)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_lasts_ends_training_in_time_and_resume_finishes_it(
-    server: Cloud,
-    fault: str,
-    proxy: FaultProxy,
-    data: Path,
-    config: Path,
-    whole: Path,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(run_folder, "EVERY", 0.0)
-    monkeypatch.setattr(stop_signals, "SHARE", 1e9)
-    out = f"{server.bucket()}/run"
-    command = ("train-bc", data, "--out", out, "--config", config, *TRAIN, "--storage-option", f"time_limit={LIMIT}")
-    proxy.fault = FAULTS[fault]
-    began = time.monotonic()
-    code, found = call(*command)
-    assert (code, found["error"]["code"]) == (5, "storage-error"), found
-    assert found["error"]["where"].startswith(out)
-    assert "--resume continues: from its checkpoint at update 30" in found["error"]["fix"]
-    assert time.monotonic() - began < 4 * LIMIT + 20
-    proxy.fault = None
-    code, found = call(*command, "--resume")
-    assert code == 0, found
-    assert_same_run(out, server, whole)
 
 
 @pytest.mark.parametrize("server", ["s3", NIGHTLY_GCS], indirect=True)

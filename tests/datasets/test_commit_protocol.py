@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +14,6 @@ import pytest
 from offline_cli import repair
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
@@ -103,21 +102,6 @@ class TestEarlyEnds:
             raise Crash
         assert not place.exists()
 
-    def test_a_folder_that_was_there_and_empty_stays_empty(
-        self, place: Location, make_batch: Make, writer_for: WriterFor
-    ) -> None:
-        place.make_folder()
-        with pytest.raises(Crash), writer_for(place) as writer:
-            writer.write(make_batch())
-            raise Crash
-        assert place.is_dir()
-        assert place.children() == []
-
-    def test_leaving_without_commit_is_no_commit(self, place: Location, make_batch: Make, writer_for: WriterFor) -> None:
-        with writer_for(place) as writer:
-            writer.write(make_batch())
-        assert not place.exists()
-
     def test_a_failure_later_keeps_the_note_and_the_complete_shards_alone(
         self, place: Location, format: str, make_batch: Make, writer_for: WriterFor, paths_of: Paths
     ) -> None:
@@ -130,31 +114,6 @@ class TestEarlyEnds:
             assert pq.read_metadata(file.open()).num_rows == 2
         with pytest.raises(Uncommitted):
             Dataset.open(place)
-
-    def test_an_interrupt_right_after_a_shard_is_complete_keeps_it(
-        self,
-        place: Location,
-        format: str,
-        make_batch: Make,
-        writer_for: WriterFor,
-        monkeypatch: pytest.MonkeyPatch,
-        paths_of: Paths,
-    ) -> None:
-        def interrupted(*_: Any) -> NoReturn:
-            raise KeyboardInterrupt
-
-        batch = make_batch((1, 1, 1, 1, 1))
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("offline_cli.datasets.shard_sequence.ShardSequence.adopt", interrupted)
-            with writer_for(place, format=format, max_rows_per_file=2) as writer:
-                writer.write(batch)
-        assert [path.partition("/")[0] for path in paths_of(place)] == ["_writing.json", "data"]
-        with writer_for(place, format=format, max_rows_per_file=2, resume=True) as writer:
-            left = [number for number, name in enumerate(batch.ids) if name not in writer.ids_written]
-            assert left == [2, 3, 4]
-            writer.write(batch.select(left))
-            writer.commit()
-        assert Dataset.open(place).manifest.counts.episodes == 5
 
     @pytest.mark.parametrize(
         ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, shard_writing.BUFFER) for nth in (0, 1))]
@@ -189,18 +148,6 @@ class TestEarlyEnds:
             writer.commit()
         assert paths_of(place) == []
 
-    def test_a_failure_in_cleaning_up_is_told_beside_the_first_one(
-        self, place: Location, make_batch: Make, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(_: Any) -> None:
-            raise StorageError("gone", where="there", fix="none")
-
-        monkeypatch.setattr("offline_cli.datasets.target_folder.TargetFolder.leave_no_trace", fail)
-        with pytest.raises(Crash) as caught, writer_for(place) as writer:
-            writer.write(make_batch())
-            raise Crash
-        assert "gone" in caught.value.__notes__[0]
-
 
 class TestExistingTargets:
     """Nothing existing is touched unasked."""
@@ -234,14 +181,6 @@ class TestExistingTargets:
                 write_dataset(place, make_batch(), overwrite=overwrite)
         assert place.read_bytes() == b"theirs"
 
-    def test_a_file_where_a_folder_above_is_needed_is_a_storage_error(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        put(place)
-        with pytest.raises(StorageError):
-            write_dataset(place.join("inner"), make_batch())
-        assert place.read_bytes() == b"theirs"
-
     def test_an_unfinished_dataset_asks_for_resume_or_overwrite(
         self, place: Location, make_batch: Make, writer_for: WriterFor, write_dataset: Write
     ) -> None:
@@ -252,16 +191,6 @@ class TestExistingTargets:
             write_dataset(place, make_batch())
         assert "--resume" in caught.value.fix
         assert "--overwrite" in caught.value.fix
-
-    def test_checking_a_target_changes_nothing(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        assert check_target(place) is None
-        assert not place.exists()
-        write_dataset(place, make_batch())
-        before = snapshot(place)
-        assert check_target(place, overwrite=True) is None
-        with pytest.raises(OutputExists):
-            check_target(place)
-        assert snapshot(place) == before
 
 
 class TestOverwrite:
@@ -277,10 +206,6 @@ class TestOverwrite:
         manifest = write_dataset(place, make_batch((2,), seed=1), format=format, overwrite=True)
         assert paths_of(place) == sorted([*(shard.path for shard in manifest.shards), "manifest.json"])
         assert Dataset.open(place).manifest.counts.steps == 2
-
-    def test_the_same_options_give_new_names_each_time(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        paths = [write_dataset(place, make_batch(), overwrite=True).shards[0].path for _ in range(3)]
-        assert len(set(paths)) == 3
 
     def test_old_manifest_and_shards_stand_until_the_new_manifest(
         self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
@@ -316,33 +241,6 @@ class TestOverwrite:
         repair(place, keep="old")
         assert len(place.join("data").files()) == 1
         assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 9
-
-    def test_what_a_crashed_writing_left_goes_too(
-        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor, paths_of: Paths
-    ) -> None:
-        with pytest.raises(Crash), writer_for(place, max_rows_per_file=1) as writer:
-            writer.write(make_batch((1, 1, 1)))
-            raise Crash
-        manifest = write_dataset(place, make_batch(), overwrite=True)
-        assert paths_of(place) == [*(shard.path for shard in manifest.shards), "manifest.json"]
-
-    def test_an_early_failure_over_a_crashed_writing_leaves_that_one_to_be_resumed(
-        self, place: Location, make_batch: Make, writer_for: WriterFor
-    ) -> None:
-        with pytest.raises(Crash), writer_for(place, max_rows_per_file=1) as writer:
-            writer.write(make_batch((1, 1, 1)))
-            raise Crash
-        before = snapshot(place)
-        with pytest.raises(Crash), writer_for(place, overwrite=True, format="episodes"):
-            raise Crash
-        assert snapshot(place) == before
-
-    def test_a_broken_note_does_not_keep_overwrite_from_working(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        put(place.join("_writing.json"), b"{")
-        write_dataset(place, make_batch(), overwrite=True)
-        assert Dataset.open(place).manifest.counts.episodes == 3
 
     def test_foreign_files_beside_the_data_are_left_alone(
         self, place: Location, make_batch: Make, write_dataset: Write
@@ -381,12 +279,6 @@ class TestReaders:
         put(place.join("a.txt"))
         assert not holds_dataset(place)
         with pytest.raises(NoData):
-            Dataset.open(place)
-
-    def test_a_broken_note_is_a_note(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        write_dataset(place, make_batch())
-        put(place.join("_writing.json"), b"{")
-        with pytest.raises(Uncommitted):
             Dataset.open(place)
 
 

@@ -18,7 +18,7 @@ from offline_cli.files.locations import open_location
 from offline_cli.trees import leaves
 
 OBSERVATIONS = spaces.Dict({"p": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Discrete(5)})
-FORMATS = [("episodes", "zstd"), ("episodes", "none"), ("columns", "zstd"), ("columns", "none"), ("columns", "snappy")]
+FORMATS = [("episodes", "zstd"), ("columns", "none")]
 
 
 @pytest.fixture(params=FORMATS, ids="-".join)

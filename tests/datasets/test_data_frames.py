@@ -77,14 +77,6 @@ def test_infos_are_json_where_one_is_not_empty(make_batch: Make, tmp_path: Path,
     assert frame.select("infos", "reset_infos").rows() == [('{"x":1}', None), (None, None), (None, None)]
 
 
-def test_assumed_last_observations_are_marked_as_in_the_format(make_batch: Make, tmp_path: Path, format: Any) -> None:
-    batch = make_batch((2, 1, 3)).with_assumed_finals(np.array([False, False, True]))
-    write_dataset(batch, tmp_path / "D", format=format, max_rows_per_file=1)
-    dataset = open_dataset(tmp_path / "D")
-    assert dataset.to_polars()["final_obs_assumed"].to_list() == [False] * 5 + [True]
-    assert dataset.to_polars(lazy=True).collect()["final_obs_assumed"].sum() == 1
-
-
 def test_nested_spaces_are_structs_and_arrays_of_several_axes(make_batch: Make, tmp_path: Path, format: Any) -> None:
     batch = make_batch((3, 2), observation_space=NESTED)
     write_dataset(batch, tmp_path / "D", format=format)

@@ -17,8 +17,8 @@ from offline_cli.files.locations import Location, open_location
 
 pytestmark = pytest.mark.integration
 
-OPERATIONS = 8
-OF_A_SPLIT = 12  # fewer do not fall into the writing of both parts
+OPERATIONS = 6
+OF_A_SPLIT = 8
 TRIES, SOONER = 8, 0.8
 EPISODES = 24
 KILLED = -9

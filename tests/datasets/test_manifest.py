@@ -44,7 +44,7 @@ def test_a_manifest_read_again_is_equal(manifest: Manifest) -> None:
 def test_it_says_what_the_dataset_holds(manifest: Manifest) -> None:
     document = manifest.as_json()
     assert document["format"] == "columns"
-    assert document["version"] == 2
+    assert document["version"] == 1
     assert (document["counts"]["episodes"], document["counts"]["steps"]) == (3, 9)
     assert set(document["statistics"]["columns"]) == {"obs", "actions", "rewards", "logp"}
     assert document["provenance"]["commands"] == ["offline-cli convert SRC --out D"]
@@ -119,7 +119,7 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
 def test_a_manifest_of_a_later_version_asks_for_a_newer_program(manifest: Manifest) -> None:
     document = manifest.as_json()
     document["version"] = 4
-    with pytest.raises(BadData, match="a manifest of version 4; this program knows 3") as caught:
+    with pytest.raises(BadData, match="version 4") as caught:
         read(document)
     assert "upgrade" in caught.value.fix
 

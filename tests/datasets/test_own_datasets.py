@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from folder_content import content
 from gymnasium import spaces
 
-from offline_cli import apply, convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
@@ -99,59 +97,7 @@ def test_the_users_own_files_stay(dataset: Path) -> None:
     assert [name for name in own if (dataset / name).read_text() != "mine"] == []
 
 
-def test_a_folder_with_somebodys_part_is_not_empty(tmp_path: Path) -> None:
-    (tmp_path / "D").mkdir()
-    (tmp_path / "D" / "_part-of-my-thesis").write_text("mine")
-    with pytest.raises(OutputExists, match="not empty"):
-        write(tmp_path / "D")
-    assert os.listdir(tmp_path / "D") == ["_part-of-my-thesis"]
-
-
 def test_a_dataset_with_a_damaged_manifest_is_replaced(dataset: Path) -> None:
     (dataset / "manifest.json").write_bytes(b"\xff" * 20)
     write(dataset, overwrite=True, value=0.5)
     assert len(list((dataset / "data").iterdir())) == 1
-
-
-def test_what_killed_writers_left_is_replaced(dataset: Path) -> None:
-    (left,) = (dataset / "data").iterdir()
-    shutil.copy(left, dataset / "data" / "shard-0123abcd-000000.parquet")
-    (dataset / "_part-0123abcd-manifest.json").write_text('{"form')
-    write(dataset, overwrite=True, value=0.5)
-    assert len(list((dataset / "data").iterdir())) == 1
-    assert sorted(os.listdir(dataset)) == ["data", "manifest.json"]
-
-
-PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
-
-
-@pytest.fixture
-def batches(dataset: Path, tmp_path: Path) -> Path:
-    """Train batches of a pipeline that learned something."""
-    (tmp_path / "p.toml").write_text(PIPELINE)
-    apply([str(dataset)], str(tmp_path / "B"), pipeline=str(tmp_path / "p.toml"))
-    return tmp_path / "B"
-
-
-def test_replacing_train_batches_leaves_the_users_own_states(dataset: Path, batches: Path, tmp_path: Path) -> None:
-    assert (batches / "connectors.msgpack").is_file()
-    own = {"connectors-mine.msgpack": b"\x80mine", "connectors.old.msgpack": b"\x80mine", "connectors-7.msgpack": b"my own"}
-    for name, data in own.items():
-        (batches / name).write_bytes(data)
-    (batches / "connectors-8.msgpack").symlink_to(batches / "batches.json")
-    apply([str(dataset)], str(batches), pipeline=str(tmp_path / "p.toml"), overwrite=True)
-    assert {name: (batches / name).read_bytes() for name in own} == own
-    assert (batches / "connectors-8.msgpack").is_symlink()
-    assert not (batches / "connectors.msgpack").exists(), "replaced by connectors-1.msgpack"
-
-
-def test_neither_a_dataset_nor_a_set_of_train_batches_is_replaced_by_the_other(
-    dataset: Path, batches: Path, tmp_path: Path
-) -> None:
-    write(tmp_path / "E")
-    before = content(dataset), content(batches)
-    with pytest.raises(OutputExists):
-        apply([str(tmp_path / "E")], str(dataset), pipeline=str(tmp_path / "p.toml"), overwrite=True)
-    with pytest.raises(OutputExists):
-        convert([str(tmp_path / "E")], str(batches), overwrite=True)
-    assert (content(dataset), content(batches)) == before

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_cli.datasets.row_groups import Block, BlockCutter, raw_bytes
@@ -33,6 +31,7 @@ def shards(blocks: list[Block]) -> list[list[tuple[str, ...]]]:
     return found
 
 
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=30),
     cuts=st.sets(st.integers(1, 29)),
@@ -54,6 +53,7 @@ def test_the_same_episodes_give_the_same_blocks_however_they_were_batched(
     np.testing.assert_array_equal(joined.obs, whole.obs)
 
 
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30), max_rows=st.integers(1, 25))
 def test_a_shard_keeps_to_its_limit_unless_one_episode_is_larger(make_batch: Make, lengths: list[int], max_rows: int) -> None:
     blocks = cut([make_batch(lengths)], max_rows=max_rows, block_bytes=500)
@@ -69,38 +69,6 @@ def test_a_limit_of_bytes_counts_arrays_before_compression(make_batch: Make) -> 
     assert [len(ids) for ids in shards(cut([batch], max_bytes=2 * one - 1, block_bytes=1))] == [1, 1, 1, 1]
 
 
-def test_infos_count_by_their_keys(make_batch: Make) -> None:
-    plain = make_batch((2, 1))
-    told = make_batch((2, 1), infos=[{}, {"a": 1}, {"a": 1, "b": 2}, {}, {}])
-    grown = raw_bytes(told) - raw_bytes(plain)
-    assert grown[0] > 0
-    assert grown[1] == 0
-
-
 def test_a_block_ends_where_the_structure_changes(make_batch: Make) -> None:
     plain, other = make_batch((2, 2)), make_batch((2,), first_id=2, extra={"logp": np.zeros(2)})
     assert [block.batch.ids for block in cut([plain, other])] == [("episode-0", "episode-1"), ("episode-2",)]
-
-
-def test_a_shard_begun_on_purpose_holds_only_what_comes_after(make_batch: Make) -> None:
-    cutter = BlockCutter(lambda batch: batch.lengths, max_rows=None, max_bytes=None)
-    blocks = [*cutter.begin_shard(), *cutter.push(make_batch((1,)))]
-    blocks += [*cutter.begin_shard(), *cutter.push(make_batch((1,), first_id=1)), *cutter.flush()]
-    assert shards(blocks) == [[("episode-0",)], [("episode-1",)]]
-
-
-@pytest.mark.parametrize("value", [np.zeros(1 << 20, np.uint8), b"x" * (1 << 20), "x" * (1 << 20), [0] * (1 << 18)])
-def test_large_infos_count_as_bytes_so_that_few_of_them_wait(make_batch: Make, value: object) -> None:
-    batch = make_batch([2, 3])
-    plain = raw_bytes(replace(batch, infos=[{"a": 1}] * 7))
-    large = raw_bytes(replace(batch, infos=[{"a": value}] * 7))
-    assert (large - plain >= np.array([3, 4]) << 20).all()
-
-
-@given(at=st.integers(0, 6), key=st.sampled_from("abc"), others=st.sampled_from([1.5, 2, True, None]))
-def test_one_large_info_among_small_ones_counts(make_batch: Make, at: int, key: str, others: object) -> None:
-    batch = make_batch([2, 3])
-    small: list[dict[str, Any]] = [{"a": others, "b": others, "c": others} for _ in range(7)]
-    large = [{**info, key: b"x" * (1 << 20)} if number == at else info for number, info in enumerate(small)]
-    grown = raw_bytes(replace(batch, infos=large)) - raw_bytes(replace(batch, infos=small))
-    assert grown.tolist() == ([1 << 20, 0] if at < 3 else [0, 1 << 20])

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offline_cli.datasets.statistics import PARTS, RUNS, ColumnStatistics, Spread, StatisticsBuilder
+from offline_cli.datasets.statistics import PARTS, ColumnStatistics, Spread, StatisticsBuilder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.report.inspection import bars_of
 
 Make = Callable[..., EpisodeBatch]
 
@@ -48,13 +47,6 @@ def test_mean_and_std_are_right_to_1e_12_for_any_offset_and_any_cuts(offset: flo
     mean, std = exact(values)
     assert figures["std"] == pytest.approx(std, rel=1e-12)
     assert figures["mean"] == pytest.approx(mean, rel=1e-12, abs=1e-15)
-
-
-def test_blocks_with_means_far_apart_merge_to_1e_12() -> None:
-    values = np.concatenate([np.random.default_rng(i).normal(1000.0**i, 1e-3, 500) for i in range(3)])
-    figures = merged(values, [500, 1000])
-    mean, std = exact(values)
-    assert (figures["mean"], figures["std"]) == (pytest.approx(mean, rel=1e-12), pytest.approx(std, rel=1e-12))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.data())
@@ -145,42 +137,6 @@ def test_a_column_that_changes_its_shape_is_refused_by_name(make_batch: Make) ->
 
 # ---- how values are spread ----
 
-BLOCKS = st.lists(st.lists(st.floats(width=64), max_size=20), min_size=1, max_size=5)
-WHOLE = st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=20), min_size=1, max_size=5)
-
-
-@example([[1.0, -2.5e-275], [5.98e51]])
-@example([[1.0, 1.0000000000000002]])
-@example([[0.0, 5e-324]])
-@example([[-1.7e308, 1.7e308]])
-@example([[2**63 - 1, -(2**63)]])
-@example([[math.nan, math.inf], []])
-@given(BLOCKS | WHOLE)
-def test_every_finite_value_is_counted_once_between_the_ends_of_its_part_and_drawn(blocks: list[list[float]]) -> None:
-    found = Spread()
-    for block in blocks:
-        found.add(np.array(block))
-    told = found.as_json()
-    values = np.array([value for block in blocks for value in block if math.isfinite(value)], np.float64)
-    assert sum(told["counts"]) == len(values)
-    for low, high, count in zip(told["low"], told["high"], told["counts"], strict=True):
-        assert np.count_nonzero((low <= values) & (values <= high)) == count
-    assert (told["low"][:1], told["high"][-1:]) == (([values.min()], [values.max()]) if len(values) else ([], []))
-    assert len(told["counts"]) <= 2 * PARTS
-    assert sum(bars_of(told)) == pytest.approx(len(values))
-
-
-@given(st.integers(0, 1000), st.sampled_from([0.0, 1e9, 1e-300]), st.integers(1, 9))
-@settings(max_examples=20)
-def test_how_many_values_are_spread_depends_on_no_block(seed: int, offset: float, blocks: int) -> None:
-    values = offset + np.random.default_rng(seed).normal(size=20_000) * (offset or 1.0)
-    at_once, parted = Spread(), Spread()
-    at_once.add(values)
-    for block in np.array_split(values, blocks):
-        parted.add(block)
-    assert parted.as_json() == at_once.as_json()
-    assert len(parted.runs) <= RUNS
-
 
 @pytest.mark.parametrize("offset", [0.0, 1e9])
 def test_the_parts_of_many_values_are_quantiles(offset: float) -> None:
@@ -192,10 +148,3 @@ def test_the_parts_of_many_values_are_quantiles(offset: float) -> None:
     assert len(told["counts"]) == PARTS
     assert np.abs(np.array(told["counts"]) - len(values) / PARTS).max() < len(values) / PARTS / 10
     assert np.abs(np.array(told["high"]) - np.quantile(values, np.arange(1, PARTS + 1) / PARTS)).max() < 0.02
-
-
-def test_a_value_that_is_most_of_all_is_a_part_of_its_own() -> None:
-    found = Spread()
-    found.add(np.concatenate([np.linspace(-2, -1, 500), np.zeros(9_000), np.linspace(1, 2, 500)]))
-    told = found.as_json()
-    assert (0.0, 0.0, 9_000) in zip(told["low"], told["high"], told["counts"], strict=True)

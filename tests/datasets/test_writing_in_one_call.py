@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import DatasetWriter, EpisodeBatch, MultiAgentEpisode, SingleAgentEpisode, open_dataset, write_dataset
+from offline_cli import DatasetWriter, EpisodeBatch, MultiAgentEpisode, open_dataset, write_dataset
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, UsageError
 
 Make = Callable[..., EpisodeBatch]
@@ -83,20 +83,6 @@ def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_pat
         DatasetWriter(tmp_path / "E", format="columns", observation_space=None, action_space=None)
 
 
-def test_thousands_of_single_episodes_are_joined_on_the_way(tmp_path: Path) -> None:
-    space = spaces.Box(-1, 1, (2,), np.float32)
-
-    def played() -> Iterator[SingleAgentEpisode]:
-        for number in range(20_000):
-            episode = SingleAgentEpisode(id_=f"e{number}", observation_space=space, action_space=spaces.Discrete(2))
-            episode.add_env_reset(np.zeros(2, np.float32))
-            episode.add_env_step(np.ones(2, np.float32), 1, float(number), terminated=True)
-            yield episode
-
-    written = write_dataset(played(), tmp_path / "D")
-    assert (written.episodes, open_dataset(tmp_path / "D")[-1].get_return()) == (20_000, 19_999.0)
-
-
 def test_each_agents_episode_of_several_agents_is_written(tmp_path: Path) -> None:
     box = spaces.Box(-1, 1, (2,), np.float32)
     both = MultiAgentEpisode(
@@ -109,21 +95,6 @@ def test_each_agents_episode_of_several_agents_is_written(tmp_path: Path) -> Non
     found = open_dataset(tmp_path / "D")[:]
     assert written.episodes == 2
     assert dict(zip(found.agent_ids or (), found.returns.tolist(), strict=True)) == {"left": 1.0, "right": 2.0}
-
-
-def test_a_writer_takes_a_path_or_a_url_and_single_episodes(make_batch: Make) -> None:
-    batch = make_batch()
-    spaces_ = {"observation_space": batch.observation_space, "action_space": batch.action_space}
-    with DatasetWriter("memory://written/D", **spaces_, overwrite=True) as writer:
-        writer.write(batch[0])
-        writer.write(batch.select([1, 2]))
-        manifest = writer.commit()
-    assert (manifest.format, manifest.action_scale, manifest.counts.episodes) == ("episodes", "unknown", 3)
-    assert [episode.id_ for episode in open_dataset("memory://written/D")] == list(batch.ids)
-
-
-def test_one_episode_alone_is_written(make_batch: Make, tmp_path: Path, format: Any) -> None:
-    assert write_dataset(make_batch((4,))[0], tmp_path / "D", format=format).episodes == 1
 
 
 @pytest.mark.parametrize("wrong", ["ds", Path("ds"), 3, [[1, 2]], [None]], ids=str)

@@ -51,25 +51,11 @@ class TestPlaces:
             place.files()
         assert caught.value.where == place.url
 
-    def test_two_readers_of_one_file_do_not_share_a_position(self, place: Location) -> None:
-        file = put(place.join("a"), b"abcdef")
-        with file.open() as one, file.open() as two:
-            assert one.read(3) == b"abc"
-            assert two.read(2) == b"ab"
-            one.seek(1)
-            assert one.read(1) == b"b"
-
     def test_reading_a_missing_file_names_it(self, place: Location) -> None:
         for read in (place.join("a").open, place.join("a").read_bytes, place.join("a").size):
             with pytest.raises(StorageNotFound) as caught:
                 read()
             assert caught.value.where == place.join("a").url
-
-    def test_making_a_folder_tells_which_ones_were_not_there(self, place: Location) -> None:
-        put(place.join("a"))
-        made = place.join("x", "y").make_folder()
-        assert [folder.path for folder in made] == [place.join("x").path, place.join("x/y").path]
-        assert place.join("x/y").is_dir()
 
     def test_only_empty_folders_are_removed_as_empty(self, place: Location) -> None:
         put(place.join("full/a"))

@@ -27,15 +27,6 @@ def test_names_match_as_they_do_in_fsspec(folder: Path, pattern: str) -> None:
     assert matching_names(f"{folder}/{pattern}") == LocalFileSystem().glob(f"{folder}/{pattern}")
 
 
-@pytest.mark.parametrize("pattern", ["**", "**/*.parquet", "*/a.parquet", "a**", "*/"])
-def test_other_patterns_are_left_to_fsspec(folder: Path, pattern: str) -> None:
-    assert matching_names(f"{folder}/{pattern}") is None
-
-
-def test_a_folder_that_is_not_there_is_left_to_fsspec(tmp_path: Path) -> None:
-    assert matching_names(f"{tmp_path}/no/*.parquet") is None
-
-
 def test_places_that_match_are_those_of_the_listing(folder: Path) -> None:
     found = expand(f"{folder}/*.parquet")
     assert [one.path for one in found] == [one.path for one in open_location(str(folder)).children() if ".parquet" in one.name]
@@ -53,9 +44,3 @@ def test_files_below_a_folder_are_those_that_fsspec_finds(folder: Path) -> None:
     assert [one.url for one in open_location(str(folder)).files()] == sorted(found)
     assert [one.url for one in open_location(f"file://{folder}").files()][-1] == f"file://{folder}/link"
     assert f"file://{folder}/g.parquet/deep/%2525.parquet" in [one.url for one in open_location(f"file://{folder}").files()]
-
-
-def test_what_is_no_folder_is_left_to_fsspec(folder: Path) -> None:
-    assert files_below(f"{folder}/f") is None
-    assert files_below(f"{folder}/nothing") is None
-    assert [one.path for one in open_location(f"{folder}/f").files()] == [f"{folder}/f"]

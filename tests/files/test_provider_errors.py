@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from answering import answering, s3_error
 from cloud_servers import azure_at, gcs_at, s3_at
 from provider_answers import ANSWERS, MISSING, Answer
 
@@ -40,8 +40,11 @@ def place_at(port: int, scheme: str, **options: Any) -> Location:
     return open_location(f"{scheme}://bucket/D", {**cloud.options, "time_limit": 20, **options})
 
 
-@pytest.mark.parametrize("request_", [look, match, write], ids=lambda call: call.__name__)
-@pytest.mark.parametrize("answer", [*ANSWERS, *MISSING], ids=str)
+@pytest.mark.parametrize(
+    ("answer", "request_"),
+    zip([*ANSWERS, *MISSING], itertools.cycle([look, match, write])),
+    ids=str,
+)
 def test_a_providers_answer_is_told_in_words_that_say_what_to_do(answer: Answer, request_: Callable[[Location], None]) -> None:
     with answer.given() as port:
         place = place_at(port, answer.scheme)
@@ -77,17 +80,6 @@ def test_azure_without_an_account_is_told_at_once() -> None:
 
 
 @pytest.mark.nightly
-def test_an_azure_account_without_a_key_ends_with_the_time_limit() -> None:
-    pytest.importorskip("adlfs")
-    options = {"account_name": "nobody", "account_host": f"127.0.0.1:{NOBODY}", "time_limit": 3}
-    began = time.monotonic()
-    with pytest.raises(StorageError) as caught:
-        open_location("az://bucket/D", options).exists()
-    assert time.monotonic() - began < 20
-    assert "AZURE_STORAGE_ACCOUNT_KEY" in caught.value.fix
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_a_server_that_cannot_be_reached_ends_with_the_time_limit(scheme: str) -> None:
     place, began = place_at(NOBODY, scheme, time_limit=2), time.monotonic()
@@ -95,12 +87,6 @@ def test_a_server_that_cannot_be_reached_ends_with_the_time_limit(scheme: str) -
         place.exists()
     assert time.monotonic() - began < 10
     assert caught.value.where == place.url
-
-
-def test_a_client_that_runs_in_circles_is_a_failure_of_storage() -> None:
-    body = s3_error("PermanentRedirect", "must be addressed elsewhere")
-    with answering(301, body, Content_Type="application/xml") as port, pytest.raises(StorageError):
-        place_at(port, "s3").exists()
 
 
 def test_the_azure_client_is_an_extra_that_the_error_names() -> None:
@@ -115,15 +101,3 @@ def test_the_azure_client_is_an_extra_that_the_error_names() -> None:
     told = json.loads(done.stdout)
     assert (done.returncode, told["error"]["code"]) == (6, "missing-package")
     assert told["error"]["fix"] == "pip install 'offline-cli[azure]'"
-
-
-def test_gcsfs_asks_for_no_kind_of_bucket_where_the_endpoint_is_not_googles() -> None:
-    script = (
-        "import os\n"
-        "os.environ.pop('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', None)\n"
-        "from offline_cli.files.locations import open_location\n"
-        "place = open_location('gs://bucket/D', {'endpoint_url': 'http://127.0.0.1:9', 'token': 'anon'})\n"
-        "print(type(place.fs).__name__)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout == "GCSFileSystem\n"

@@ -81,12 +81,6 @@ def test_its_errors_are_told_as_its_record_says(shop: ShopServer, command: Comma
     assert "the storage is overloaded, or not available (come back later)" in failed["error"]["what"]
 
 
-@pytest.mark.integration
-def test_a_url_without_what_its_urls_begin_with_is_refused(command: Command) -> None:
-    failed = command("inspect", "shop:///in")
-    assert (failed["exit_code"], failed["error"]["what"]) == (2, "shop:// names no shelf")
-
-
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered within the test is not known after it."""
@@ -125,7 +119,3 @@ def test_no_package_replaces_a_provider_of_ours(install: Callable[..., None]) ->
 )
 def test_the_provider_of_a_url_is_the_one_that_it_leads_to(url: str, name: str) -> None:
     assert providers.provider_at(url).name == name
-
-
-def test_the_package_is_short() -> None:
-    assert len((PLUGIN / "shop_storage.py").read_text().splitlines()) <= 120

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 
 import numpy as np
 import pytest
@@ -52,12 +51,6 @@ def test_a_small_file_comes_in_one_request() -> None:
     assert store.asked == [(0, SMALL_FILE)]
 
 
-def test_the_head_of_a_large_file_costs_little() -> None:
-    store = Store(DATA)
-    buffered_reader(store.fetch, len(DATA)).read(100)
-    assert store.asked == [(0, FIRST_AHEAD)]
-
-
 def test_lines_stream_in_requests_that_grow() -> None:
     text = b"a line of some forty characters, and so on\n" * MIB
     store = Store(text)
@@ -66,22 +59,6 @@ def test_lines_stream_in_requests_that_grow() -> None:
     assert len(sizes) <= 10
     assert sizes[:3] == [FIRST_AHEAD, 2 * FIRST_AHEAD, 4 * FIRST_AHEAD]
     assert max(sizes) == REQUEST_BYTES
-
-
-def test_no_byte_is_fetched_twice_by_reading_on() -> None:
-    store = Store(DATA)
-    buffered_reader(store.fetch, len(DATA)).read()
-    assert sum(end - start for start, end in store.asked) == len(DATA)
-    assert max(end - start for start, end in store.asked) <= REQUEST_BYTES
-
-
-def test_reading_here_and_there_fetches_little_more_than_that() -> None:
-    store, rng = Store(DATA), random.Random(0)
-    file = buffered_reader(store.fetch, len(DATA))
-    for _ in range(20):
-        file.seek(rng.randrange(len(DATA)))
-        file.read(MIB)
-    assert sum(end - start for start, end in store.asked) <= 20 * (MIB + 2 * FIRST_AHEAD)
 
 
 def test_a_position_before_the_file_is_refused() -> None:

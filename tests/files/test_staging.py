@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ import fsspec
 import pytest
 
 from offline_cli.errors import StorageError
-from offline_cli.files import local_files, staging
+from offline_cli.files import staging
 from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import StagedFile, create_only, write_whole
+from offline_cli.files.staging import StagedFile, write_whole
 
 Paths = Callable[[Location], list[str]]
 
@@ -44,13 +43,6 @@ class TestStages:
         file.write(b"abc")
         file.discard()
         assert paths_of(place) == []
-
-    def test_discarding_twice_or_after_commit_does_nothing(self, place: Location, target: Location) -> None:
-        file = StagedFile(target, folder=place)
-        file.commit()
-        file.discard()
-        file.discard()
-        assert target.exists()
 
     def test_bytes_and_sha256_are_those_of_the_file(self, place: Location, target: Location) -> None:
         file = StagedFile(target, folder=place)
@@ -78,36 +70,6 @@ def test_a_local_file_waits_in_the_dataset_folder_not_in_data(tmp_path: Path) ->
     assert all(re.fullmatch(r"_part-[0-9a-f]{8}-a", name) for name in names)
     other.discard()
     file.discard()
-
-
-def test_all_of_a_large_local_file_but_its_last_bytes_is_on_its_way_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[tuple[int, int]] = []
-    monkeypatch.setattr(staging, "begin_sync", lambda _, first, count: begun.append((first, count)))
-    monkeypatch.setattr(staging, "AT_ONCE", 1000)
-    place = open_location(tmp_path)
-    file = StagedFile(place.join("a"), folder=place)
-    for size in (999, 1, 3000, 10, 2000, 5):
-        file.write(bytes(size))
-    assert begun == [(0, 1000), (1000, 3000), (4000, 2010)]
-    file.commit()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has sync_file_range")
-def test_a_file_that_is_begun_to_be_written_to_disk_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert local_files._sync_range() is not None
-    monkeypatch.setattr(staging, "AT_ONCE", 1 << 16)
-    content = os.urandom(1 << 20)
-    write_whole(open_location(tmp_path / "a"), content, folder=open_location(tmp_path))
-    assert (tmp_path / "a").read_bytes() == content
-
-
-def test_a_system_that_cannot_begin_it_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_files, "_sync_range", lambda: None)
-    monkeypatch.setattr(staging, "AT_ONCE", 1)
-    write_whole(open_location(tmp_path / "a"), b"abc", folder=open_location(tmp_path))
-    assert (tmp_path / "a").read_bytes() == b"abc"
 
 
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,42 +159,6 @@ def test_a_name_that_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, mon
     folders_fail(monkeypatch, errno.EIO)
     with pytest.raises(StorageError):
         write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
-def test_a_folder_whose_name_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders_fail(monkeypatch, errno.EIO)
-    with pytest.raises(StorageError):
-        open_location(tmp_path / "new" / "folder").make_folder()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
-def test_a_file_that_is_made_only_where_none_is_goes_again_where_the_disk_cannot_keep_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders_fail(monkeypatch, errno.EIO)
-    with pytest.raises(StorageError):
-        create_only(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
-def test_where_a_folder_may_be_written_to_and_not_read_all_disks_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    real = os.open
-
-    def refused(path: str, *args: Any, **options: Any) -> int:
-        if os.path.isdir(path):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return real(path, *args, **options)
-
-    monkeypatch.setattr(os, "open", refused)
-    monkeypatch.setattr(os, "sync", lambda: asked.append("sync"))
-    open_location(tmp_path / "new").make_folder()
-    assert asked == ["sync"]
-    assert (tmp_path / "new").is_dir()
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])

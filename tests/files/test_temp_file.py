@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -79,20 +78,15 @@ with TempFile(sys.argv[1]) as file:
 
 @pytest.mark.integration
 @pytest.mark.skipif(os.name != "posix", reason="only there is an open file without a name")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_killed_process_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"written\n"
-    process.send_signal(number)
+    process.send_signal(signal.SIGKILL)
     process.wait(timeout=30)
     process.stdout.close()
-    deadline = time.monotonic() + 5
-    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.05)
     assert list(tmp_path.iterdir()) == []

@@ -350,7 +350,7 @@ def test_runs_of_equal_numbers_are_counted_as_they_will_be_in_memory() -> None:
     stream = io.BytesIO(make_corpus.parquet({"x": pa.array(np.zeros(1_000_000))}))
     metadata = pq.read_metadata(stream)
     assert metadata.row_group(0).total_byte_size < 10_000
-    found = refuse_bomb(lambda: nullcontext(stream), metadata, lambda: stream.getbuffer().nbytes, where="test")
+    found = refuse_bomb(lambda: nullcontext(stream), metadata, stream.getbuffer().nbytes, where="test")
     assert (found.nbytes, found.apart, found.most) == (8_000_000, False, 8_000_000)
 
 
@@ -365,8 +365,8 @@ def test_texts_that_a_dictionary_repeats_are_added_up(size: int) -> None:
     stream = io.BytesIO(make_corpus.parquet({"item": texts}, store_schema=False))
     metadata = pq.read_metadata(stream)
     with pytest.raises(UnsafeData, match="unfold to at least"):
-        refuse_bomb(lambda: nullcontext(stream), metadata, lambda: 1000, where="test")
-    refuse_bomb(lambda: nullcontext(stream), metadata, lambda: size << 20, where="test")  # not in a file that large
+        refuse_bomb(lambda: nullcontext(stream), metadata, 1000, where="test")
+    refuse_bomb(lambda: nullcontext(stream), metadata, size << 20, where="test")  # not in a file that large
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ def test_a_shard_that_is_a_link_to_another_file_gives_nothing_of_it_away(tmp_pat
     from offline_cli.checking.validate import validate
 
     told = json.dumps([problem.as_dict() for problem in validate(str(folder)).problems])
-    assert "cannot be read" in told
+    assert "shard-hash" in told
     assert "secret word" not in told
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,13 +67,3 @@ def memory_of(measured: Callable[..., tuple[str, int]]) -> Callable[..., tuple[d
         return json.loads(out), peak
 
     return run
-
-
-@pytest.fixture
-def sized_envs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sizes_env` can be imported by its name, as a user's module can, in workers too."""
-    import os
-
-    here = str(Path(__file__).resolve().parent)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]))

@@ -35,9 +35,9 @@ from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCAL
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options import shared
 from offline_cli.options.shared import COMPRESSION
+from offline_cli.parquet.shard_hashes import fingerprint
 from offline_cli.parquet.shard_writing import COMPRESSIONS
 from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
-from offline_cli.parquet.trust import fingerprint
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space, space_from_json
@@ -280,9 +280,8 @@ def _hashed_and_opened(
 def _examine_one(found: Examined, place: Location, reader: ShardReader, ready: Ready, said: Said | None, ids: KnownIds) -> None:
     """Add it to `found`, as broken where it cannot be read, differs from its manifest entry, or repeats an episode."""
     statistics, (known, opening) = found.statistics.copy(), ready
-    sha256 = None if said is None else said.sha256
     try:
-        adopted = adopt(place, reader, found.rows, statistics, known=known, said=sha256, opening=opening)
+        adopted = adopt(place, reader, found.rows, statistics, known=known, opening=opening)
         if said is not None and (refusal := said.refusal(adopted.shard.bytes, adopted.shard.sha256)):
             raise BadData(refusal, where=place.url, fix="")
         again = ids.met(adopted.ids) or {name for name, times in Counter(adopted.ids).items() if times > 1}

@@ -4,22 +4,14 @@
   the first fault: so gaps, chains and unreadable rows in a dataset are reported one by one. A shard that differs from its
   manifest entry is reported once, and not read.
 * `told_of`: the report on an incomplete dataset, by how it came about; it names only remedies that would be accepted.
-* `check_footer`, `check_leftovers`: what only `--deep` checks, beside hashes: footers against their data, rows set aside,
-  uploads left open. A footer states least and greatest values of each column, and other tools skip row groups by them: a wrong
-  one hides rows from them, although reading all of it, as we do, shows nothing wrong. Bounds may be wider than the data, never
-  narrower.
+* `check_leftovers`: what only `--deep` checks: rows set aside, uploads left open.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import Any
 
 from offline_cli.checking.repair.plan import LEFT_OUT
 from offline_cli.checking.validate.against_manifest import ManifestFigures, PlainColumns
@@ -40,25 +32,12 @@ from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
-from offline_cli.parquet.chunk_statistics import ChunkStatistics, chunk_statistics
+from offline_cli.parquet.shard_hashes import OTHER_SHARD, fingerprint
 from offline_cli.parquet.shards import opened, read_row_groups
-from offline_cli.parquet.trust import OTHER_SHARD, Trust
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.tally import Lost
 
-__all__ = ["OwnFolder", "check_footer", "check_leftovers", "told_of"]
-
-STORED_AS: Final = {
-    "BOOLEAN": "<?",
-    "INT32": "<i",
-    "INT64": "<q",
-    "unsigned INT32": "<I",
-    "unsigned INT64": "<Q",
-    "FLOAT": "<f",
-    "DOUBLE": "<d",
-    "FIXED_LEN_BYTE_ARRAY": "<e",
-}
-"""How `struct` reads the bounds of a Parquet type; half floats are the only numbers of fixed length."""
+__all__ = ["OwnFolder", "check_leftovers", "told_of"]
 
 
 def told_of(manifest: Manifest) -> dict[str, Any]:
@@ -82,76 +61,6 @@ def told_of(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def check_footer(shard: Location, source: str, findings: Findings, trust: Trust | None = None) -> None:
-    """Report row groups of a shard whose footer says something else; a shard that cannot be read is reported elsewhere."""
-    try:
-        with opened(shard) as file:
-            wrong = list(_wrong_groups(file, shard, trust))
-    except BadData:
-        return
-    if wrong:
-        findings.add(source, "footer-mismatch", len(wrong), (f"{shard.url}, {what}" for what in wrong))
-
-
-def _wrong_groups(file: Any, shard: Location, trust: Trust | None) -> Iterator[str]:
-    """One sentence for each row group with a fault: the first that it has."""
-    names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
-    columns = {file.schema.column(i).path: i for i in range(len(file.schema))}  # names in chunks may be wrong
-    kinds = {name: file.schema.column(i).physical_type for name, i in columns.items()}
-    try:
-        statistics = chunk_statistics(file.stream, file.metadata)
-    except pa.ArrowInvalid as error:
-        yield str(error)
-        return
-    for number, table in enumerate(read_row_groups(file, shard, columns=names, trust=trust)):
-        faults = (
-            f"row group {number}, column {name}: {fault}"
-            for name in names
-            for fault in _faults(statistics[number][columns[name]], kinds[name], table[name])
-        )
-        if (first := next(faults, None)) is not None:
-            yield first
-
-
-def _is_plain(kind: Any) -> bool:
-    types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_string(kind) or types.is_boolean(kind))
-
-
-def _faults(said: ChunkStatistics, physical: str, values: Any) -> Iterator[str]:
-    """`said` of the pa.ChunkedArray `values`, which are stored as the Parquet type `physical`."""
-    if said.null_count is not None and said.null_count != values.null_count:
-        yield f"{values.null_count:,} nulls, the footer says {said.null_count:,}"
-    if said.low is None or said.high is None or len(values) == values.null_count:
-        return
-    try:
-        low, high = (_bound(data, physical, values.type) for data in (said.low, said.high))
-    except (ValueError, struct.error):
-        yield "the footer's least and greatest values are invalid"
-        return
-    have = pc.min_max(values)
-    least, greatest = (_comparable(have[name].as_py()) for name in ("min", "max"))
-    if least < low:
-        yield f"its least value is {least!r}, the footer says {low!r}"
-    if greatest > high:
-        yield f"its greatest value is {greatest!r}, the footer says {high!r}"
-
-
-def _bound(data: bytes, physical: str, kind: Any) -> Any:
-    """A bound of a column of Arrow type `kind`; bytes for text. Raises ValueError, struct.error where it is invalid."""
-    if physical == "BYTE_ARRAY":
-        return data
-    stored = STORED_AS.get(f"unsigned {physical}" if pa.types.is_unsigned_integer(kind) else physical)
-    if stored is None:
-        raise ValueError(f"{kind} is not stored as {physical}")
-    return struct.unpack(stored, data)[0]
-
-
-def _comparable(value: Any) -> Any:
-    """Text as bytes, which is how Parquet orders it: a bound may be cut off within a character."""
-    return value.encode() if isinstance(value, str) else value
-
-
 def check_leftovers(folder: Location, findings: Findings) -> None:
     """Report uploads to dataset `folder` that were never completed, and files of rows set aside that cannot be read."""
     for upload in open_uploads(folder.join(DATA)):
@@ -172,8 +81,7 @@ class OwnFolder:
     location: Location
     manifest: Manifest | None = None  # None: there is none that can be read
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
-    trusted: dict[str, Trust] = field(default_factory=dict)  # the manifest's entries of these, by path
-    unhashed: int = 0  # shards whose sha256 is not compared, because they are not worth reading
+    unhashed: int = 0  # shards whose sha256 is not compared, because they are missing or have another size
     memory_limit: int = MEMORY_LIMIT
 
     def check(self, findings: Findings, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False) -> None:
@@ -192,7 +100,7 @@ class OwnFolder:
             check_leftovers(self.location, findings)
         if self.manifest is not None:
             self._facts(findings, allow_lost=allow_lost)
-            self._shards(findings, deep=deep, on_progress=on_progress)
+            self._shards(findings, on_progress=on_progress)
 
     def _read_old_manifest(self, findings: Findings) -> None:
         """That of the dataset that was being overwritten, if there is one."""
@@ -250,35 +158,31 @@ class OwnFolder:
 
     # ---- shards ----
 
-    def _shards(self, findings: Findings, *, deep: bool, on_progress: OnProgress) -> None:
+    def _shards(self, findings: Findings, *, on_progress: OnProgress) -> None:
         assert self.manifest is not None
         reader = ShardReader(self.manifest.format, self.manifest.observation_space, self.manifest.action_space)
         hashed, total = 0, sum(shard.bytes for shard in self.manifest.shards)
         for shard in self.manifest.shards:
             place = self.location.join(shard.path)
-            trust = self.trusted[place.path] = Trust(shard.sha256, self.memory_limit)
-            if self._is_whole(shard, place, findings, trust if deep else None) and self._has_columns(reader, place, findings):
+            if self._is_whole(shard, place, findings) and self._has_columns(reader, place, findings):
                 self.readable.append(place)
-                if deep:
-                    check_footer(place, self.location.url, findings, trust)
-            elif not trust.is_known:
-                self.unhashed += 1
-            if deep:
-                hashed += shard.bytes
-                on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
+            hashed += shard.bytes
+            on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
 
-    def _is_whole(self, shard: Shard, place: Location, findings: Findings, trust: Trust | None) -> bool:
-        """Whether the shard is worth reading; its sha256 is compared with `trust`, or else while it is read."""
+    def _is_whole(self, shard: Shard, place: Location, findings: Findings) -> bool:
+        """Whether the shard has the bytes that its manifest says."""
         source = self.location.url
         try:
             size = place.size()
         except StorageNotFound:
             findings.add(source, "missing-shard", 1, [place.url])
+            self.unhashed += 1
             return False
         if size != shard.bytes:
             findings.add(source, "shard-size", 1, [f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}"])
+            self.unhashed += 1
             return False
-        if trust is not None and not trust.is_true_of(place):
+        if fingerprint(place)[1] != shard.sha256:
             findings.add(source, OTHER_SHARD, 1, [place.url])
             return False
         return True
@@ -300,7 +204,7 @@ class OwnFolder:
         if found is None or not self.readable:
             return None
         kind = RllibEpisodesSource if found.format == "episodes" else RllibColumnsSource
-        return kind(self.readable, self.location.url, info_of(found, self.location.url), self.trusted)
+        return kind(self.readable, self.location.url, info_of(found, self.location.url), self.memory_limit)
 
     def comparisons(self) -> tuple[ManifestFigures | None, PlainColumns | None]:
         """What is to be compared while the shards are read: figures, and columns beside packed bytes."""

@@ -236,12 +236,6 @@ CODES: Final[dict[str, Code]] = {
         "note where repair built a lost manifest anew from every shard: nothing says what was asked for; error where "
         "nothing in the manifest bears it out: readers refuse that",
     ),
-    "footer-mismatch": Code(
-        "error",
-        "row group",
-        "whose footer states narrower bounds or other nulls than the data has: tools that filter by it miss rows (--deep)",
-        AGAIN,
-    ),
     "damaged-quarantine": Code(
         "warning", "file", "of rows set aside that cannot be read (--deep)", "remove it: it cannot be repaired"
     ),

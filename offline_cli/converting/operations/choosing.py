@@ -31,7 +31,7 @@ PUT_RIGHT: Final = frozenset(
 OF_FILES: Final = frozenset(
     {"unreadable-source", "no-episodes", "unreadable-file", "lost-episodes", "mixed-action-scales", "uncommitted"}
     | {"broken-manifest", "missing-shard", "shard-size", "shard-hash", "shard-columns", "count-mismatch", "statistics-mismatch"}
-    | {"unlisted-file", "leftover-file", "incomplete-dataset", "footer-mismatch", "damaged-quarantine"}
+    | {"unlisted-file", "leftover-file", "incomplete-dataset", "damaged-quarantine"}
 )
 """Codes of `validate` for what is wrong with sources and files."""
 TOLERANCE: Final = 1e-9  # of fractions: 0.7 + 0.2 + 0.1 is not 1

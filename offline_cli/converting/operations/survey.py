@@ -26,7 +26,6 @@ from offline_cli.errors import NoData
 from offline_cli.formats.memory_limits import give_back_near, one_heap_near
 from offline_cli.formats.opening import OwnSource
 from offline_cli.formats.source import Source
-from offline_cli.key_index import key_hashes
 
 __all__ = ["NOWHERE", "Survey", "surveyed"]
 
@@ -85,7 +84,7 @@ def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey 
     """The survey by the plain columns of datasets; None where these do not tell what an episode is."""
     returns, agents = Columns.RETURN in columns, not OF_AGENTS.isdisjoint(columns)
     unknown = OF_AGENTS if returns else {*OF_AGENTS, Columns.RETURN}
-    tables, cuts, hashes = [PLAIN_SCHEMA.empty_table()], list[list[int]](), list[NDArray[np.uint64]]()
+    tables, cuts = [PLAIN_SCHEMA.empty_table()], list[list[int]]()
     for source in operation.sources:
         assert isinstance(source, OwnSource)
         cuts.append([])
@@ -96,8 +95,8 @@ def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey 
                     return None
                 tables.append(table)
                 cuts[-1].append(table.num_rows)
-                hashes.append(key_hashes([table.column(Columns.EPS_ID).combine_chunks()]).low)
-    if not _differ(hashes):
+    ids = pa.concat_tables(tables).column(Columns.EPS_ID)
+    if pc.count_distinct(ids, mode="all").as_py() < len(ids):
         return None
     table = _combined(tables, [name for name in PLAIN_SCHEMA.names if agents or name not in OF_AGENTS])
     if not table.num_rows:
@@ -119,14 +118,6 @@ def _combined(tables: list[Any], names: Sequence[str]) -> Any:
         columns[name] = whole.column(name).combine_chunks()
         whole = whole.drop_columns([name])
     return pa.table(columns)
-
-
-def _differ(hashes: list[NDArray[np.uint64]]) -> bool:
-    """Whether no two of these are equal; the list becomes empty."""
-    every = np.concatenate([np.empty(0, np.uint64), *hashes])
-    hashes.clear()
-    every.sort()
-    return not bool((every[1:] == every[:-1]).any())
 
 
 def _plain(batch: EpisodeBatch, fields: Sequence[str]) -> Any:

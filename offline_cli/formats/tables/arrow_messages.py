@@ -27,7 +27,6 @@ from offline_cli.formats.small_parquet import parquet_batches as bounded_batches
 from offline_cli.formats.tables.json_files import holding
 from offline_cli.parquet import safety
 from offline_cli.parquet.arrow_reading import ParquetFile, arrow_file, check_footer, without_objects
-from offline_cli.parquet.chunk_statistics import chunk_statistics
 from offline_cli.parquet.safety import refuse_bomb
 from offline_cli.scopes import Scope
 
@@ -40,7 +39,6 @@ __all__ = [
     "check_arrow_file",
     "check_arrow_stream",
     "parquet_batches",
-    "parquet_nullable",
     "parquet_schema",
 ]
 
@@ -309,14 +307,6 @@ def parquet_schema(stream: Any) -> pa.Schema:
     return ParquetFile(stream, pre_buffer=False).schema_arrow
 
 
-def parquet_nullable(stream: Any) -> set[str]:
-    """The flat columns that have a null, or do not declare that they have none."""
-    metadata = ParquetFile(stream, pre_buffer=False).metadata
-    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    groups = chunk_statistics(stream, metadata)
-    return {name for chunks in groups for name, said in zip(names, chunks, strict=True) if said.null_count != 0}
-
-
 def parquet_batches(
     stream: Any, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, *, size: int, url: str, scope: Scope
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
@@ -325,7 +315,7 @@ def parquet_batches(
     check_footer(parquet.metadata)
     total = parquet.metadata.num_rows
     wanted = holding(parquet.schema_arrow.names, columns)
-    unfolded = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, lambda: size, where=url, columns=wanted)
+    unfolded = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, size, where=url, columns=wanted)
     rows = max(1, min(max_rows, total * chunk_bytes // max(1, unfolded.nbytes)))
     done = 0
     threads = chunk_bytes >= THREADED

@@ -27,7 +27,6 @@ from offline_cli.formats.tables.arrow_messages import (
     arrow_batches,
     arrow_schema,
     parquet_batches,
-    parquet_nullable,
     parquet_schema,
 )
 from offline_cli.formats.tables.claims import cells_of_csv, cells_of_json
@@ -43,6 +42,7 @@ ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 TEXT_KINDS: Final = ("csv", "json")
 TYPED_KINDS: Final = ("parquet", "arrow-file", "npz")  # each of whose columns can be read by itself
 MAX_ROWS: Final = 1 << 16
+NULLS_READ: Final = 4 << 20  # bytes that are read at a time to find nulls
 MAX_NAME: Final = 1024  # letters of the name of a column, those of the structs around it included
 MAX_KEYS: Final = 1 << 17  # of JSON lines, those of objects within objects included
 
@@ -158,13 +158,19 @@ class TableFile:
             raise BadData(f"two columns are called {twice!r}", where=self.url, fix="rename one of them")
 
     def nullable(self, columns: Collection[str], temp_dir: str | None) -> set[str]:
-        """Those of `columns` that may have rows without a value, as the file declares it; all columns of text are unknown."""
+        """Those of `columns` that have rows without a value, of Parquet; of text none, of Arrow all: it does not say."""
         if self.is_text or self.kind == "npz":
             return set()
         if self.kind != "parquet":
             return set(columns)
-        with damage(self.url), seekable(self.file, temp_dir) as stream:
-            return set(columns) & parquet_nullable(stream)
+        with damage(self.url), Scope() as held:
+            stream = held.enter(seekable(self.file, temp_dir))
+            how: dict[str, Any] = {"size": self.file.size(), "url": self.url, "scope": held}
+            tables = (
+                flat(pa.Table.from_batches([one]), None)
+                for one, _ in parquet_batches(stream, columns, NULLS_READ, MAX_ROWS, **how)
+            )
+            return {name for table in tables for name in columns if table.column(name).null_count}
 
     def chunks(
         self,

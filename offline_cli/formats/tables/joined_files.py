@@ -174,7 +174,7 @@ def _parquet_at_once(data: bytes, columns: Collection[str] | None, most: int, ur
     names = parquet.schema_arrow.names
     held = holding(names, columns)
     wanted = None if len(held) == len(names) else held  # None is looked up faster
-    unfolded = refuse_bomb(lambda: nullcontext(io.BytesIO(data)), metadata, lambda: len(data), where=url, columns=wanted)
+    unfolded = refuse_bomb(lambda: nullcontext(io.BytesIO(data)), metadata, len(data), where=url, columns=wanted)
     if unfolded.apart or unfolded.nbytes > most or wanted == []:
         return None
     table = parquet.read(columns=wanted, use_threads=False)

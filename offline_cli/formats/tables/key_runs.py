@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.formats.memory_limits import give_back
-from offline_cli.key_index import KeyIndex, key_hashes
 from offline_cli.parquet.arrow_reading import without_dictionaries
 
 __all__ = ["LARGE", "KeyRuns", "NumberedRows", "joined", "order_codes", "put_together", "tables_of"]
@@ -43,7 +42,7 @@ class KeyRuns:
         """`by`: the columns that make up a key. `order`: a column that sorts as numbers, times or text do; nulls are last."""
         self.in_order = True
         self._by, self._order = list(by), order
-        self._index = KeyIndex()
+        self._index: dict[tuple[Any, ...], int] = {}
         self._last: tuple[int, Any] | None = None  # key and order (pa.Array of one) of the row before
 
     def numbered(self, chunks: Iterable[pa.Table]) -> Iterator[NumberedRows]:
@@ -57,7 +56,7 @@ class KeyRuns:
 
     def forget(self) -> None:
         """Drop the keys: all rows have been numbered."""
-        self._index = KeyIndex()
+        self._index = {}
 
     def key_in_words(self, table: pa.Table) -> str:
         """`ride = 17` of the first row of `table`, for messages."""
@@ -67,7 +66,8 @@ class KeyRuns:
         heads = _heads(columns)
         keys = [column.take(pa.array(heads)) for column in columns]
         codes, firsts = _distinct(keys)
-        numbers = self._index.numbers(key_hashes([column.take(pa.array(firsts)) for column in keys]))
+        distinct = zip(*(_values(column.take(pa.array(firsts))) for column in keys), strict=True)
+        numbers = np.array([self._index.setdefault(key, len(self._index)) for key in distinct], np.int64)
         return np.repeat(numbers[codes], np.diff(heads, append=len(columns[0])))
 
     def _go_on_in_order(self, rows: NumberedRows) -> bool:
@@ -113,6 +113,14 @@ def _key_column(table: pa.Table, name: str) -> Any:
     """One array, in which equal values have equal bytes."""
     column = joined(table.column(name))
     return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column  # -0.0 is 0.0
+
+
+def _values(column: Any) -> list[Any]:
+    """Of a pa.Array, equal where they are one key: NaN, which differs from itself, and what is no number, as text."""
+    is_number = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type) or pa.types.is_floating(column.type)
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_binary(column.type)
+    values = (column if is_number or is_text else column.cast(pa.string())).to_pylist()
+    return ["nan" if value != value else value for value in values] if pa.types.is_floating(column.type) else values
 
 
 def _heads(columns: Sequence[Any]) -> NDArray[np.int64]:

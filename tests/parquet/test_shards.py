@@ -1,0 +1,209 @@
+"""One Parquet file of a dataset: whole under its name or not there, in row groups that stream, read back as it was written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from offline_cli import convert, validate
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError, UnsafeData
+from offline_cli.files import staging
+from offline_cli.files.locations import Location, open_location
+from offline_cli.parquet import safety
+from offline_cli.parquet.encoding import BLOCK_BYTES
+from offline_cli.parquet.shard_writing import COMPRESSIONS, ShardWriter
+
+Make = Callable[..., EpisodeBatch]
+Write = Callable[..., Manifest]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KIB = 1 << 10
+IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+TABLE = pa.table({"x": list(range(1000)), "name": ["same"] * 1000})
+
+
+def begun(folder: Location, **options: Any) -> ShardWriter:
+    folder.join("data").make_folder()
+    given: dict[str, Any] = {"compression": "none", **options}
+    return ShardWriter(folder.join("data/a.parquet"), TABLE.schema, folder=folder, **given)
+
+
+# ---- writing ----
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_tables_are_read_back_in_their_order_with_checked_pages(place: Location, compression: str) -> None:
+    writer = begun(place, compression=compression)
+    for number in range(3):
+        writer.write(TABLE.slice(100 * number, 100))
+    size, _ = writer.commit()
+    with place.join("data/a.parquet").open() as stream:
+        found = pq.ParquetFile(stream, page_checksum_verification=True)
+        assert found.read().equals(TABLE.slice(0, 300))
+        assert found.metadata.num_row_groups == 3
+        assert stream.seek(0, 2) == size
+
+
+def test_a_large_table_is_cut_into_row_groups_that_stream(tmp_path: Path) -> None:
+    table = pa.table({"x": np.random.default_rng(0).random(5 * BLOCK_BYTES // 8), "name": pa.nulls(5 * BLOCK_BYTES // 8)})
+    writer = ShardWriter(
+        open_location(tmp_path / "a.parquet"), table.schema, folder=open_location(tmp_path), compression="none"
+    )
+    writer.write(table)
+    writer.commit()
+    found = pq.read_metadata(tmp_path / "a.parquet")
+    sizes = [found.row_group(group).total_byte_size for group in range(found.num_row_groups)]
+    assert len(sizes) >= 5
+    assert max(sizes) <= 2 * BLOCK_BYTES
+
+
+def test_a_discarded_shard_leaves_nothing(place: Location) -> None:
+    writer = begun(place)
+    writer.write(TABLE)
+    writer.discard()
+    assert place.files() == []
+
+
+def test_a_shard_on_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
+    (tmp_path / "_part-a.parquet").symlink_to("/dev/full")
+    writer = begun(open_location(tmp_path))
+    writer.write(TABLE)
+    with pytest.raises(StorageError) as caught:
+        writer.commit()
+    assert caught.value.exit_code == 5
+    writer.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
+
+
+def test_a_shard_of_which_a_table_failed_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = begun(open_location(tmp_path))
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "no space left")
+
+    writer.write(TABLE)
+    writer.settle()
+    monkeypatch.setattr(ShardWriter, "_append", fail)
+    writer.write(TABLE)
+    for end in (writer.settle, writer.commit, writer.commit):
+        with pytest.raises(OSError, match="no space left"):
+            end()
+    writer.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
+
+
+# ---- what we write, we read, however well it packs ----
+
+
+def still(make_batch: Make, steps: int) -> EpisodeBatch:
+    """An episode in which nothing moves."""
+    batch = make_batch((steps,), observation_space=IMAGE)
+    batch.obs[:] = 0  # type: ignore[call-overload]  # the leaf of a Box
+    return batch
+
+
+@pytest.fixture
+def packed(tmp_path: Path, make_batch: Make, write_dataset: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A dataset whose shard would be a bomb if it were a stranger's."""
+    write_dataset(open_location(tmp_path / "P"), still(make_batch, 900), format="episodes", observation_space=IMAGE)
+    monkeypatch.setattr(safety, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(safety, "MAX_RATIO", 20)
+    return tmp_path / "P"
+
+
+def test_a_shard_of_a_dataset_is_read_and_valid_however_well_it_packs(packed: Path, tmp_path: Path) -> None:
+    assert sum(batch.num_steps for batch in Dataset.open(packed).batches()) == 900
+    assert validate(str(packed), deep=True).passed
+    assert convert(str(packed), str(tmp_path / "copy")).steps == 900
+
+
+def test_without_its_manifest_it_is_a_bomb(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsafeData):
+        convert(str(packed / "data"), str(tmp_path / "copy"))
+
+
+def test_a_row_group_beyond_the_memory_limit_is_refused(packed: Path) -> None:
+    with pytest.raises(MemoryLimitExceeded) as caught:
+        list(Dataset.open(packed).batches(memory_limit=900 * KIB))  # twice what it unfolds to
+    assert caught.value.exit_code == 6
+    assert len(list(Dataset.open(packed).batches(memory_limit=1500 * KIB))) == 1
+
+
+# ---- shards that are not those that were written ----
+
+
+def test_validate_finds_shards_that_changed_places(place: Location, make_batch: Make, write_dataset: Write) -> None:
+    batches = [make_batch((4,), first_id=number) for number in range(2)]
+    write_dataset(place, *batches, format="episodes", compression="none", max_rows_per_file=1)
+    left, right = place.join("data").files()
+    before = left.read_bytes(), right.read_bytes()
+    assert len(before[0]) == len(before[1])
+    left.fs.pipe_file(left.path, before[1])
+    right.fs.pipe_file(right.path, before[0])
+    found = [problem for problem in validate(place).problems if problem.code == "shard-hash"]
+    assert [(problem.severity, problem.count) for problem in found] == [("error", 2)]
+    assert list(found[0].details["places"]) == [left.url, right.url]
+
+
+def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, write_dataset: Write, format: str) -> None:
+    [shard] = write_dataset(open_location(tmp_path), make_batch(), format=format, compression="none").shards
+    data = bytearray((tmp_path / shard.path).read_bytes())
+    first = pq.read_metadata(tmp_path / shard.path).row_group(0).column(0)
+    data[first.data_page_offset + first.total_compressed_size - 2] ^= 1
+    (tmp_path / shard.path).write_bytes(data)
+    with pytest.raises(BadData) as caught:
+        list(Dataset.open(tmp_path).batches())
+    assert caught.value.where.endswith(shard.path)
+
+
+EVERY_BYTE = """
+    import io
+    import pyarrow as pa, pyarrow.parquet as pq
+    from offline_cli.parquet.arrow_reading import check_footer
+
+    stream = io.BytesIO()
+    pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), stream, row_group_size=1)
+    whole = stream.getvalue()
+    length = int.from_bytes(whole[-8:-4], "little")
+    sound = broken = 0
+    for place in range(len(whole) - 8 - length, len(whole) - 8):
+        for change in (1, 8, 64, 128):
+            data = bytearray(whole)
+            data[place] ^= change
+            try:
+                metadata = pq.ParquetFile(io.BytesIO(data)).metadata
+                check_footer(metadata)
+            except (pa.ArrowException, OSError, UnicodeDecodeError):
+                broken += 1
+                continue
+            for group in range(metadata.num_row_groups):
+                for column in range(metadata.num_columns):
+                    metadata.row_group(group).column(column)  # aborts the process where it cannot be
+            sound += 1
+    print(sound, broken)
+"""
+
+
+@pytest.mark.integration
+def test_whichever_bit_of_a_footer_changes_it_is_refused_or_can_be_looked_at() -> None:
+    words = [sys.executable, "-c", textwrap.dedent(EVERY_BYTE)]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    sound, broken = map(int, done.stdout.split())
+    assert min(sound, broken) > 250
