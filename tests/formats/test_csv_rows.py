@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
-from offline_cli.errors import BadData
 from offline_cli.formats.tables import csv_files
 from offline_cli.formats.tables.csv_files import csv_batches
 from offline_cli.formats.tables.mapping import CsvForm
@@ -79,21 +78,6 @@ def test_every_row_is_read_or_reported_once_under_its_own_number(
             }
 
 
-@pytest.mark.parametrize("last", ["1,2", "1,2,3"])
-@pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
-def test_the_rows_before_a_byte_that_is_no_text_are_read_and_reported(
-    last: str, batch_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(csv_files, "LEAST_BLOCK", 192)
-    rows = [["1", "2", "3"] if number % 10 else ["short"] for number in range(200)]
-    data = text_of([NAMES, *rows], "\n").encode() + last.encode() + b"\xff,3\n"
-    seen: list[int] = []
-    with pytest.raises(BadData, match="text that is not UTF-8"):
-        for _, numbers, broken in csv_batches(io.BytesIO(data), "f.csv", CsvForm(), NAMES, None, batch_bytes):
-            seen += [*numbers.tolist(), *(number for number, _, _ in broken)]
-    assert sorted(seen) == list(range(200))  # without the row that it is in
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Callable[..., Path]:
     """A function that writes 100,000 rows, 2.5 MB, of 1,000 episodes; `bad`: rows that are replaced by a text."""
@@ -128,18 +112,3 @@ def test_short_and_long_rows_in_a_file_of_many_blocks_are_quarantined_with_their
     ragged = {row["where"]: row["raw"].decode() for row in rows if "cells under 5 columns" in row["reason"]}
     assert ragged == {f"{tmp_path / name} row {number}": text for number, text in BAD.items()}
     assert result["episodes"] == 1000 - len({0, 301, 500, 999})  # those that the rows belonged to
-
-
-def test_a_short_row_in_a_file_of_many_blocks_is_refused_with_row_and_remedy(
-    table: Callable[..., Path], tmp_path: Path
-) -> None:
-    path, mapping = table({50_000: "ride-500,1"}), str(tmp_path / "mapping.toml")
-    ended = CliRunner().invoke(app, ["convert", str(path), "--out", str(tmp_path / "out"), "--mapping", mapping, *SMALL_BLOCKS])
-    assert ended.exit_code == 3
-    assert ended.stderr.splitlines() == [
-        "error: a row of 2 cells under 5 columns",
-        f"  at:  {path} row 50000",
-        "  try: fill in the cells that are missing, or --on-error skip to leave out its episode; converting with quarantine"
-        " keeps the row",
-    ]
-    assert not (tmp_path / "out").exists()

@@ -13,7 +13,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats import small_parquet
@@ -105,18 +104,6 @@ def test_a_file_that_is_cut_is_lost_alone(kind: str, read_both: Callable[..., An
 
 
 @KINDS
-def test_a_bad_value_is_told_by_its_file_and_row(kind: str, read_both: Callable[..., Any]) -> None:
-    batch, counts = read_both(kind, {7: table(7, x=[0.5, None, 1.5])})
-    assert [Path(error.where).name for error in counts["errors"]][:1] == [f"007.{kind} row 1"]
-    assert len(batch.ids) == FILES // 2 - 1
-
-
-def test_a_row_of_other_length_and_a_broken_line_are_lost_alone(read_both: Callable[..., Any]) -> None:
-    _, counts = read_both("csv", {8: b"e,t,x,y,a,d,n\n4,0,0.5,1,0,false,1\n4,1,2\n"})
-    assert [Path(error.where).name for error in counts["errors"]][:1] == ["008.csv row 1"]
-
-
-@KINDS
 def test_files_of_other_types_columns_and_no_rows_are_read_as_they_stand(kind: str, read_both: Callable[..., Any]) -> None:
     others = {
         3: table(3, n=[0.5, 1.5, 2.5]),
@@ -127,37 +114,3 @@ def test_files_of_other_types_columns_and_no_rows_are_read_as_they_stand(kind: s
     if kind == "json":
         others[12] = b"\n"
     read_both(kind, others)
-
-
-def test_columns_that_a_mapping_leaves_out_are_not_missed(read_both: Callable[..., Any]) -> None:
-    read_both("parquet", {}, MAPPING.partition("[extra]")[0])
-
-
-def test_of_a_key_that_a_line_has_twice_the_same_value_counts(read_both: Callable[..., Any]) -> None:
-    line = '{"e": "4", "t": %d, "x": 0.5, "x": 7.5, "y": 1.0, "a": 1, "d": false, "n": 1}\n'
-    read_both("json", {8: "".join(line % t for t in range(3)).encode()})
-
-
-def test_under_a_limit_no_row_after_the_last_episode_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(FILES):
-        write(tmp_path / "in" / f"{number:03}.csv", table(2 * number + 1))
-    (tmp_path / "mapping.toml").write_text(MAPPING.replace("terminateds", "dones"), encoding="utf-8")
-    monkeypatch.setattr(small_parquet, "FEW", 2)
-    done = convert(str(tmp_path / "in"), tmp_path / "D", mapping=str(tmp_path / "mapping.toml"), limit=3)
-    assert (done.episodes, done.assumptions["dones-as-terminateds"]) == (3, 3)
-
-
-def test_files_are_joined_only_where_the_memory_limit_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(4):
-        write(tmp_path / "in" / f"{number}.parquet", table(number))
-    (tmp_path / "mapping.toml").write_text(MAPPING, encoding="utf-8")
-    monkeypatch.setattr(small_parquet, "FEW", 2)
-    joined: list[Any] = []
-    taken = joined_files._Joined.taken
-    monkeypatch.setattr(joined_files._Joined, "taken", lambda self: joined.append(self) or taken(self))
-    for limit in (256 << 20, 1 << 30):
-        options = TableOptions(str(tmp_path / "mapping.toml"), memory_limit=limit)
-        assert sum(map(len, read_episodes(str(tmp_path / "in"), tables=options))) == 2
-        assert bool(joined) == (limit == 1 << 30)

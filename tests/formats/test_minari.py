@@ -25,12 +25,6 @@ from offline_cli.formats.opening import open_source
 Tree = Any
 
 
-def all_names(group: Any) -> list[str]:
-    names = list[str]()
-    group.visit(names.append)
-    return names
-
-
 def as_minari(tree: Tree) -> Tree:
     """A tree of ours as the answers have it."""
     if isinstance(tree, dict):
@@ -155,16 +149,6 @@ def test_only_a_minari_dataset_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "M" / "mine.txt").write_text("notes")
     with pytest.raises(OutputExists, match="something else"):
         convert(FOREIGN / "minari_hdf5", tmp_path / "M", to="minari", overwrite=True)
-
-
-def test_nothing_looks_whole_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise BadData("no", where="here", fix="none")
-
-    monkeypatch.setattr("offline_cli.formats.minari.sink.MinariSink.count", broken)
-    with pytest.raises(BadData):
-        convert(FOREIGN / "minari_hdf5", tmp_path / "M", to="minari")
-    assert not (tmp_path / "M").exists()
 
 
 @pytest.mark.parametrize(

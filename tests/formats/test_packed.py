@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from offline_cli.errors import BadData, BadEpisode, UnsafeData
-from offline_cli.formats.packed import KnownPatterns, looks_packed, template, unpack, unpack_cells
+from offline_cli.errors import BadData, UnsafeData
+from offline_cli.formats.packed import KnownPatterns, template, unpack, unpack_cells
 from offline_cli.formats.packed.pickles import unpickle
 
 PROTOCOLS = range(6)
@@ -78,12 +78,6 @@ def test_whatever_numpy_pickles_comes_back_equal(name: str) -> None:
             assert found.dtype == value.dtype
 
 
-@pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
-def test_pickles_of_numpy_before_and_after_2_are_read(module: bytes) -> None:
-    pickled = pickle.dumps(np.arange(3.0), 2).replace(b"numpy._core.multiarray", module)
-    np.testing.assert_array_equal(unpack(packed_bytes(pickled), where="test"), np.arange(3.0))
-
-
 def test_arrays_that_python_2_pickled_are_read() -> None:
     pickled = (
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
@@ -97,12 +91,6 @@ def test_arrays_that_python_2_pickled_are_read() -> None:
 def test_lz4_frames_of_every_kind_are_read(options: dict[str, Any]) -> None:
     value = np.arange(100_000.0)
     np.testing.assert_array_equal(unpack(packed_bytes(pickle.dumps(value), **options), where="test"), value)
-
-
-def test_a_bare_frame_and_a_bare_pickle_are_read_too() -> None:
-    pickled = pickle.dumps(np.arange(3))
-    for text in (lz4.frame.compress(pickled), base64.b64encode(pickled)):
-        np.testing.assert_array_equal(unpack(text, where="test"), np.arange(3))
 
 
 def test_object_arrays_come_back_as_lists_of_plain_values_only_when_asked_for() -> None:
@@ -120,12 +108,6 @@ def test_object_arrays_come_back_as_lists_of_plain_values_only_when_asked_for() 
 @settings(max_examples=100, deadline=None)
 def test_any_array_of_any_protocol_comes_back_equal(array: Any, protocol: int) -> None:
     np.testing.assert_array_equal(unpack(packed(array, protocol), where="test"), array, strict=True)
-
-
-def test_only_text_that_begins_as_a_frame_looks_packed() -> None:
-    assert looks_packed(packed(np.arange(3)))
-    assert not looks_packed("BCD")
-    assert not looks_packed([1.0])
 
 
 # ---- what is refused ----
@@ -234,12 +216,6 @@ def test_a_value_that_unfolds_by_sharing_is_refused_before_it_is_followed() -> N
         unpickle(levels + b".", where="test")
 
 
-def test_copies_of_one_text_cannot_outgrow_the_pickle() -> None:
-    copies = b"C\xff" + b"a" * 255 + b"\x85q\x010" + global_("builtins", "bytearray") + b"q\x000"
-    with pytest.raises(UnsafeData, match="far more than its own bytes"):
-        unpickle(copies + b"](" + b"h\x00h\x01R" * 200 + b"e.", where="test")
-
-
 def test_nothing_that_a_pickle_names_is_run(tmp_path: Path) -> None:
     witness = tmp_path / "ran"
     with pytest.raises(UnsafeData):
@@ -270,23 +246,12 @@ def test_declared_sizes_take_no_memory(pickled: bytes) -> None:
         tracemalloc.stop()
 
 
-def test_a_frame_that_declares_more_than_lz4_can_reach_is_refused_before_it_is_read() -> None:
-    frame = lz4.frame.LZ4FrameCompressor().begin(source_size=1 << 40) + bytes(100)
-    with pytest.raises(UnsafeData, match="declares 1099511627776 bytes"):
-        unpack(frame, where="test")
-
-
 def test_a_frame_that_unfolds_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "MAX_BYTES", 10_000)
     value = np.random.default_rng(0).standard_normal(10_000)
     for options, says in (({"store_size": True}, "declares 80"), ({"store_size": False}, "more than 10000 bytes")):
         with pytest.raises(UnsafeData, match=says):
             unpack(packed_bytes(pickle.dumps(value), **options), where="test")
-
-
-def test_text_of_numbers_that_are_no_characters_is_refused() -> None:
-    with pytest.raises(BadEpisode, match="no characters"):
-        unpickle(array_state(b"K\x01\x85", dtype(b"U2"), EIGHT), where="test")
 
 
 @given(st.binary(max_size=200))
@@ -304,26 +269,6 @@ def test_no_damage_to_a_pickle_raises_anything_but_bad_data(name: str, protocol:
         pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(BadData):
         unpickle(bytes(pickled), where="test")
-
-
-@pytest.mark.parametrize("size", [1, 3, 4, 8, 20, 57, 100, 150])
-def test_text_that_was_cut_is_refused(size: int) -> None:
-    text = packed(np.arange(4, dtype=np.float32))
-    assert len(text) > 150
-    with pytest.raises(BadEpisode):
-        unpack(text[:size], where="test")
-
-
-@pytest.mark.parametrize("text", ["", "!!!!", "hello", "BCJNGGh", "BCJN" + "A" * 40, "AAAA"])
-def test_text_that_is_no_packed_cell_is_refused(text: str) -> None:
-    with pytest.raises(BadEpisode):
-        unpack(text, where="test")
-
-
-def test_bytes_after_the_frame_are_refused() -> None:
-    frame = lz4.frame.compress(pickle.dumps(np.arange(3)))
-    with pytest.raises(BadEpisode, match="after"):
-        unpack(base64.b64encode(frame + b"more"), where="test")
 
 
 # ---- columns of cells ----
@@ -344,48 +289,6 @@ def cells_of(vectors: Any) -> list[str]:
 @settings(max_examples=60, deadline=None)
 def test_a_column_equals_its_cells_read_one_by_one(vectors: Any) -> None:
     np.testing.assert_array_equal(unpack_cells(cells_of(vectors), where=row), vectors, strict=True)
-
-
-def test_cells_that_compress_differently_are_all_read() -> None:
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((400, 16)).astype(np.float32)
-    vectors[::3] = np.eye(16, dtype=np.float32)[rng.integers(16, size=134)]  # matches within the numbers
-    vectors[::5] = 0
-    np.testing.assert_array_equal(unpack_cells(cells_of(vectors), where=row), vectors, strict=True)
-
-
-@pytest.mark.parametrize("form", [list, pa.array, lambda cells: pa.chunked_array([cells[:30], cells[30:]])])
-def test_cells_are_read_from_lists_and_arrow_arrays(form: Any) -> None:
-    vectors = np.random.default_rng(1).standard_normal((50, 3))
-    np.testing.assert_array_equal(unpack_cells(form(cells_of(vectors)), where=row), vectors)
-
-
-def test_a_slice_of_an_arrow_array_is_read_from_where_it_begins() -> None:
-    vectors = np.random.default_rng(2).standard_normal((60, 3))
-    np.testing.assert_array_equal(unpack_cells(pa.array(cells_of(vectors))[7:50], where=row), vectors[7:50])
-
-
-def test_scalars_make_a_column_without_further_axes() -> None:
-    np.testing.assert_array_equal(unpack_cells(cells_of(np.arange(40.0)), where=row), np.arange(40.0), strict=True)
-
-
-def test_no_cells_make_an_empty_array() -> None:
-    assert len(unpack_cells([], where=row)) == 0
-
-
-def test_many_alike_cells_are_read_with_care_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from offline_cli.formats.packed import cells as module
-
-    calls: list[int] = []
-
-    def counted(data: bytes, **options: Any) -> Any:
-        calls.append(len(data))
-        return unpickle(data, **options)
-
-    monkeypatch.setattr(module, "unpickle", counted)
-    vectors = np.random.default_rng(3).standard_normal((500, 4)).astype(np.float32)
-    unpack_cells(cells_of(vectors), where=row)
-    assert len(calls) == 1
 
 
 SHAPES = {
@@ -410,30 +313,6 @@ def test_a_bad_cell_is_refused_by_row(kind: str) -> None:
     assert says in caught.value.what
 
 
-@pytest.mark.parametrize("character", ["?", "=", "A", "\0", "\xe9"])
-def test_a_character_changed_anywhere_in_a_cell_is_read_as_in_a_cell_by_itself(character: str) -> None:
-    vectors = np.random.default_rng(5).standard_normal((40, 3))
-    cells = cells_of(vectors)
-    for place in range(len(cells[36])):
-        changed = cells[36][:place] + character + cells[36][place + 1 :]
-        try:
-            vectors[36] = alone = unpack(changed, where=row(36))
-            fits = alone.shape == (3,) and alone.dtype == np.float64
-        except (BadData, AttributeError, ValueError):
-            fits = False
-        column = [*cells[:36], changed, *cells[37:]]
-        if fits:
-            np.testing.assert_array_equal(unpack_cells(column, where=row), vectors, strict=True)
-        else:
-            with pytest.raises(BadData, match="file row 36"):
-                unpack_cells(column, where=row)
-
-
-def test_cells_of_containers_are_no_column() -> None:
-    with pytest.raises(BadEpisode, match="type dict"):
-        unpack_cells([packed({"a": np.zeros(2)})], where=row)
-
-
 @pytest.mark.integration
 def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
     pytest.importorskip("ray")
@@ -447,34 +326,7 @@ def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
         np.testing.assert_array_equal(unpack_cells(table[name], where=row), wanted, strict=True)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", VALUES)
-def test_what_rllib_packs_is_read(name: str) -> None:
-    pytest.importorskip("ray")
-    from ray.rllib.utils.compression import pack
-
-    np.testing.assert_equal(unpack(pack(VALUES[name]), where="test"), VALUES[name])
-
-
 # ---- texts of known patterns ----
-
-
-@given(st.lists(st.tuples(st.sampled_from(sorted(VALUES)), st.sampled_from(PROTOCOLS)), max_size=12))
-@settings(max_examples=60, deadline=None)
-def test_texts_are_read_as_each_by_itself_whatever_was_read_before(chosen: list[tuple[str, int]]) -> None:
-    patterns = KnownPatterns()
-    for name, protocol in chosen:
-        text = packed(VALUES[name], protocol)
-        np.testing.assert_equal(patterns.unpack(text, where="test"), unpack(text, where="test"))
-
-
-def test_a_column_of_a_known_pattern_is_read_without_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from offline_cli.formats.packed import cells as module
-
-    patterns, first = KnownPatterns(), np.random.default_rng(6).standard_normal((200, 4)).astype(np.float32)
-    patterns.unpack(packed(first), where="test")
-    monkeypatch.setattr(module, "unpickle", lambda *_, **__: pytest.fail("it was read again"))
-    np.testing.assert_array_equal(patterns.unpack(packed(first + 1), where="test"), first + 1, strict=True)
 
 
 @given(st.data())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,15 +47,3 @@ def test_all_rows_come_in_order(group: int, at_once: int) -> None:
         if columns != []:
             names = TABLE.column_names if columns is None else columns
             assert pa.Table.from_batches(batches).select(names).equals(TABLE.select(names))
-
-
-def test_the_first_batch_comes_before_the_file_has_been_read() -> None:
-    file: Any = parquet(10)
-    next(iter(parquet_batches(file, columns=None, rows=1000, at_once=4000)))
-    assert file.read_bytes < len(file.getvalue()) / 2
-
-
-def test_a_file_without_rows_has_no_batch() -> None:
-    sink = io.BytesIO()
-    pq.write_table(TABLE.slice(0, 0), sink)
-    assert sum(map(len, parquet_batches(sink, columns=None, rows=10))) == 0

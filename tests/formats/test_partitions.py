@@ -5,8 +5,6 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -84,16 +82,6 @@ def test_the_parts_of_what_is_divided_by_files_give_together_what_it_gives(
     assert_sum([content_of_pickled(pickle.dumps(part)) for part in parts], content_of(source))
 
 
-@pytest.mark.integration
-def test_the_parts_are_read_in_processes_of_their_own(datasets: list[Path]) -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        for place in (SAMPLE, *datasets):
-            source = opened(place)
-            parts = source.partitions(2)
-            assert len(parts) == 2
-            assert_sum(pool.map(content_of_pickled, map(pickle.dumps, parts)), content_of(source))
-
-
 def test_what_is_rejected_in_parts_is_what_is_rejected_in_the_whole(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -107,10 +95,3 @@ def test_what_is_rejected_in_parts_is_what_is_rejected_in_the_whole(tmp_path: Pa
     whole = content_of(source)
     assert whole.rejects.count == 2
     assert_sum([content_of_pickled(pickle.dumps(part)) for part in source.partitions(3)], whole)
-
-
-def test_a_table_and_ones_own_reader_are_one_part_that_can_be_pickled(tmp_path: Path) -> None:
-    (tmp_path / "steps.csv").write_text("eps_id,t,obs,actions,rewards,terminateds\na,0,0.5,1,1.0,1\n")
-    source = opened(tmp_path / "steps.csv")
-    (part,) = source.partitions(4)
-    assert_sum([content_of_pickled(pickle.dumps(part))], content_of(source))
