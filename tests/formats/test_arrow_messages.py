@@ -22,7 +22,6 @@ def packed_stream(*arguments: Any, **options: Any) -> Any:
 KINDS = pytest.mark.parametrize(
     "new", [pa.ipc.new_file, pa.ipc.new_stream, packed_stream], ids=["file", "stream", "packed stream"]
 )
-PACKED = pytest.mark.parametrize("codec", [None, "zstd", "lz4"])
 
 
 def written(new: Any, table: pa.Table, codec: str | None, **options: Any) -> bytes:
@@ -48,8 +47,9 @@ def read(data: bytes, new: Any, memory_limit: int = 1 << 30, columns: Any = None
     return pa.Table.from_batches(found) if found else pa.table({})
 
 
-@KINDS
-@PACKED
+@pytest.mark.parametrize(
+    ("new", "codec"), [(pa.ipc.new_file, None), (pa.ipc.new_file, "lz4"), (pa.ipc.new_stream, "zstd"), (packed_stream, "zstd")]
+)
 def test_what_is_no_bomb_is_read_as_it_stands(new: Any, codec: str | None) -> None:
     texts = pa.array(["a", None, "b"] * 1000).dictionary_encode()
     table = pa.table({"x": np.arange(3000.0), "list": [[1], [], None] * 1000, "text": texts})
@@ -70,7 +70,7 @@ def test_zeros_that_unfold_beyond_the_bound_are_refused_and_leave_nothing_alloca
 def test_metadata_cut_or_changed_anywhere_is_damage_and_nothing_worse(new: Any) -> None:
     data = written(new, pa.table({"x": np.arange(10), "t": pa.array(["a"] * 10).dictionary_encode()}), "zstd")
     rng = np.random.default_rng(0)
-    for _ in range(1500):
+    for _ in range(150):
         at, value = int(rng.integers(len(data))), int(rng.integers(256))
         changed = data[:at] + bytes([value]) + data[at + 1 :]
         try:

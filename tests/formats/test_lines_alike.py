@@ -131,7 +131,7 @@ def assert_same_together_and_alone(folder: Path, lines: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(sorted(DIALECTS)), min_size=2, max_size=8), st.sampled_from(sorted(FORMS)), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_lines_give_together_what_they_give_alone(
     tmp_path_factory: pytest.TempPathFactory, dialects: list[str], form: str, data: st.DataObject
 ) -> None:

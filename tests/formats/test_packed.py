@@ -103,7 +103,7 @@ def test_object_arrays_come_back_as_lists_of_plain_values_only_when_asked_for() 
     hnp.arrays(st.sampled_from(["f4", "f8", "i8", "u1", "?", "c8", "U3"]), hnp.array_shapes(min_dims=0)),
     st.sampled_from(PROTOCOLS),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_array_of_any_protocol_comes_back_equal(array: Any, protocol: int) -> None:
     np.testing.assert_array_equal(unpack(packed(array, protocol), where="test"), array, strict=True)
 
@@ -258,7 +258,7 @@ def cells_of(vectors: Any) -> list[str]:
         fill=st.nothing(),
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_column_equals_its_cells_read_one_by_one(vectors: Any) -> None:
     np.testing.assert_array_equal(unpack_cells(cells_of(vectors), where=row), vectors, strict=True)
 
@@ -299,7 +299,7 @@ def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_pickle_that_differs_from_a_known_one_anywhere_is_read_with_care(data: st.DataObject) -> None:
     known = pickle.dumps(np.arange(6, dtype=np.int16).reshape(2, 3), 5)
     patterns = KnownPatterns()

@@ -21,14 +21,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SAMPLE = REPOSITORY / "sample_data" / "rllib_cartpole_expert"
 RECORDINGS = (
     "rllib_columns_cartpole_expert",
-    "rllib_columns_dict_flattened",
     "rllib_episodes_cartpole_expert",
-    "rllib_episodes_cartpole_lstm",
-    "rllib_episodes_dict_flattened",
-    "rllib_episodes_frozenlake",
-    "rllib_episodes_pendulum",
     "sample_batch_cartpole_lz4",
-    "sample_batch_pendulum_trunc",
 )
 
 

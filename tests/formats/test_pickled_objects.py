@@ -144,7 +144,7 @@ LEAVES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.recursive(
         LEAVES, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1) | st.tuples(part, part), max_leaves=4

@@ -15,12 +15,15 @@ from offline_cli.episodes.batch import EpisodeBatch
 RECORDINGS = ("episodes", "columns", "packed_columns", "fragments", "pendulum_columns")
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+PAIRS = [(version, name) for i, version in enumerate(VERSIONS) for j, name in enumerate(RECORDINGS) if (i + j) % 2 == 0]
+
+
+@pytest.fixture(scope="module")
 def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked(request.param, tmp_path_factory.mktemp("samples"))
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize(("sample", "name"), PAIRS, indirect=["sample"])
 def test_a_recording_has_the_counts_of_the_version_that_made_it(name: str, sample: Path, tmp_path: Path) -> None:
     told = counts(sample)["recorded"][name]
     result = convert([str(sample / name)], tmp_path / "D")

@@ -102,8 +102,7 @@ def test_a_broken_chain_is_at_the_row_that_does_not_follow(write: Write, tmp_pat
     assert place.startswith(row(given, WRONG))
 
 
-@pytest.mark.parametrize("name", ["csv", "json-lines", "parquet", "rllib-columns"])
-@pytest.mark.parametrize("at", [0, 6, 11])
+@pytest.mark.parametrize(("name", "at"), [("csv", 0), ("json-lines", 6), ("parquet", 11), ("rllib-columns", 6)])
 def test_a_value_that_does_not_fit_the_space_is_at_its_row(name: str, at: int, tmp_path: Path) -> None:
     steps = rows()
     for step in steps:
