@@ -25,6 +25,7 @@ from offline_cli.errors import (
     UnsupportedSpace,
     UsageError,
 )
+from offline_cli.formats.lerobot.paths import Template
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "lerobot"
 LENGTHS = [4, 5, 3]
