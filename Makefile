@@ -64,7 +64,6 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 	$(BIN)/ruff check --fix .
 
 fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see docs/fuzzing.md).
-	-$(PIP) --only-binary atheris atheris
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
 # MuJoCo's tasks, with what gymnasium's renderer imports; the same versions as d3rlpy's environment has.

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.episode_groups import Recorded, fragments_of_files, row_parts
-from offline_cli.formats.hdf5.files import Hdf5File
-from offline_cli.formats.hdf5.messages import FRAMES, TEXT
-from offline_cli.formats.hdf5.nodes import Form, Node
-from offline_cli.formats.hdf5.own_words import own_words
+from offline_cli.formats.hdf5.our_metadata import read_metadata
+from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Form, Hdf5File, Node
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, SourceInfo
 from offline_cli.tally import Lost, Rejects, Tally
@@ -37,7 +35,7 @@ FIX: Final = "write the file again with d3rlpy, or leave the episode out with --
 def open_d3rlpy(files: Sequence[Location], context: OpenContext) -> D3rlpySource:
     """The files. Raises BadData for one of another version."""
     with Hdf5File(files[0]) as file:
-        said = own_words(file.top.attributes, file.url)
+        said = read_metadata(file.top.attributes, file.url)
         rewards = file.top.datasets.get("rewards_0", ("", ()))
     declared = {"format": FORMAT, "rewards": rewards[0]}
     known = {"action_scale": ENV_SCALE, **said}
@@ -70,9 +68,8 @@ class _Reading:
             self.tally.drop_column(column, "d3rlpy has no such column")
         total = self._total()
         parts = [[self._paths(column, episode, names) for column in COLUMNS] for episode in range(total)]
-        nodes = self.file.load([path for lists in parts for paths in lists for path in paths])
         for episode, lists in enumerate(parts):
-            found = [[(path, next(nodes)) for path in paths] for paths in lists]
+            found = [[(path, self.file.node(path)) for path in paths] for paths in lists]
             self.tally.rows_in += 1
             try:
                 yield from self._parts(episode, found)
@@ -82,8 +79,8 @@ class _Reading:
 
     def _check(self) -> set[str]:
         """The columns. Raises BadData for another version, or without those that are needed."""
-        version = "".join(self.file.texts("version"))
-        columns = set(self.file.texts("columns"))
+        version = "".join(self.file.node("version").texts())
+        columns = set(self.file.node("columns").texts())
         if not version.startswith(VERSION) or not columns.issuperset(COLUMNS):
             missing = f", without {', '.join(sorted(set(COLUMNS) - columns))}" if not columns.issuperset(COLUMNS) else ""
             fix = "load it with the version of d3rlpy that wrote it, and dump it with d3rlpy 2"
@@ -91,9 +88,9 @@ class _Reading:
         return columns
 
     def _total(self) -> int:
-        (node,) = self.file.load(["num_episodes"])
-        value = node.values.get("")
-        total = int(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iu" else -1
+        node = self.file.node("num_episodes")
+        kind, shape = node.datasets.get("", (TEXT, ()))
+        total = int(node.rows("", 0, 1)) if kind[1] in "iu" and not shape else -1
         if not 0 <= total <= MOST:
             raise BadData("num_episodes is not a number of episodes", where=self.file.url, fix=FIX)
         return total
@@ -127,33 +124,29 @@ class _Reading:
         for path, _ in (*observations, *actions):
             if forms[path][1][:1] != (steps,):
                 raise BadEpisode(f"{path} is of shape {list(forms[path][1])}, rewards of {steps} rows", where=where, fix=FIX)
-        flag = ends[0][1].values.get("")
-        terminated = flag is not None and bool(flag)
+        terminated = bool(ends[0][1].rows("", 0, 1))
         wanted = [forms[path] for path, _ in (*observations, *actions, *rewards)]
         for first, stop in row_parts(steps, wanted):
             is_last = stop == steps
-            obs = [self._obs(path, node, forms[path], first, stop, steps) for path, node in observations]
-            acts = [_actions(self._rows(path, node, forms[path], first, stop)) for path, node in actions]
+            obs = [_observations(node, first, stop, steps) for _, node in observations]
+            acts = [_actions(node.rows("", first, stop)) for _, node in actions]
             yield Recorded(
                 id=f"{self.prefix}{episode}",
                 number=episode,
                 obs=obs[0] if observations[0][0] == f"observations_{episode}" else tuple(obs),
                 actions=acts[0] if actions[0][0] == f"actions_{episode}" else tuple(acts),
-                rewards=self._rows(*rewards[0], forms[rewards[0][0]], first, stop).reshape(-1).astype(np.float64),
+                rewards=rewards[0][1].rows("", first, stop).reshape(-1).astype(np.float64),
                 terminated=is_last and terminated,
                 truncated=is_last and not terminated,
                 t_started=first,
                 final_missing=is_last,
             )
 
-    def _rows(self, path: str, node: Node, form: Form, first: int, stop: int) -> NDArray[Any]:
-        known = node.values.get("")
-        return known[first:stop] if known is not None else self.file.rows([(path, first, stop)], [form])[0]
 
-    def _obs(self, path: str, node: Node, form: Form, first: int, stop: int, steps: int) -> NDArray[Any]:
-        """Rows [first, stop] of observations; after the last of the file, that one again."""
-        rows = self._rows(path, node, form, first, min(steps, stop + 1))
-        return rows if stop < steps else np.concatenate([rows, rows[-1:]])
+def _observations(node: Node, first: int, stop: int, steps: int) -> NDArray[Any]:
+    """Rows [first, stop] of observations; after the last of the file, that one again."""
+    rows = node.rows("", first, min(steps, stop + 1))
+    return rows if stop < steps else np.concatenate([rows, rows[-1:]])
 
 
 def _actions(values: NDArray[Any]) -> NDArray[Any]:

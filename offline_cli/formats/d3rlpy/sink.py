@@ -17,7 +17,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UnsupportedSpace
 from offline_cli.files.locations import Location
 from offline_cli.formats.d3rlpy.reader import COLUMNS, FORMAT
-from offline_cli.formats.hdf5.own_words import OWN, own_text
+from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text
 from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.spaces import Space
@@ -66,7 +66,7 @@ class D3rlpySink(EpisodeSink):
         root["columns"] = list(COLUMNS)
         root["num_episodes"] = self.episodes
         root["version"] = VERSION
-        root.attrs[OWN] = own_text(self.context)
+        root.attrs[OURS] = metadata_text(self.context)
         self._file.commit()
         return self.written(1, self._file.bytes)
 

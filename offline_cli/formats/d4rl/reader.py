@@ -22,10 +22,8 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
-from offline_cli.formats.hdf5.files import Hdf5File
-from offline_cli.formats.hdf5.messages import FRAMES, TEXT
-from offline_cli.formats.hdf5.nodes import Form
-from offline_cli.formats.hdf5.own_words import OWN, own_words
+from offline_cli.formats.hdf5.our_metadata import OURS, read_metadata
+from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Form, Hdf5File, Node
 from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo
@@ -52,8 +50,8 @@ def open_d4rl(files: Sequence[Location], context: OpenContext) -> D4rlSource:
     """The files, each with a layout of its own that is looked at when it is read. Raises BadData."""
     with Hdf5File(files[0]) as file:
         layout = _Layout.of(file)
-        said = own_words(file.top.attributes, file.url)
-        unfinished = layout.ends_open(file)
+        said = read_metadata(file.top.attributes, file.url)
+        unfinished = layout.ends_open()
     declared = {"format": FORMAT, "forms": layout.forms_kept, "names": layout.names, "open_end": unfinished}
     declared |= {"next": layout.has_next, "timeouts": TIMEOUTS in layout.datasets}
     known = {"action_scale": ENV_SCALE, **said}
@@ -75,8 +73,8 @@ class D4rlSource(FileSource):
             with self.scope.part() as held:
                 opened = held.enter(Hdf5File(file))
                 layout = _Layout.of(opened)
-                layout.count_left_out(opened, tally)
-                reading = _Reading(opened, layout, tally, f"{prefix}-", numbers)
+                layout.count_left_out(tally)
+                reading = _Reading(file.url, layout, tally, f"{prefix}-", numbers)
                 for fragments in reading.fragments():
                     yield fragments
                     self.done += fragments.batch.nbytes
@@ -88,6 +86,7 @@ class D4rlSource(FileSource):
 class _Layout:
     """Which arrays of a file are what."""
 
+    node: Node  # the whole file
     rows: int
     datasets: Mapping[str, Form]  # those with a row a step
     left_out: Mapping[str, str]  # others, and why
@@ -95,7 +94,7 @@ class _Layout:
     @classmethod
     def of(cls, file: Hdf5File) -> _Layout:
         """Raises BadData where arrays that are needed are missing, or disagree."""
-        (node,) = file.describe([""])
+        node = file.node()
         rows = next((shape[0] for name, (_, shape) in node.datasets.items() if name == "rewards" and shape), None)
         if rows is None:
             raise BadData("no rewards are in the file", where=file.url, fix=FIX)
@@ -118,7 +117,7 @@ class _Layout:
                 wrong.append(f"{key} are of shape {list(shape)}")
         if wrong:
             raise BadData(wrong[0] if len(wrong) == 1 else "; ".join(wrong), where=file.url, fix=FIX)
-        return cls(rows, datasets, left_out)
+        return cls(node, rows, datasets, left_out)
 
     @property
     def has_next(self) -> bool:
@@ -147,20 +146,19 @@ class _Layout:
         """Of one step."""
         return max(1, sum(np.dtype(kind).itemsize * math.prod(shape[1:]) for kind, shape in self.datasets.values()))
 
-    def ends_open(self, file: Hdf5File) -> bool:
+    def ends_open(self) -> bool:
         """Whether the last step has no end flag."""
         if not self.rows:
             return False
         flags = [name for name in ("terminals", TIMEOUTS, OLD_ENDS) if name in self.datasets]
-        last = file.rows([(name, self.rows - 1, self.rows) for name in flags], [self.datasets[name] for name in flags])
-        return not any(bool(value.any()) for value in last)
+        return not any(bool(self.node.rows(name, self.rows - 1, self.rows).any()) for name in flags)
 
-    def count_left_out(self, file: Hdf5File, tally: Tally) -> None:
+    def count_left_out(self, tally: Tally) -> None:
         """Name what becomes no part of an episode."""
         for name, why in self.left_out.items():
             tally.drop_column(name, why)
-        for name in file.top.attributes:
-            if name != OWN:
+        for name in self.node.attributes:
+            if name != OURS:
                 tally.drop_column(f"@{name}", "an attribute of the file")
         if TIMEOUTS not in self.datasets and OLD_ENDS not in self.datasets and not self.has_next:
             tally.assume("missing-timeouts")
@@ -175,7 +173,7 @@ def _extra_name(name: str) -> str:
 class _Reading:
     """One file, block after block."""
 
-    file: Hdf5File
+    url: str
     layout: _Layout
     tally: Tally
     prefix: str  # of ids, with its hyphen
@@ -196,7 +194,7 @@ class _Reading:
             batch, at = fragments_of_rows(self._rows(columns, flags[:, :rows], rows), self.tally)
             self.tally.rows_in += rows
             file, row = np.zeros(rows, np.int64), np.arange(first, first + rows)
-            yield Fragments(batch, Origins.of_rows((self.file.url,), file, row, at))
+            yield Fragments(batch, Origins.of_rows((self.url,), file, row, at))
             first += rows
 
     def _whole(self, ended: NDArray[np.bool_]) -> int:
@@ -206,9 +204,7 @@ class _Reading:
 
     def _block(self, first: int, stop: int) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
         """Columns of rows [first, stop), and (2, N) where they terminate and where they are truncated."""
-        names = list(self.layout.datasets)
-        values = self.file.rows([(name, first, stop) for name in names], [self.layout.datasets[name] for name in names])
-        columns = dict(zip(names, values, strict=True))
+        columns = {name: self.layout.node.rows(name, first, stop) for name in self.layout.datasets}
         terminateds = columns["terminals"].reshape(-1).astype(np.bool_)
         truncateds = np.zeros(stop - first, np.bool_)
         if TIMEOUTS in columns:
@@ -256,8 +252,7 @@ class _Reading:
         if stop >= self.layout.rows:
             return True
         names = [name for name in self.layout.datasets if name.partition("/")[0] == "observations"]
-        rows = self.file.rows([(name, stop, stop + 1) for name in names], [self.layout.datasets[name] for name in names])
-        after = _tree(dict(zip(names, rows, strict=True)), "observations")
+        after = _tree({name: self.layout.node.rows(name, stop, stop + 1) for name in names}, "observations")
         last = map_leaves(lambda leaf: np.concatenate([leaf[-1:], leaf[-1:]]), following)
         return bool(chained(map_leaves(lambda leaf: np.concatenate([leaf, leaf]), after), last)[0])
 

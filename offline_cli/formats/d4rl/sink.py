@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import Location
 from offline_cli.formats.d4rl.reader import FORMAT, INFOS, LOGP, NEXT, TIMEOUTS
-from offline_cli.formats.hdf5.own_words import OWN, own_text
+from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text
 from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, checked_key, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.trees import Tree, equal_values
@@ -92,7 +92,7 @@ class D4rlSink(EpisodeSink):
             timeouts[-1] = False  # the recording ended there, and no time limit did
         if self._has_timeouts or timeouts.any():
             self._file.root[TIMEOUTS] = self._formed(TIMEOUTS, timeouts)
-        self._file.root.attrs[OWN] = own_text(self.context)
+        self._file.root.attrs[OURS] = metadata_text(self.context)
         self._file.commit()
         return self.written(1, self._file.bytes)
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.hdf5.files import Hdf5File
-from offline_cli.formats.hdf5.nodes import Form, Node
+from offline_cli.formats.hdf5.safe import Form, Hdf5File
 from offline_cli.formats.source import FileSource, Fragments, Origins
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.spaces import Space
@@ -33,14 +32,11 @@ __all__ = [
     "numbered",
     "row_parts",
     "tree_of_names",
-    "values_of",
 ]
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
 PART: Final = 32 << 20  # bytes of rows of an episode that is read in parts
-Reads = Callable[[str, int, int], NDArray[Any]]
-"""Rows [first, stop) of a dataset of one episode, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +84,10 @@ def fragments_of_files(source: FileSource, episodes_of: Callable[[Hdf5File, str]
     source.done = source.size or source.done
 
 
-def batches(episodes: Iterable[Recorded | Fragments], url: str) -> Iterator[Fragments]:
+def batches(episodes: Iterable[Recorded], url: str) -> Iterator[Fragments]:
     """Batches of episodes of one structure, in their order; `url`: of their file."""
     held, nbytes, structure = list[Recorded](), 0, None
     for episode in episodes:
-        if isinstance(episode, Fragments):  # many, joined already
-            if held:
-                yield _batch(held, url)
-            held, nbytes = [], 0
-            yield episode
-            continue
         other, size = episode.structure, episode.nbytes
         is_part = episode.t_started > 0 or not (episode.terminated or episode.truncated)
         if held and (is_part or other != structure or nbytes + size > TOGETHER or len(held) >= MOST):
@@ -153,18 +143,6 @@ def row_parts(steps: int, forms: Iterable[Form]) -> Iterator[tuple[int, int]]:
     step = sum(np.dtype(kind).itemsize * math.prod(shape[1:]) for kind, shape in forms if shape)
     each = max(1, PART // max(1, step))
     yield from ((first, min(steps, first + each)) for first in range(0, max(steps, 1), each))
-
-
-def values_of(file: Hdf5File, path: str, node: Node) -> Reads:
-    """Reads rows of the datasets below `path`: of what is loaded already, or from the file."""
-
-    def read(name: str, first: int, stop: int) -> NDArray[Any]:
-        known = node.values.get(name)
-        if known is not None:
-            return known[first:stop]
-        return file.rows([(f"{path}/{name}", first, stop)], [node.datasets[name]])[0]
-
-    return read
 
 
 def tree_of_names(leaves: Mapping[str, NDArray[Any]], space: Space | None, only: str) -> Tree:

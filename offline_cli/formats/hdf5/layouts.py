@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary
 
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
-from offline_cli.formats.hdf5.files import Hdf5File
-from offline_cli.formats.hdf5.nodes import Node
+from offline_cli.formats.hdf5.safe import Hdf5File, Node
 from offline_cli.formats.listing import Listing
 
 __all__ = ["D3RLPY", "D4RL", "MINARI_FILE", "ROBOMIMIC", "is_of"]

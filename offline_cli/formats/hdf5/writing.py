@@ -21,7 +21,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, StorageError
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
-from offline_cli.formats.hdf5.files import need_h5py
+from offline_cli.formats.hdf5.safe import need_h5py
 from offline_cli.formats.sink import SinkContext, Written, refuse_existing
 from offline_cli.tally import Reject, Tally
 

@@ -14,18 +14,15 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from gymnasium import spaces
 
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, NoData
 from offline_cli.files.locations import Location
-from offline_cli.formats.hdf5.episode_groups import Recorded, batches, names_of_some, numbered, row_parts, values_of
-from offline_cli.formats.hdf5.files import Hdf5File
-from offline_cli.formats.hdf5.messages import FRAMES, TEXT
-from offline_cli.formats.hdf5.nodes import Alike, Form, Node
+from offline_cli.formats.hdf5.episode_groups import Recorded, batches, numbered, row_parts
+from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Form, Hdf5File, Node
 from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.minari.arrow_storage import IDS, STATISTICS, ArrowEpisodes, nested_rows
 from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, Metadata, is_image
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.source import FileSource, Fragments, Origins, SourceInfo
+from offline_cli.formats.source import FileSource, Fragments, SourceInfo
 from offline_cli.spaces import Space
 from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 from offline_cli.trees import Tree
@@ -33,6 +30,7 @@ from offline_cli.trees import Tree
 __all__ = ["MinariSource", "open_minari"]
 
 MAIN: Final = "main_data.hdf5"
+PREFIX: Final = "episode_"
 FLAGS: Final = ("rewards", "terminations", "truncations")
 EXTRA: Final = "extra_model_outputs/"  # where our sink keeps these
 FIX: Final = "write the episode again with Minari, or leave it out with --on-error skip"
@@ -83,7 +81,7 @@ class MinariSource(FileSource):
             raise NoData(f"{MAIN} is not beside {METADATA}", where=self.info.location, fix="name the folder that has both")
         with self.scope.part() as held:
             file = held.enter(Hdf5File(main))
-            names = numbered(file.members(), "episode_")
+            names = numbered(file.members(), PREFIX)
             _check_count(len(names), self.metadata, main.url, rejects)
             reading = _Reading(file, self.metadata, self.info, tally, rejects)
             yield from self._counted(batches(reading.episodes(names), main.url))
@@ -110,94 +108,40 @@ class _Reading:
     tally: Tally
     rejects: Rejects
 
-    def episodes(self, names: Sequence[str]) -> Iterator[Recorded | Fragments]:
-        for part in self.file.alike(names, passed_over=STATISTICS):
-            many = self._many(part) if isinstance(part, Alike) else None
-            if many is not None:
-                yield many
-            else:
-                yield from self._each(part.names if isinstance(part, Alike) else part)
-
-    def _each(self, names: Sequence[str]) -> Iterator[Recorded]:
-        nodes = self.file.load(names, passed_over=STATISTICS)
-        for name, node in zip(names, nodes, strict=True):
+    def episodes(self, names: Sequence[str]) -> Iterator[Recorded]:
+        for name in names:
             self.tally.rows_in += 1
             try:
-                yield from self._parts(name, _number(name), node)
+                yield from self._parts(int(name.removeprefix(PREFIX)), self.file.node(name, passed_over=STATISTICS))
             except BadEpisode as error:
                 self.rejects.add(error)
                 self.rejects.lose_episodes(Lost.UNREADABLE)
 
-    def _many(self, alike: Alike) -> Fragments | None:
-        """Episodes of one form, joined at once; None where one of them is not as it should be, or has frames."""
-        joined, rows, (seen, done) = alike.joined, alike.rows, self.info.spaces
-        if any(len(joined.datasets.get(key, ("", ()))[1]) != 1 for key in FLAGS):
-            return None
-        steps = rows["rewards"]
-        try:
-            obs = _leaves(joined.datasets, "observations", seen, self.file.url)
-            actions = _leaves(joined.datasets, "actions", done, self.file.url)
-        except BadEpisode:
-            return None
-        extra = [path for path in rows if path.startswith(EXTRA)]
-        wanted = {**dict.fromkeys((*FLAGS, *extra, *actions), steps), **dict.fromkeys(obs, steps + 1)}
-        wanted |= {path: steps + 1 for path in rows if path.startswith("infos/")}
-        has_frames = any(self._has_frames(space) for space in (*obs.values(), *actions.values()))
-        if has_frames or any(not np.array_equal(rows[path], count) for path, count in wanted.items()):
-            return None
-        starts = np.concatenate([[0], np.cumsum(steps)])
-        flags = [joined.values[key].astype(np.bool_) for key in FLAGS[1:]]
-        ended, early = [flag[starts[1:] - 1] for flag in flags], flags[0] | flags[1]
-        unfinished, early[starts[1:] - 1] = ~(ended[0] | ended[1]), False
-        self.tally.rows_in += len(alike.names)
-        self.tally.assume(UNFINISHED, int(unfinished.sum()))
-        self.tally.assume("end-flag-before-end", int(early.sum()))
-        self._tell_left_out(joined, set(wanted))
-        total, own = int(starts[-1]), alike.attributes
-        data = [{key: value for key, value in one.items() if key not in IDS} for one in own]
-        numbers = [_number(name) for name in alike.names]
-        ids = (one.get("eps_id") for one in own)
-        batch = EpisodeBatch(
-            ids=tuple(one if isinstance(one, str) else str(number) for one, number in zip(ids, numbers, strict=True)),
-            starts=starts,
-            obs=self._tree(seen, "observations", "", joined, 0, total + len(own)),
-            actions=self._tree(done, "actions", "", joined, 0, total),
-            rewards=joined.values["rewards"].astype(np.float64),
-            terminated=ended[0],
-            truncated=ended[1] | unfinished,
-            extra={path.removeprefix(EXTRA): joined.values[path] for path in extra},
-            infos=self._infos("", joined, total + len(own) - 1),
-            agent_ids=names_of_some([one.get("agent_id") for one in own]),
-            module_ids=names_of_some([one.get("module_id") for one in own]),
-            custom_data=tuple(data) if any(data) else None,
-        )
-        return Fragments(batch, Origins((self.file.url,), np.zeros(len(own), np.int64), np.array(numbers)))
-
-    def _parts(self, name: str, number: int, node: Node) -> Iterator[Recorded]:
+    def _parts(self, number: int, node: Node) -> Iterator[Recorded]:
         """The episode, in parts where it is large. Raises BadEpisode before the first of them."""
-        where = f"{self.file.url} {name}"
         missing = [key for key in FLAGS if len(node.datasets.get(key, ("", ()))[1]) != 1]
         if missing:
-            raise BadEpisode(f"no rows of {' and '.join(missing)}", where=where, fix=FIX)
+            raise BadEpisode(f"no rows of {' and '.join(missing)}", where=node.where, fix=FIX)
         steps = node.datasets["rewards"][1][0]
         spaces_of = self.info.observation_space, self.info.action_space
-        obs = _leaves(node.datasets, "observations", spaces_of[0], where)
-        actions = _leaves(node.datasets, "actions", spaces_of[1], where)
+        obs = _leaves(node.datasets, "observations", spaces_of[0], node.where)
+        actions = _leaves(node.datasets, "actions", spaces_of[1], node.where)
         wanted = {**dict.fromkeys(FLAGS, steps), **dict.fromkeys(obs, steps + 1), **dict.fromkeys(actions, steps)}
         for path, rows in wanted.items():
             form = node.datasets[path]
             if form[0] == TEXT or not form[1] or form[1][0] != rows:
-                raise BadEpisode(f"{path} is {form[0]} {list(form[1])}, and not {rows} rows of numbers", where=where, fix=FIX)
+                raise BadEpisode(
+                    f"{path} is {form[0]} {list(form[1])}, and not {rows} rows of numbers", where=node.where, fix=FIX
+                )
         extra = [path for path, (kind, shape) in node.datasets.items() if path.startswith(EXTRA) and shape[:1] == (steps,)]
-        read = values_of(self.file, name, node)
-        flags = [read(key, 0, steps).astype(np.bool_) for key in FLAGS[1:]]
+        flags = [node.rows(key, 0, steps).astype(np.bool_) for key in FLAGS[1:]]
         ended = [bool(flag[-1]) if steps else False for flag in flags]
         if steps and not any(ended):
             self.tally.assume(UNFINISHED)
             ended[1] = True
         early = flags[0][:-1] | flags[1][:-1]
         self.tally.assume("end-flag-before-end", int(early.sum()))
-        infos = self._infos(name, node, steps)
+        infos = self._infos(node, steps)
         self._tell_left_out(node, {*wanted, *extra})
         data = {key: value for key, value in node.attributes.items() if key not in IDS}
         names_of = {key: node.attributes.get(key) for key in IDS}
@@ -208,38 +152,38 @@ class _Reading:
             yield Recorded(
                 id=str(names_of["eps_id"]) if isinstance(names_of["eps_id"], str) else str(number),
                 number=number,
-                obs=self._tree(spaces_of[0], "observations", name, node, first, stop + 1),
-                actions=self._tree(spaces_of[1], "actions", name, node, first, stop),
-                rewards=read("rewards", first, stop).astype(np.float64),
+                obs=self._tree(spaces_of[0], "observations", node, first, stop + 1),
+                actions=self._tree(spaces_of[1], "actions", node, first, stop),
+                rewards=node.rows("rewards", first, stop).astype(np.float64),
                 terminated=is_last and ended[0],
                 truncated=is_last and ended[1],
                 t_started=first,
-                extra={path.removeprefix(EXTRA): read(path, first, stop) for path in extra},
+                extra={path.removeprefix(EXTRA): node.rows(path, first, stop) for path in extra},
                 infos=None if infos is None else infos[first : stop + 1],
                 custom_data=data or None,
                 agent_id=names_of["agent_id"],
                 module_id=names_of["module_id"],
             )
 
-    def _tree(self, space: Space | None, key: str, name: str, node: Node, first: int, stop: int) -> Tree:
+    def _tree(self, space: Space | None, key: str, node: Node, first: int, stop: int) -> Tree:
         """Rows of the leaves, in the structure of the space."""
         if isinstance(space, spaces.Dict):
             parts = space.spaces.items()
-            return {part: self._tree(inner, f"{key}/{part}", name, node, first, stop) for part, inner in parts}
+            return {part: self._tree(inner, f"{key}/{part}", node, first, stop) for part, inner in parts}
         if isinstance(space, spaces.Tuple):
             numbers = enumerate(space.spaces)
-            return tuple(self._tree(inner, f"{key}/_index_{i}", name, node, first, stop) for i, inner in numbers)
+            return tuple(self._tree(inner, f"{key}/_index_{i}", node, first, stop) for i, inner in numbers)
         if space is not None and self._has_frames(space):
             self.tally.assume("jpeg-frames", stop - first)
-            return self.file.frames(f"{name}/{key}", first, stop, tuple(space.shape or ()))
+            return node.frames(key, first, stop, tuple(space.shape or ()))
         if node.datasets[key][0] == FRAMES:
-            raise BadEpisode(f"{key} holds bytes of varying length", where=f"{self.file.url} {name}", fix=FIX)
-        return values_of(self.file, name, node)(key, first, stop)
+            raise BadEpisode(f"{key} holds bytes of varying length", where=node.where, fix=FIX)
+        return node.rows(key, first, stop)
 
     def _has_frames(self, space: Space | None) -> bool:
         return self.metadata.has_jpeg and space is not None and is_image(space)
 
-    def _infos(self, name: str, node: Node, steps: int) -> list[dict[str, Any]] | None:
+    def _infos(self, node: Node, steps: int) -> list[dict[str, Any]] | None:
         """A dict for each observation; None where no info has a value for each."""
         columns: dict[str, Any] = {}
         for path, (kind, shape) in node.datasets.items():
@@ -248,9 +192,9 @@ class _Reading:
             if shape[:1] != (steps + 1,) or kind == FRAMES:
                 self.tally.drop_column(path, why_no_column(kind, shape, steps + 1))
             elif kind == TEXT:
-                columns[path.removeprefix("infos/")] = self.file.texts(f"{name}/{path}")
+                columns[path.removeprefix("infos/")] = node.texts(path)
             else:
-                columns[path.removeprefix("infos/")] = list(values_of(self.file, name, node)(path, 0, steps + 1))
+                columns[path.removeprefix("infos/")] = list(node.rows(path, 0, steps + 1))
         return nested_rows(columns) if columns else None
 
     def _tell_left_out(self, node: Node, used: set[str]) -> None:
@@ -259,10 +203,6 @@ class _Reading:
                 self.tally.drop_column(path, "Minari has no such dataset")
         for attribute in node.left_out:
             self.tally.drop_column(f"@{attribute}", "an attribute that is neither numbers nor text")
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("episode_"))
 
 
 def _leaves(datasets: Mapping[str, Form], key: str, space: Space | None, where: str) -> dict[str, Any]:

@@ -30,12 +30,9 @@ from offline_cli.formats.hdf5.episode_groups import (
     numbered,
     row_parts,
     tree_of_names,
-    values_of,
 )
-from offline_cli.formats.hdf5.files import Hdf5File
-from offline_cli.formats.hdf5.messages import FRAMES, TEXT
-from offline_cli.formats.hdf5.nodes import Node
-from offline_cli.formats.hdf5.own_words import OWN, own_words
+from offline_cli.formats.hdf5.our_metadata import OURS, read_metadata
+from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Hdf5File, Node
 from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import NORMALIZED_SCALE, FileSource, Fragments, SourceInfo
@@ -58,10 +55,10 @@ FIX: Final = "write the demonstration again, or leave it out with --on-error ski
 def open_robomimic(files: Sequence[Location], context: OpenContext) -> RobomimicSource:
     """The files. Raises BadData for one that is damaged."""
     with Hdf5File(files[0]) as file:
-        (top,) = file.describe([DATA], whole=False)
-        said = own_words(top.attributes, file.url)
+        top = file.node(DATA, whole=False)
+        said = read_metadata(top.attributes, file.url)
         names = numbered(top.groups, DEMO)
-        first = file.describe([f"{DATA}/{names[0]}"])[0] if names else None
+        first = file.node(f"{DATA}/{names[0]}") if names else None
     arguments = top.attributes.get("env_args")
     document = _environment_in(arguments)
     name, kwargs = document.get("env_name"), document.get("env_kwargs")
@@ -79,7 +76,7 @@ def open_robomimic(files: Sequence[Location], context: OpenContext) -> Robomimic
         "next": first is not None and any(path.startswith("next_obs/") for path in first.datasets),
         "rewards": None if first is None else first.datasets.get("rewards", ("",))[0],
         "dones": None if first is None else first.datasets.get("dones", ("",))[0],
-        "attributes": {key: value for key, value in top.attributes.items() if key not in ("env_args", "total", OWN)},
+        "attributes": {key: value for key, value in top.attributes.items() if key not in ("env_args", "total", OURS)},
     }
     info = SourceInfo(format=FORMAT, location=context.location, declared=(declared,), **{**known, **said})
     return RobomimicSource(files, context.location, info)
@@ -114,8 +111,9 @@ def masks_of(file: Hdf5File, tally: Tally) -> dict[str, list[str]]:
     if MASK not in file.top.groups:
         return found
     demos = set(file.members(DATA))
-    for name, (kind, _) in file.describe([MASK])[0].datasets.items():
-        names = file.texts(f"{MASK}/{name}") if kind == TEXT else []
+    masks = file.node(MASK)
+    for name, (kind, _) in masks.datasets.items():
+        names = masks.texts(name) if kind == TEXT else []
         if kind != TEXT or not demos.issuperset(names):
             why = "it names demonstrations that are not in the file" if kind == TEXT else f"{kind}, and not names"
             tally.drop_column(f"{MASK}/{name}", why)
@@ -139,10 +137,10 @@ class _Reading:
         names = numbered(members, DEMO)
         for other in set(members) - set(names):
             self.tally.drop_column(f"{DATA}/{other}", "not a demonstration")
-        for name, node in zip(names, self.file.load([f"{DATA}/{name}" for name in names]), strict=True):
+        for name in names:
             self.tally.rows_in += 1
             try:
-                yield from self._parts(name, node)
+                yield from self._parts(name, self.file.node(f"{DATA}/{name}"))
             except BadEpisode as error:
                 self.rejects.add(error)
                 self.rejects.lose_episodes(Lost.UNREADABLE)
@@ -164,7 +162,7 @@ class _Reading:
         check_rows({path: node.datasets[path] for path in wanted}, steps, where)
         if any(node.datasets[path][0] in (TEXT, FRAMES) for path in wanted):
             raise BadEpisode("texts or bytes where numbers are wanted", where=where, fix=FIX)
-        read = values_of(self.file, f"{DATA}/{name}", node)
+        read = node.rows
         if "rewards" not in node.datasets:
             self.tally.assume(MISSING_REWARDS, steps)
         dones = read("dones", 0, steps).reshape(steps, -1) if "dones" in node.datasets else None

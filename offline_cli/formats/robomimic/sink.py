@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import Location
-from offline_cli.formats.hdf5.own_words import OWN, own_text
+from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text
 from offline_cli.formats.hdf5.writing import (
     EpisodeSink,
     attribute_of,
@@ -136,7 +136,7 @@ class RobomimicSink(EpisodeSink):
         data.attrs["total"] = self.steps
         data.attrs["env_args"] = self._env_args()
         context = self.context
-        data.attrs[OWN] = own_text(context, NORMALIZED_SCALE if self._bounds is not None else context.action_scale)
+        data.attrs[OURS] = metadata_text(context, NORMALIZED_SCALE if self._bounds is not None else context.action_scale)
         for mask, names in self._masks.items():
             root[f"{MASK}/{checked_key(mask, MASK)}"] = np.array(names, dtype="S")
         self._file.commit()

@@ -1,7 +1,6 @@
-"""What a file of a foreign layout says of itself where this program wrote it: an attribute that other readers pass over.
+"""Our metadata (spaces, environment, action scale): one JSON attribute in the HDF5 files that we write.
 
-These layouts have no place for spaces, environments and the scale of actions. A sink writes them as one JSON text, `OWN`, and
-a reader takes them from there.
+D4RL's, robomimic's and d3rlpy's layouts have no place for these; their own readers ignore the attribute.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from offline_cli.json_documents import from_json
 from offline_cli.meanings import Meanings
 from offline_cli.spaces import space_from_json, space_to_json
 
-__all__ = ["OWN", "own_text", "own_words"]
+__all__ = ["OURS", "metadata_text", "read_metadata"]
 
-OWN: Final = "offline_cli"
+OURS: Final = "offline_cli"
 SCALES: Final = ("env", "normalized", "unknown")
 FIX: Final = "remove the attribute, and say what you know: --env, --action-scale"
 
 
-def own_text(context: SinkContext, action_scale: str | None = None) -> str:
+def metadata_text(context: SinkContext, action_scale: str | None = None) -> str:
     """The attribute's value; `action_scale`: of the actions as they are written, where that is another one."""
     environment = context.environment
     document: dict[str, Any] = {
@@ -40,12 +39,12 @@ def own_text(context: SinkContext, action_scale: str | None = None) -> str:
     return json.dumps(document)
 
 
-def own_words(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
+def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
     """Arguments of a `SourceInfo` from the attribute; empty without it. Raises BadData for one of another form."""
-    text = attributes.get(OWN)
+    text = attributes.get(OURS)
     if not isinstance(text, str):
         return {}
-    where = f"{url} attribute {OWN}"
+    where = f"{url} attribute {OURS}"
     try:
         document = from_json(text)
         scale, inferred = document["action_scale"], document["spaces_inferred"]
