@@ -70,7 +70,6 @@ POLICY = {
     "observation_space": space_to_json(BOX),
     "action_space": space_to_json(CHOICES),
     "action_scale": "env",
-    "hidden": [4],
-    "activation": "tanh",
+    "network": {"name": "mlp", "hidden": [4], "activation": "tanh"},
     "environment": "CartPole-v1",
 }

@@ -274,7 +274,7 @@ def _policies() -> list[bytes]:
     digest = hashlib.sha256(policy_files()[1]).hexdigest()
     frames = {"kind": "learner", "pieces": [{"name": "frame_stacking", "num_frames": 2}]}
     told = [{"document": document, "pieces": ["FrameStacking"], "state_sha256": digest} for document in (frames, TRAINED, None)]
-    return [json.dumps(POLICY).encode(), *(json.dumps({**POLICY, "version": 2, "pipeline": one}).encode() for one in told)]
+    return [json.dumps(POLICY).encode(), *(json.dumps({**POLICY, "pipeline": one}).encode() for one in told)]
 
 
 def _tensors() -> list[bytes]:

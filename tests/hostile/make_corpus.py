@@ -729,16 +729,20 @@ def tensors(header: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
-POLICY = {
+POLICY: dict[str, Any] = {
     "format": "offline-cli-policy",
     "version": 1,
     "observation_space": {"type": "Box", "shape": [1], "dtype": "float32", "low": -1.0, "high": 1.0},
     "action_space": {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"},
     "action_scale": "env",
-    "hidden": [8],
-    "activation": "tanh",
+    "network": {"name": "mlp", "hidden": [8], "activation": "tanh"},
     "environment": None,
 }
+
+
+def network(**options: Any) -> dict[str, Any]:
+    """What differs in the description of a policy with these options of its network."""
+    return {"network": {**POLICY["network"], **options}}
 
 
 def run(name: str, policy: Any = None, weights: bytes = b"", config: bytes = b"updates = 1\n") -> Files:
@@ -752,11 +756,11 @@ def runs() -> Files:
     yield from run("policy_nested_deep", b"[" * 20_000)
     yield from run("policy_is_a_list", b"[]")
     yield from run("policy_not_utf8", b'{"format": "\xff"}')
-    yield from run("policy_of_terabytes", {"hidden": [1 << 30, 1 << 30]})
-    yield from run("policy_of_gigabytes", {"hidden": [30_000, 30_000]})
+    yield from run("policy_of_terabytes", network(hidden=[1 << 30, 1 << 30]))
+    yield from run("policy_of_gigabytes", network(hidden=[30_000, 30_000]))
     yield from run("policy_of_many_actions", {"action_space": {"type": "Discrete", "n": 1 << 40}})
-    yield from run("policy_of_many_layers", {"hidden": [8] * 20_000})
-    yield from run("policy_of_a_pickle", {"activation": {"__reduce__": "os.system"}})
+    yield from run("policy_of_many_layers", network(hidden=[8] * 20_000))
+    yield from run("policy_of_a_pickle", network(activation={"__reduce__": "os.system"}))
     yield from run("policy_of_a_space_of_records", {"action_space": {"type": "Discrete", "n": 2, "dtype": "f4,O"}})
     yield from run("policy_of_code", {"activation": "python:os:system", "environment": "python:os:system"})
     yield from run("weights_are_a_pickle", weights=pickle.dumps(Payload()))
@@ -798,7 +802,7 @@ def runs() -> Files:
     yield "state_that_is_another/connectors.msgpack", msgpack.packb({"MeanStdFilter": 5})
     yield from run(
         "state_that_is_another",
-        {**CART_POLE, "version": 2, "pipeline": {"document": FILTER, "pieces": [], "state_sha256": ""}},
+        {**CART_POLE, "pipeline": {"document": FILTER, "pieces": [], "state_sha256": ""}},
         WEIGHTS,
     )
     for name, config in {"config_nested_deep": b"a = " + b"[" * 20_000, "config_not_utf8": b"\xff\xfe"}.items():
@@ -841,7 +845,7 @@ def piped(name: str, document: Any, learned: bytes = b"\x80") -> Files:
     import hashlib
 
     told = {"document": {"kind": "learner", **document}, "pieces": [], "state_sha256": hashlib.sha256(learned).hexdigest()}
-    yield from run(name, {**CART_POLE, "version": 2, "pipeline": told}, WEIGHTS)
+    yield from run(name, {**CART_POLE, "pipeline": told}, WEIGHTS)
     yield f"{name}/connectors.msgpack", learned
 
 
