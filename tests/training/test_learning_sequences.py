@@ -165,7 +165,7 @@ def test_a_run_with_a_memory_is_trained_evaluated_recorded_and_acts(
     found = told(*words, "--val-fraction", 0.2, "--device", "cpu")
     assert found["eval_return_mean"] is not None
     assert found["val_loss"] > 0
-    assert told_in(run / "policy.json")["mlp"]["memory"] == memory
+    assert told_in(run / "policy.json")["network"]["memory"] == memory
     assert evaluate(run, env="Sign-v0", episodes=4).episodes == 4
     record("Sign-v0", tmp_path / "out", policy=str(run), episodes=3, vectorize="sync", device="cpu")
     policy = policy_in_use(run)
