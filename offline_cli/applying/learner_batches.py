@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from offline_cli.applying.checked_values import check_choices, check_finite
 from offline_cli.applying.frame_stacks import FrameStacks
-from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.common.batch_columns import as_tensors
@@ -110,19 +109,17 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
 
 
 def of_one_module(
-    batches: Iterable[EpisodeBatch], wanted: str | OneModule | None, *, where: str, seen: Counter[str] | None = None
+    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
 ) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that module `wanted` acted in, or learns from; None: all, of whatever module. An episode without a
+    """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a
     module id is of the module `default_policy`.
 
     At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
     there are several. `seen` counts the episodes of each module.
     """
     seen = Counter() if seen is None else seen
-    named = wanted.names if isinstance(wanted, OneModule) else _names
-    wanted = wanted.name if isinstance(wanted, OneModule) else wanted
     for batch in batches:
-        names = named(batch)
+        names = _names(batch)
         here = Counter(names)
         seen.update(here)
         if wanted is None:
@@ -134,8 +131,7 @@ def of_one_module(
             yield batch.select(np.flatnonzero([name == wanted for name in names]))
     if wanted is None and len(seen) > 1:
         what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
-        together = "--module-of module_id to train a policy for each in one run, or --module-of '*=shared' one for all agents"
-        raise BadConfig(what, where=where, fix=f"{_choice(seen)} to train that one; {together}")
+        raise BadConfig(what, where=where, fix=f"{_choice(seen)}: one run learns one module")
     if wanted is not None and seen and wanted not in seen:
         what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
         raise BadConfig(what, where=where, fix=_choice(seen))

@@ -162,7 +162,7 @@ def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
     what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run that
-    is resumed; --pipeline, --mapping, --module-id, --module-of, --network and an --env that is code (module:EnvId, python:...)
+    is resumed; --pipeline, --mapping, --module-id, --network and an --env that is code (module:EnvId, python:...)
     have to be named again. The length alone (--epochs or --updates) may change on the way: a resumed run is the one that would
     have had it from the start, also where it is reached already.
     """

@@ -35,7 +35,6 @@ __all__ = [
     "PART_PREFIX",
     "QUARANTINE",
     "RUN_CONFIG",
-    "RUN_MODULES",
     "RUN_POLICY",
     "SHARD_PATH",
     "TRAIN_BATCHES",
@@ -59,7 +58,6 @@ QUARANTINE: Final = "quarantine"
 UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
 RUN_CONFIG: Final = "config.toml"
 RUN_POLICY: Final = "policy.json"
-RUN_MODULES: Final = "modules.json"  # of a run of several modules
 
 SHARD_PATH: Final = re.compile(r"data/shard-(?P<generation>[0-9a-f]{8})-(?P<number>[0-9]{6,12})\.parquet", re.ASCII)
 PART_PATH: Final = re.compile(r"manifest/part-[0-9a-f]{16}\.json", re.ASCII)

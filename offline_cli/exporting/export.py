@@ -20,17 +20,15 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.env_to_module.default_pipeline import default_pieces
 from offline_cli.connectors.pipeline_spec import PlayPipelines, Setting
 from offline_cli.datasets.ownership import keep_names
-from offline_cli.errors import BadConfig, OutputExists, UnsupportedSpace, UsageError
+from offline_cli.errors import BadConfig, OutputExists, UsageError
 from offline_cli.exporting.model_card import Exported, card_of, facts_of
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.options.exporting import ExportOptions
 from offline_cli.options.keywords import takes
-from offline_cli.policies.agents_by_name import modules_of_run
 from offline_cli.policies.piped_policy import PlaySpec
-from offline_cli.policies.run_files import MODULES_FOLDER
-from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy, load_policy
-from offline_cli.spaces import Space, space_from_json
+from offline_cli.policies.run_policy import LoadedPolicy, environment_spaces, load_policy
+from offline_cli.spaces import Space
 
 __all__ = ["ExportResult", "export"]
 
@@ -118,9 +116,8 @@ def _named(place: str | os.PathLike[str] | Location) -> str:
 
 
 def _chosen(folder: Location, options: ExportOptions) -> ToExport:
-    _check_one_module(folder)
     loaded = load_policy(folder, plugins=options["plugins"], network=options["network"])
-    spaces = _spaces(loaded, folder.url)
+    spaces = environment_spaces(loaded, folder.url)
     try:
         pipelines = PlaySpec(trained=loaded.trained).build(Setting(*spaces))
         described = PlaySpec(trained=loaded.trained).as_dict()["env_to_module"]
@@ -129,26 +126,6 @@ def _chosen(folder: Location, options: ExportOptions) -> ToExport:
         raise
     facts = facts_of(folder, loaded, spaces, described, to=options["to"])
     return ToExport(loaded, pipelines, spaces, facts, folder.url)
-
-
-def _check_one_module(folder: Location) -> None:
-    """Raise BadConfig, with their names, for a run whose modules are in folders of their own, even if it has one."""
-    several = modules_of_run(folder)
-    if several is not None:
-        what = f"the run is for several agents, its modules are {', '.join(several.modules)}, and an export holds one"
-        raise BadConfig(what, where=folder.url, fix=f"export {folder.url}/{MODULES_FOLDER}/{several.modules[0]}")
-
-
-def _spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
-    """The environment's, of observations and actions. Raises BadConfig where the run does not know them."""
-    module, told = loaded.module, loaded.description.get(GIVEN_SPACE)
-    if loaded.trained is None:
-        return module.observation_space, module.action_space
-    try:
-        return space_from_json(told, where=where), module.action_space  # type: ignore[arg-type]  # None raises
-    except (ValueError, TypeError, KeyError, AttributeError, UnsupportedSpace) as err:
-        what = "the run does not say which observations its pieces get, as runs of earlier versions do not"
-        raise BadConfig(what, where=where, fix="train it again with this version") from err
 
 
 def _made(chosen: ToExport, to: str, name: str) -> Exported:

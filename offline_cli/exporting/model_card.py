@@ -23,7 +23,7 @@ from offline_cli.policies.module_policy import fingerprint_of
 from offline_cli.policies.run_files import STATE, json_object, newest_checkpoint
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments
 from offline_cli.spaces import Space, describe, space_to_json
-from offline_cli.training.run_folder import STATE_KEYS, RunFolder
+from offline_cli.training.run_folder import RunFolder
 
 __all__ = ["Exported", "card_of", "facts_of"]
 
@@ -88,7 +88,7 @@ def _data(run: Location, told: Mapping[str, Any]) -> dict[str, Any]:
     if newest is None:
         return found
     try:
-        state, _ = json_object(newest.join(STATE).read_bytes(), STATE_KEYS)
+        state = json_object(newest.join(STATE).read_bytes())
     except (ValueError, OfflineCliError):  # a card without these facts is better than none
         return found
     seen = state.get("seen")

@@ -13,7 +13,7 @@ from itertools import count, groupby, islice
 from typing import Any, Final
 
 from offline_cli.datasets.dataset import Dataset, holds_dataset
-from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_MODULES, RUN_POLICY
+from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
@@ -124,8 +124,6 @@ def _refuse_runs(files: Sequence[Location]) -> None:
     paths = {file.path: file for file in files}
     runs = [path.removesuffix(RUN_POLICY) for path in paths if path.endswith(f"/{RUN_POLICY}")]
     runs = [run for run in runs if f"{run}{RUN_CONFIG}" in paths]
-    of_several = [path.removesuffix(RUN_MODULES) for path in paths if path.endswith(f"/{RUN_MODULES}")]
-    runs += [folder for folder in of_several if any(run.startswith(folder) for run in runs)]
     if runs and all(path.startswith(tuple(runs)) for path in paths):
         run = paths[f"{runs[0]}{RUN_POLICY}"].url.removesuffix(f"/{RUN_POLICY}")
         run = shlex.quote(run)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,12 @@ __all__ = [
     "choose_device",
     "choose_threads",
     "fits_on",
-    "quickest",
     "seed_generators",
-    "threads_to_try",
     "use_threads",
 ]
 
 WORK_PER_THREAD = 2e8  # weights x rows of a batch below which one thread is fastest, and safe on a busy machine
-
-
 MAX_THREADS = 8
-ROUNDS = 4
-LONG = 4.0  # seconds
 
 
 def choose_device(name: str) -> torch.device:
@@ -47,35 +40,6 @@ def choose_threads(module: nn.Module, rows: int, processes: int = 1) -> int:
     """One thread unless an update is heavy; then one per core that it may use, or its share of those of `processes` here."""
     weights = sum(parameter.numel() for parameter in module.parameters())
     return 1 if weights * rows < WORK_PER_THREAD * processes else min(max(1, _cores() // processes), MAX_THREADS)
-
-
-def threads_to_try(module: nn.Module, device: torch.device, processes: int = 1) -> list[int]:
-    """Numbers of threads of which no rule says which is best: of convolutions on a CPU; empty: `choose_threads` knows."""
-    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-    most = min(_cores() // processes, MAX_THREADS)
-    return [1, most] if convolves and device.type == "cpu" and most > 1 else []
-
-
-def quickest(counts: Sequence[int], work: Callable[[], None], mean: Callable[[float], float] = lambda took: took) -> int:
-    """The number of threads that `work` takes the least time with, by the clock: other programs may keep cores busy.
-
-    More threads than the first have to save a tenth of the time. `mean`: over the processes that try together, of the time of
-    one; nothing else decides, so all of them do the same.
-    """
-    times: dict[int, float] = {}
-    spent = 0.0
-    for round_ in range(ROUNDS):
-        for count in counts:
-            with use_threads(count):
-                start = time.perf_counter()
-                work()
-                took = mean(time.perf_counter() - start)
-            spent += took
-            if round_:  # the first warms up
-                times[count] = min(took, times.get(count, took))
-        if times and spent > LONG:
-            break
-    return min(counts, key=lambda count: times[count] * (1.0 if count == counts[0] else 1.1))
 
 
 def _cores() -> int:

@@ -2,7 +2,7 @@
 
 Each leaf is encoded by its kind, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
 bounds of its space to [0, 1], other numbers as float32, images through a convolutional net (`images.py` says which leaves are
-some). Policies made before uint8 was scaled by its bounds divide it by 255 (`BY_255`), as they were trained.
+some).
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from offline_cli.episodes.episode_spaces import choice_counts
-from offline_cli.modules.images import BY_THREE_AXES, CHW, HW, Axes, ImageForm, Nature, encoder_kind
+from offline_cli.modules.images import BY_SHAPE, CHW, HW, Axes, ImageForm, Nature, encoder_kind
 from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.trees import Tree, leaves
 
 __all__ = [
     "ACTIVATIONS",
-    "BY_255",
-    "BY_BOUNDS",
     "ImageEncoder",
     "ObservationEncoder",
     "TrainingDropout",
     "after_layer",
-    "has_uint8",
     "mlp",
 ]
 
@@ -41,8 +38,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,  # RLlib's name for none
 }
-BY_BOUNDS: Final = "bounds"
-BY_255: Final = "255"
 BYTE: Final = 255
 
 
@@ -77,14 +72,12 @@ class TrainingDropout(nn.Dropout):
 class ObservationEncoder(nn.Module):
     """Trees of leaves (B, *shape) to features (B, size). Raises UnsupportedSpace."""
 
-    def __init__(self, space: Space, *, uint8_scaling: str = BY_BOUNDS, images: ImageForm = BY_THREE_AXES) -> None:
-        """`uint8_scaling`: BY_BOUNDS or BY_255, else ValueError. `images`: which leaves are some."""
+    def __init__(self, space: Space, *, images: ImageForm = BY_SHAPE) -> None:
+        """`images`: which leaves are some."""
         super().__init__()
         check_supported(space, where="observation space")
-        if uint8_scaling not in (BY_BOUNDS, BY_255):
-            raise ValueError(f"uint8 scaling {uint8_scaling!r} is neither {BY_BOUNDS!r} nor {BY_255!r}")
         self.images = images
-        parts = [_leaf_encoder(leaf, uint8_scaling, images) for leaf in leaf_spaces(space).values()]
+        parts = [_leaf_encoder(leaf, images) for leaf in leaf_spaces(space).values()]
         self.parts = nn.ModuleList(parts)
         self.size = sum(part.size for part in parts)
 
@@ -149,10 +142,10 @@ class _OneHot(_LeafEncoder):
 class ImageEncoder(_LeafEncoder):
     """Images (B, *shape) of integers by the bounds of their space, of floats as they are, through the network of their form."""
 
-    def __init__(self, space: spaces.Box, axes: Axes, encoder: str, uint8_scaling: str) -> None:
+    def __init__(self, space: spaces.Box, axes: Axes, encoder: str) -> None:
         super().__init__()
         is_byte = space.dtype == np.uint8
-        self.scale = 1 / BYTE if is_byte and _is_by_255(space, uint8_scaling) else 1.0
+        self.scale = 1 / BYTE if is_byte and _is_full(space) else 1.0
         self.bounded = _Bounded(space) if is_byte and self.scale == 1.0 else None
         self.layout = axes.layout
         made = encoder_kind(encoder)(axes.channels, axes.height, axes.width)
@@ -173,22 +166,18 @@ class ImageEncoder(_LeafEncoder):
         return features.flatten(1)
 
 
-def _leaf_encoder(space: Space, uint8_scaling: str, images: ImageForm) -> _LeafEncoder:
+def _leaf_encoder(space: Space, images: ImageForm) -> _LeafEncoder:
     axes = images.axes(space)
     match space:
         case spaces.Discrete() | spaces.MultiDiscrete():
             return _OneHot(*(part.tolist() for part in choice_counts(space)))
         case spaces.Box() if axes is not None:
-            return ImageEncoder(space, axes, images.encoder, uint8_scaling)
-        case spaces.Box() if space.dtype == np.uint8 and not _is_by_255(space, uint8_scaling):
+            return ImageEncoder(space, axes, images.encoder)
+        case spaces.Box() if space.dtype == np.uint8 and not _is_full(space):
             return _Numbers(space, bounded=_Bounded(space))
     return _Numbers(space, scale=1 / BYTE if space.dtype == np.uint8 else 1.0)
 
 
-def _is_by_255(space: spaces.Box, uint8_scaling: str) -> bool:
-    return uint8_scaling == BY_255 or bool((space.low == 0).all() and (space.high == BYTE).all())
-
-
-def has_uint8(space: Space) -> bool:
-    """Whether a leaf is a uint8 Box, whose values are scaled."""
-    return any(isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 for leaf in leaf_spaces(space).values())
+def _is_full(space: spaces.Box) -> bool:
+    """Whether a uint8 Box has all values of a byte."""
+    return bool((space.low == 0).all() and (space.high == BYTE).all())

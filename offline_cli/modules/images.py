@@ -4,8 +4,7 @@
 width), or of three, of which the last or the first is the channels', whichever has fewer entries (the last where both have as
 many), with both sides as long as the encoder needs. It is not clear which axis is the channels' where the one with fewer
 entries has more than half as many as the other: `image_notes` says so, and a layout that is given (HW, HWC, CHW) decides it.
-With such a layout every Box of as many axes is an image, of floats too; with NONE none is. BY_THREE_AXES is AUTO for three axes
-alone: networks of run folders that say nothing of images, and those of other packages.
+With such a layout every Box of as many axes is an image, of floats too; with NONE none is.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from offline_cli.spaces import Space, describe, leaf_spaces
 __all__ = [
     "AS_ONE_READS",
     "AUTO",
-    "BY_THREE_AXES",
+    "BY_SHAPE",
     "CHW",
     "HW",
     "HWC",
     "NATURE",
     "OURS",
-    "THREE_AXES",
     "Axes",
     "ImageForm",
     "ImageNetwork",
@@ -45,7 +43,6 @@ __all__ = [
 ]
 
 AUTO, HW, HWC, CHW, NONE = "auto", "hw", "hwc", "chw", "none"
-THREE_AXES: Final = "three axes"
 NATURE: Final = "nature"
 AXES: Final = {HW: 2, HWC: 3, CHW: 3}
 AS_ONE_READS: Final = {HW: "(height, width)", HWC: "(height, width, channels)", CHW: "(channels, height, width)"}
@@ -144,7 +141,7 @@ class Axes:
 class ImageForm:
     """Which leaves are images for a network, and what encodes them."""
 
-    layout: str = AUTO  # AUTO, HW, HWC, CHW, NONE, or THREE_AXES
+    layout: str = AUTO  # AUTO, HW, HWC, CHW or NONE
     encoder: str = NATURE
 
     def axes(self, space: Space) -> Axes | None:
@@ -162,7 +159,7 @@ class ImageForm:
 
     def _by_shape(self, space: spaces.Box) -> Axes | None:
         shape = space.shape
-        if space.dtype != np.uint8 or len(shape) not in ((3,) if self.layout == THREE_AXES else (2, 3)):
+        if space.dtype != np.uint8 or len(shape) not in (2, 3):
             return None
         if len(shape) == 2:
             return _read(shape, HW)
@@ -170,7 +167,7 @@ class ImageForm:
         return _read(shape, HWC if shape[-1] <= shape[0] else CHW, is_clear=2 * fewer <= more)
 
 
-BY_THREE_AXES: Final = ImageForm(THREE_AXES)
+BY_SHAPE: Final = ImageForm()
 
 
 def _read(shape: tuple[int, ...], layout: str, *, is_clear: bool = True) -> Axes:
@@ -189,13 +186,13 @@ def _smaller(leaf: Space, form: ImageForm) -> str:
     return f'; encoder = "{fits[0]}" in [network] takes this one' if fits else ""
 
 
-def flattened_images(space: Space, name: str, form: ImageForm = BY_THREE_AXES) -> list[str]:
+def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> list[str]:
     """One sentence for each leaf with two or more axes that is no image, unless none was asked for. `name`: of `space`."""
-    axes = "two or three axes" if form.layout == AUTO else "three axes"
     least = encoder_kind(form.encoder).least_side
     return [
         f"{path}, {describe(leaf)}, are flattened to {math.prod(leaf.shape or ())} numbers for the MLP, without their layout: "
-        f"the convolutional net takes uint8 images with {axes}, height and width at least {least}{_smaller(leaf, form)}"
+        f"the convolutional net takes uint8 images with two or three axes, height and width at least "
+        f"{least}{_smaller(leaf, form)}"
         for path, leaf in leaf_spaces(space, name).items()
         if isinstance(leaf, (spaces.Box, spaces.MultiBinary))
         and len(leaf.shape or ()) > 1

@@ -19,8 +19,8 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import network_space
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import BY_BOUNDS, ObservationEncoder, after_layer, mlp
-from offline_cli.modules.images import NATURE, THREE_AXES, ImageForm
+from offline_cli.modules.encoders import ObservationEncoder, after_layer, mlp
+from offline_cli.modules.images import AUTO, NATURE, ImageForm
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
 from offline_cli.modules.python_network import check_policy, made_by, own_policy
 from offline_cli.modules.rl_module import RLModule
@@ -70,8 +70,8 @@ class Network(ABC):
         self.options = dict(options)
 
     @abstractmethod
-    def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
-        """A fresh module: see `Features`. `uint8_scaling`: see `ObservationEncoder`, which encodes any space."""
+    def features(self, observation_space: Space) -> Any:
+        """A fresh module: see `Features`. `ObservationEncoder` encodes any space."""
 
     def policy(
         self,
@@ -79,7 +79,6 @@ class Network(ABC):
         action_space: Space,
         *,
         action_scale: str,
-        uint8_scaling: str = BY_BOUNDS,
         gaussian: GaussianForm = CLONING,
     ) -> RLModule:
         """A fresh policy over these spaces; `gaussian`: of Box actions.
@@ -88,14 +87,12 @@ class Network(ABC):
         `features` that are none.
         """
         head = build_head(action_space, action_scale=action_scale, form=gaussian)
-        features = self._sized_features(observation_space, uint8_scaling)
+        features = self._sized_features(observation_space)
         return FeaturePolicy(observation_space, action_space, head, features)
 
-    def critic(
-        self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1, uint8_scaling: str = BY_BOUNDS
-    ) -> Critic:
+    def critic(self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1) -> Critic:
         """A fresh value function of observations, or of both where `action_space` is given. Raises as `policy` does."""
-        features = self._sized_features(observation_space, uint8_scaling)
+        features = self._sized_features(observation_space)
 
         def trunk(width: int) -> nn.Module:
             last = nn.Linear(features.size, outputs)
@@ -108,8 +105,8 @@ class Network(ABC):
         fix = f"the network {MLP!r}, or leave that option out"
         raise BadConfig(f"the network {type(self).__name__} has no layer norm to add", where="[network]", fix=fix)
 
-    def _sized_features(self, observation_space: Space, uint8_scaling: str) -> Any:
-        return self._sized(self.features(observation_space, uint8_scaling=uint8_scaling))
+    def _sized_features(self, observation_space: Space) -> Any:
+        return self._sized(self.features(observation_space))
 
     def _sized(self, found: Any) -> Any:
         """Features, once they are seen to be a module with a `size`. Raises BadConfig, naming the network."""
@@ -190,14 +187,14 @@ class Mlp(Network):
         "dependentRequired": {name: ["memory"] for name in declared_in(MemoryKeys) if name != "memory"},
     }
 
-    def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
-        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=self.images)
+    def features(self, observation_space: Space) -> Any:
+        encoder = ObservationEncoder(observation_space, images=self.images)
         return _Hidden(encoder, self.options["hidden"], self._between())
 
     @property
     def images(self) -> ImageForm:
-        """What its options say of images; without a layout three axes are one, as in run folders that say none."""
-        return ImageForm(self.options.get("images", THREE_AXES), self.options.get("encoder", NATURE))
+        """What its options say of images."""
+        return ImageForm(self.options.get("images", AUTO), self.options.get("encoder", NATURE))
 
     def _between(self) -> dict[str, Any]:
         """How `mlp` makes what is between its layers."""
@@ -213,10 +210,9 @@ class Mlp(Network):
         action_space: Space,
         *,
         action_scale: str,
-        uint8_scaling: str = BY_BOUNDS,
         gaussian: GaussianForm = CLONING,
     ) -> RLModule:
-        form: dict[str, Any] = {"action_scale": action_scale, "uint8_scaling": uint8_scaling, "gaussian": gaussian}
+        form: dict[str, Any] = {"action_scale": action_scale, "gaussian": gaussian}
         form |= {"seed": None, "images": self.images}
         form |= {"hidden": self.options["hidden"], **self._between()}
         if "memory" not in self.options:
@@ -224,10 +220,8 @@ class Mlp(Network):
         remembering = {name: self.options[name] for name in declared_in(MemoryKeys) if name in self.options}
         return build_recurrent_module(observation_space, action_space, **form, **remembering)
 
-    def critic(
-        self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1, uint8_scaling: str = BY_BOUNDS
-    ) -> Critic:
-        encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=self.images)
+    def critic(self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1) -> Critic:
+        encoder = ObservationEncoder(observation_space, images=self.images)
         hidden, between = self.options["hidden"], self._between()
         return Critic(encoder, action_space, lambda width: mlp([width, *hidden, outputs], **between))
 
@@ -253,7 +247,7 @@ class PythonNetwork(Network):
     build: ClassVar[tuple[Any]]  # the object, in a tuple: a function would become a method
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}, "additionalProperties": True}
 
-    def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> Any:
+    def features(self, observation_space: Space) -> Any:
         made = made_by(self.build[0], self.name, observation_space, self.action_space, self.options)
         if hasattr(made, "size") and not isinstance(made, RLModule):
             return made
@@ -269,7 +263,6 @@ class PythonNetwork(Network):
         action_space: Space,
         *,
         action_scale: str,
-        uint8_scaling: str = BY_BOUNDS,
         gaussian: GaussianForm = CLONING,
     ) -> RLModule:
         """See Network; raises BadConfig for whatever the module does not keep of its contract."""

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, BY_BOUNDS, ObservationEncoder, after_layer, mlp
-from offline_cli.modules.images import BY_THREE_AXES, ImageForm
+from offline_cli.modules.encoders import ACTIVATIONS, ObservationEncoder, after_layer, mlp
+from offline_cli.modules.images import BY_SHAPE, ImageForm
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.options.networks import ACTIVATION, HIDDEN
 from offline_cli.spaces import Space, leaf_spaces
@@ -56,13 +56,12 @@ class FeedForwardPolicy(RLModule):
         *,
         hidden: Sequence[int],
         activation: str,
-        uint8_scaling: str = BY_BOUNDS,
-        images: ImageForm = BY_THREE_AXES,
+        images: ImageForm = BY_SHAPE,
         dropout: float = 0.0,
         layer_norm: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, head)
-        self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=images)
+        self.encoder = ObservationEncoder(observation_space, images=images)
         sizes = [self.encoder.size, *hidden, head.size]
         self.network = mlp(sizes, activation, dropout=dropout, layer_norm=layer_norm)
 
@@ -71,9 +70,7 @@ class FeedForwardPolicy(RLModule):
         return {Columns.ACTION_DIST_INPUTS: outputs.float()}
 
 
-def fewest_numbers(
-    observation_space: Space, action_space: Space, hidden: Sequence[int], images: ImageForm = BY_THREE_AXES
-) -> int:
+def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int], images: ImageForm = BY_SHAPE) -> int:
     """The fewest weights that such a policy can have: counted before anything is made: a space may declare any size."""
     first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
     inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
@@ -105,8 +102,7 @@ def build_module(
     hidden: Sequence[int] = HIDDEN.default,
     activation: str = ACTIVATION.default,
     action_scale: str = "unknown",
-    uint8_scaling: str = BY_BOUNDS,
-    images: ImageForm = BY_THREE_AXES,
+    images: ImageForm = BY_SHAPE,
     gaussian: GaussianForm = CLONING,
     dropout: float = 0.0,
     layer_norm: bool = False,
@@ -114,12 +110,12 @@ def build_module(
 ) -> RLModule:
     """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
 
-    `activation` is a key of `networks.ACTIVATIONS`, `uint8_scaling` BY_BOUNDS or BY_255, else ValueError. Raises
-    UnsupportedSpace, and BadConfig for Box actions of unknown scale, and for a network that no machine holds.
+    `activation` is a key of `networks.ACTIVATIONS`, else ValueError. Raises UnsupportedSpace, and
+    BadConfig for Box actions of unknown scale, and for a network that no machine holds.
     """
     _check_size(observation_space, action_space, hidden, activation, images)
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
-    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
+    form: dict[str, Any] = {"hidden": hidden, "activation": activation}
     form |= {"images": images, "dropout": dropout, "layer_norm": layer_norm}
     with _seeded(seed):
         return FeedForwardPolicy(observation_space, action_space, head, **form)
@@ -143,13 +139,12 @@ class RecurrentPolicy(RLModule):
         layers: int,
         max_seq_len: int,
         burn_in: int = 0,
-        uint8_scaling: str = BY_BOUNDS,
-        images: ImageForm = BY_THREE_AXES,
+        images: ImageForm = BY_SHAPE,
         dropout: float = 0.0,
         layer_norm: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
-        self.encoder = ObservationEncoder(observation_space, uint8_scaling=uint8_scaling, images=images)
+        self.encoder = ObservationEncoder(observation_space, images=images)
         sizes, between = [self.encoder.size, *hidden], dict[str, Any](dropout=dropout, layer_norm=layer_norm)
         self.tokens = nn.Sequential(mlp(sizes, activation, **between), after_layer(sizes[-1], activation, **between))
         made = getattr(nn, self.cells.upper())(sizes[-1], size, layers, batch_first=True)
@@ -219,8 +214,7 @@ def build_recurrent_module(
     max_seq_len: int = 20,
     burn_in: int = 0,
     action_scale: str = "unknown",
-    uint8_scaling: str = BY_BOUNDS,
-    images: ImageForm = BY_THREE_AXES,
+    images: ImageForm = BY_SHAPE,
     gaussian: GaussianForm = CLONING,
     dropout: float = 0.0,
     layer_norm: bool = False,
@@ -245,7 +239,7 @@ def build_recurrent_module(
     ):
         raise BadConfig(f"a memory of {layers} layers of {size}", where="memory", fix="a smaller memory_size")
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
-    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "uint8_scaling": uint8_scaling}
+    form: dict[str, Any] = {"hidden": hidden, "activation": activation}
     form |= {"size": size, "layers": layers, "max_seq_len": max_seq_len, "burn_in": burn_in}
     form |= {"images": images, "dropout": dropout, "layer_norm": layer_norm}
     with _seeded(seed):

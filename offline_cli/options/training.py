@@ -348,20 +348,9 @@ class TrainBCOptions(
     module_id: Annotated[
         str | None,
         Option(
-            help="Learn from the episodes of this module; where the data holds several, this or {module_of} is needed.",
+            help="Learn from the episodes of this module; needed where the data holds several.",
             group=Group.DATA,
             metavar="NAME",
-        ),
-    ]
-    module_of: Annotated[
-        Sequence[str] | None,
-        Option(
-            help="Learn several policies, or one of several agents, in one run: the module that learns from an agent's "
-            "episodes. AGENT may be a pattern, '*=shared'; module_id or agent_id alone take the names in that column. To be "
-            "named again with {resume}.",
-            group=Group.DATA,
-            form=Form.NAMES,
-            metavar="AGENT=MODULE",
         ),
     ]
 

@@ -24,10 +24,8 @@ from offline_cli.playing.plan import ROUND, EvaluationPlan
 from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, played_with, way_to_step
 from offline_cli.playing.runner_factory import policy_of
 from offline_cli.plugins import with_network
-from offline_cli.policies.agents_by_name import RunModules, modules_of_run
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
-from offline_cli.policies.run_files import MODULES_FOLDER
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
 
@@ -59,8 +57,8 @@ def evaluate(
     `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of
     episodes give the same result; none of these episodes is played during training.
 
-    In an environment of several agents a run of several modules plays all of them, and another policy each agent; `policy`
-    gives some of them others. Then a return is that of a game, the sum over its agents, and `return_by_agent` has each agent's.
+    In an environment of several agents the policy plays each of them; `policy` gives some of them others. Then a return is that
+    of a game, the sum over its agents, and `return_by_agent` has each agent's.
 
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
     for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
@@ -74,7 +72,10 @@ def evaluate(
     if is_named(name) and options["network"] is not None:
         fix = "leave it out" if not options["policy"] else "leave it out, or name a run folder first"
         raise UsageError(f"--network is the code of a run's network, and {name} is no run folder", where="--network", fix=fix)
-    several, loaded = (None, None) if is_named(name) else _read(run, options)
+    loaded = None
+    if not is_named(name):
+        how: dict[str, Any] = {name: options[name] for name in ("plugins", "network")}
+        loaded = load_policy(open_location(run, options["storage_options"]), options["storage_options"], **how)
     played_in = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
     threads = 1 if loaded is None else choose_threads(loaded.module, ROUND)
     step_timeout = None if options["num_env_runners"] else options["step_timeout"]
@@ -84,7 +85,7 @@ def evaluate(
         open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
         use_threads(threads),
     ):
-        agents = _agents(environment, several is not None, name, options)
+        agents = _agents(environment, name, options)
         plan = _plan(name, options, played_in, asked, threads, agents)
         if loaded is None or agents:
             played, between = _played_by_name(plan, environment, options, on_progress)
@@ -99,15 +100,6 @@ def evaluate(
 
 
 Between = dict[str, list[str]]
-
-
-def _read(run: str | os.PathLike[str] | Location, options: EvaluateOptions) -> tuple[RunModules | None, LoadedPolicy]:
-    """What modules a run has, None: it is of one, and its policy, of several the first module's. Raises as `load_policy`."""
-    place = open_location(run, options["storage_options"])
-    several = modules_of_run(place)
-    shown = place if several is None else place.join(MODULES_FOLDER).join(several.modules[0])
-    plugins, network = options["plugins"], options["network"]
-    return several, load_policy(shown, options["storage_options"], plugins=plugins, network=network)
 
 
 def _plan(
@@ -167,15 +159,14 @@ def _played_by_name(
     return played_with(plan, policy, environment, on_episodes=report), Between()
 
 
-def _agents(environment: Environment, of_run: bool, run: str, options: EvaluateOptions) -> tuple[str, ...]:
+def _agents(environment: Environment, run: str, options: EvaluateOptions) -> tuple[str, ...]:
     """What the agents of the environment play by, see `open_agents`; none: it is of one agent. Raises BadConfig."""
     others = tuple(options["policy"] or ())
     if environment.agents is not None:
         return (f"*={run}", *others)
-    if of_run or others:
-        given = f"{run} has modules of several agents" if of_run else "--policy AGENT=P is for several agents"
-        fix = "an environment of PettingZoo; or one module's run folder, RUN/modules/NAME" if of_run else "leave it out"
-        raise BadConfig(f"{given}, and {environment.name} is of one", where="--env" if of_run else "--policy", fix=fix)
+    if others:
+        what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
+        raise BadConfig(what, where="--policy", fix="leave it out")
     return ()
 
 

@@ -23,7 +23,7 @@ from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.episode_spaces import zero_rows
-from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, StorageNotFound, UnsupportedSpace
+from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.files.local_files import not_found
 from offline_cli.files.locations import Location
 from offline_cli.modules.devices import choose_device
@@ -38,8 +38,8 @@ from offline_cli.policies.policy import Policy, RandomPolicy
 from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.rllib_policy import CLASS, RLlibCheckpoint, read_checkpoint
-from offline_cli.policies.run_policy import GIVEN_SPACE, LoadedPolicy
-from offline_cli.spaces import Space, space_from_json
+from offline_cli.policies.run_policy import LoadedPolicy
+from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ONNX", "is_named", "load_policy", "open_policy", "policy_of_run", "stand_in"]
@@ -300,11 +300,10 @@ def load_policy(
     """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
     `rllib:FOLDER` (`trust_pickle`: run the code that is pickled in it); `python:module:attribute`.
 
-    `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, for
-    pipelines of yours, and for runs of earlier versions that play between pieces and were trained without `env`. `seed`: of
-    drawn actions: those of episode i, counted from 0, are those that `evaluate` draws in its episode i where it plays single
-    copies. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages that the run folder may name;
-    `network`: the code of its network, where it was trained with `network`.
+    `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, and
+    for pipelines of yours. `seed`: of drawn actions: those of episode i, counted from 0, are those that `evaluate` draws in its
+    episode i where it plays single copies. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages
+    that the run folder may name; `network`: the code of its network, where it was trained with `network`.
 
     Of a run that is not finished, the last checkpoint's policy, and a note says so.
 
@@ -331,7 +330,8 @@ def load_policy(
             return PolicyInUse(made, (environment.observation_space, environment.action_space), seed=seed)
     loaded = run_policy.load_policy(policy, storage_options, plugins=plugins, network=network)
     known = loaded.description["environment"] if env is None else env
-    spaces = None if env is not None else _spaces_of_run(loaded, pieces, name)
+    is_known = env is None and (pieces.is_default or loaded.trained is not None)
+    spaces = run_policy.environment_spaces(loaded, name) if is_known else None
     if spaces is None and known is not None and env is None and ":" in known:  # code, which a run folder does not get to choose
         known = None
     with _environment(known if spaces is None else None, lambda: _found(spaces, name)) as environment:
@@ -353,19 +353,6 @@ def _environment(name: str | None, spaces: Any) -> Iterator[Environment]:
 def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
     """Of an environment that is not here, or of one agent of several."""
     return Environment(name, lambda: _SpacesAlone(*spaces), None)
-
-
-def _spaces_of_run(loaded: LoadedPolicy, pieces: PlaySpec, where: str) -> tuple[Space, Space] | None:
-    """Those that the run folder says its environment has; None: it does not. Raises BadData."""
-    module, told = loaded.module, loaded.description.get(GIVEN_SPACE)
-    if not pieces.is_default and told is None:
-        return None
-    if loaded.trained is None:
-        return module.observation_space, module.action_space
-    try:
-        return None if told is None else (space_from_json(told, where=where), module.action_space)
-    except (ValueError, TypeError, KeyError, UnsupportedSpace) as err:
-        raise BadData(f"the policy cannot be read: {GIVEN_SPACE}: {err}", where=where, fix="train again") from err
 
 
 def _found(spaces: tuple[Space, Space] | None, name: str) -> tuple[Space, Space]:

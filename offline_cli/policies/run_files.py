@@ -1,10 +1,4 @@
-"""The files of a run: their names, JSON objects and tensors as sealed bytes, and the newest whole checkpoint.
-
-A seal is the SHA-256 that a file carries of itself; a file whose bytes are not those that were written is an error that names
-it. A writer leaves `BLANK` where the digest belongs, and `sealed` puts it there: the SHA-256 of the file with `BLANK` in its
-place. So one seal covers every byte of the file, its own digits too. It shows damage, not malice: whoever changes a file on
-purpose can seal it again. Files of earlier versions have no seal. They are read, and the caller is informed, so that it can say
-so.
+"""The files of a run: their names, JSON objects and tensors as bytes, and the newest whole checkpoint.
 
 The tensors of a checkpoint by name:
 
@@ -23,15 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
-from offline_cli.datasets.file_names import RUN_CONFIG, RUN_MODULES, RUN_POLICY
+from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.ownership import is_link
 from offline_cli.errors import StorageNotFound
 from offline_cli.files.locations import Location
@@ -39,7 +33,6 @@ from offline_cli.json_documents import from_json
 
 __all__ = [
     "BEST",
-    "BLANK",
     "CHECKPOINT",
     "CHECKPOINTS",
     "CONFIG",
@@ -47,40 +40,24 @@ __all__ = [
     "LEARNED",
     "METRICS",
     "MODULES",
-    "MODULES_FILE",
-    "MODULES_FOLDER",
-    "OF_TENSORS",
     "POLICY",
-    "POLICY_KEYS",
     "REFRESHED",
     "RESULT",
-    "SEAL",
     "STATE",
     "STEPPED",
     "TENSORS",
-    "UNSEALED",
     "WEIGHTS",
     "check_learned",
-    "check_seal",
     "checkpoint_bytes",
     "checkpoint_folders",
     "copy_into",
-    "is_digest",
     "json_bytes",
     "json_object",
     "newest_checkpoint",
     "part",
     "prefixed",
-    "seal_of",
-    "sealed",
     "tensor_bytes",
-    "tensors_of",
-    "unsealed",
 ]
-
-SEAL: Final = "sha256"  # the key of the digest
-BLANK: Final = "0" * 64
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 MODULES: Final = "modules."
 BEST: Final = "best."
@@ -95,53 +72,7 @@ READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it
 
 CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
 LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
-MODULES_FILE, MODULES_FOLDER = RUN_MODULES, "modules"  # of a run of several modules, each a run folder in there
 RESULT, CURVE = "result.json", "curve.png"
-POLICY_KEYS: Final = frozenset(
-    ("format", "version", "observation_space", "action_space", "action_scale", "hidden", "activation", "environment")
-) | {"uint8_scaling", "pipeline"}
-OF_TENSORS: Final = "tensors_sha256"  # in state.json: the seal of the tensors beside it
-UNSEALED: Final = "note: files of the run %s carry no hash, as earlier versions wrote them: damage to these cannot be seen"
-METADATA: Final = "__metadata__"  # of safetensors: text by name
-
-
-def is_digest(value: Any) -> bool:
-    """Whether `value` is text that can be a SHA-256 in hex."""
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
-
-
-def sealed(content: bytes) -> bytes:
-    """`content` with its digest where the first `BLANK` is."""
-    at = content.index(BLANK.encode())
-    digest = hashlib.sha256(content).hexdigest().encode()
-    return b"".join((content[:at], digest, memoryview(content)[at + len(digest) :]))
-
-
-def check_seal(content: bytes, digest: Any) -> None:
-    """Raise ValueError unless `digest`, read from `content`, is the one that `sealed` put there."""
-    at = content.find(digest.encode()) if is_digest(digest) else -1
-    if at >= 0:
-        found = hashlib.sha256(content[:at])
-        found.update(BLANK.encode())
-        found.update(memoryview(content)[at + len(BLANK) :])
-        if found.hexdigest() == digest:
-            return
-    raise ValueError("it is damaged: its bytes are not those that were written, by the SHA-256 in it")
-
-
-def unsealed(document: dict[str, Any], content: bytes, known: Collection[str]) -> tuple[dict[str, Any], bool]:
-    """The JSON object in `content` without its seal, which fits, and whether it has one.
-
-    Raises ValueError. One without a seal, as earlier versions wrote them, has no keys but `known` ones: else a seal whose name
-    is damaged would be none.
-    """
-    if SEAL in document:
-        check_seal(content, document[SEAL])
-        return {name: value for name, value in document.items() if name != SEAL}, True
-    strange = sorted(document.keys() - set(known))
-    if strange:
-        raise ValueError(f"it is damaged: it has no {SEAL}, and {strange[0]!r}, which nothing has written")
-    return document, False
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -189,48 +120,24 @@ def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """The file of a JSON object, with a seal."""
-    return sealed((json.dumps({SEAL: BLANK, **value}) + "\n").encode())
+    """The file of a JSON object."""
+    return (json.dumps(value) + "\n").encode()
 
 
-def json_object(content: bytes, known: Collection[str]) -> tuple[dict[str, Any], bool]:
-    """The object in such a file, and whether a seal was in it; `known`: keys that one without it may have.
-
-    Raises ValueError for other and for damaged files.
-    """
+def json_object(content: bytes) -> dict[str, Any]:
+    """The object in such a file. Raises ValueError for other files."""
     loaded = from_json(content)
     if not isinstance(loaded, dict):
         raise ValueError("no JSON object")
-    return unsealed(loaded, content, known)
+    return loaded
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The safetensors file of `tensors`, with a seal among its metadata.
+    """The safetensors file of `tensors`.
 
     By way of memory: the library's own writer reports a full disk as an error of the format.
     """
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    return sealed(save(own, metadata={SEAL: BLANK}))
-
-
-def tensors_of(content: bytes) -> tuple[dict[str, Tensor], bool]:
-    """The tensors in a safetensors file, and whether a seal was in it. Raises ValueError, SafetensorError for damaged ones."""
-    digest = seal_of(content)
-    if digest is not None:
-        check_seal(content, digest)
-    return load(content), digest is not None
-
-
-def seal_of(content: bytes) -> Any:
-    """What stands in the place of a seal; None: nothing does."""
-    size = int.from_bytes(content[:8], "little")
-    header = from_json(content[8 : 8 + size]) if size <= len(content) - 8 else None
-    metadata = header.get(METADATA) if isinstance(header, dict) else None
-    if not isinstance(metadata, dict):
-        return None  # and what is wrong beyond that, the library says
-    if SEAL in metadata:
-        return metadata[SEAL]
-    return "" if any(map(is_digest, metadata.values())) else None  # a seal whose name is damaged
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
 def check_learned(content: bytes | None, told: Any) -> None:

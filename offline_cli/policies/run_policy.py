@@ -1,17 +1,9 @@
 """The policy of a run folder, read from its files; files that do not fit each other are BadData.
 
-The description is in JSON, weights in safetensors, what connector pieces learned in msgpack.
-
-Version 1 plays as it is. Version 2 was trained through a learner pipeline and does not play without its pieces: the description
-has the pipeline file's content, null where Python objects were given, and the hash of the pieces' state. Version 3 has a
-network of another package, which is imported where the user names that package, and a pipeline or none. Version 4 has
-`gaussian`: how Box actions follow from what the network puts out, where that is not as in behaviour cloning; with a network of
-another package or without, with a pipeline or without. Version 5 has `mlp`: options of our network besides its widths, layer
-norm, a memory, and how it takes images (without, uint8 of three axes are some); with `gaussian` or without, with a pipeline or
-without. Dropout is none of a policy that plays.
-
-Where observations have uint8 boxes, `uint8_scaling` says how the network takes them: `bounds`, from the bounds of their space
-to [0, 1]. A description without it is of a policy that was trained on them divided by 255.
+The description is in JSON: spaces, action scale, the network with its options, `gaussian` (how Box actions follow from what
+the network puts out, where that is not as in behaviour cloning), the pipeline file that it was trained through (null where
+Python objects were given, absent without one) with the hash of its pieces' state. Weights are in safetensors, what connector
+pieces learned in msgpack. A network of another package is imported where the user names that package.
 """
 
 from __future__ import annotations
@@ -25,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
@@ -34,10 +27,9 @@ from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncom
 from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
-from offline_cli.modules.encoders import BY_255, BY_BOUNDS
 from offline_cli.modules.images import OURS as OUR_ENCODERS
 from offline_cli.modules.images import encoder_kind
-from offline_cli.modules.network import MLP, OURS, Mlp, Network, PythonNetwork, network_kind
+from offline_cli.modules.network import OURS, Mlp, Network, PythonNetwork, network_kind
 from offline_cli.modules.policy_modules import fewest_numbers, fewest_remembering
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import (
@@ -54,41 +46,31 @@ from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
     MODULES,
-    MODULES_FILE,
-    MODULES_FOLDER,
     OF_POLICY,
     POLICY,
-    POLICY_KEYS,
     RESULT,
-    UNSEALED,
     WEIGHTS,
     check_learned,
     checkpoint_bytes,
     json_object,
     part,
-    tensors_of,
 )
-from offline_cli.spaces import space_from_json
+from offline_cli.spaces import Space, space_from_json
 
 __all__ = [
-    "ALONE",
     "ENCODER_PACKAGE",
     "ENVIRONMENTS",
     "FORMAT",
     "GIVEN_SPACE",
-    "OF_FORM",
-    "OF_NETWORK",
-    "OF_OPTIONS",
-    "OPTIONS",
-    "UINT8_SCALING",
-    "WITH_PIECES",
+    "NETWORK",
+    "VERSION",
     "LoadedPolicy",
     "RunFiles",
     "described_form",
+    "environment_spaces",
     "load_policy",
     "policy_of",
     "read_run",
-    "scaling_of",
 ]
 
 _log = logging.getLogger(__name__)
@@ -96,12 +78,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORMAT = "offline-cli-policy"
+VERSION = 1
 SMALLEST = 2  # bytes of a weight
-ALONE, WITH_PIECES, OF_NETWORK, OF_FORM, OF_OPTIONS = 1, 2, 3, 4, 5  # versions
-OPTIONS = "mlp"
+NETWORK = "network"
 ENCODER_PACKAGE = "encoder_package"
 GAUSSIAN = "gaussian"
-UINT8_SCALING = "uint8_scaling"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
 GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
 
@@ -114,17 +95,7 @@ class LoadedPolicy:
     description: Mapping[str, Any]  # policy.json
     trained: PipelineSpec | None  # what it takes to play it; None: it plays without pieces
     checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
-    is_sealed: bool = True  # whether each of its files has a hash, which fits
     files: RunFiles | None = None  # what it was read from, where that was a run folder
-
-
-def scaling_of(description: Mapping[str, Any], *, where: str) -> str:
-    """How the described policy takes uint8 observations. Raises BadData for a way that is not known."""
-    found = description.get(UINT8_SCALING, BY_255)
-    if found not in (BY_BOUNDS, BY_255):
-        fix = "play it with the version of offline-cli that it was trained with, or a newer one"
-        raise BadData(f"{UINT8_SCALING} is {found!r} in {POLICY}, which this version does not know", where=where, fix=fix)
-    return str(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +143,6 @@ def load_policy(
             files.where,
             files.checkpoint,
         )
-    if not loaded.is_sealed:
-        _log.warning(UNSEALED, files.where)
     return loaded
 
 
@@ -182,10 +151,6 @@ def read_run(run: str | os.PathLike[str] | Location, storage_options: Mapping[st
     folder = open_location(run, storage_options)
     if folder.exists() and not folder.join(CONFIG).is_file():
         fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name the folder that train-bc --out made"
-        if folder.join(MODULES_FILE).is_file():
-            fix = (
-                f"{folder.url}/{MODULES_FOLDER}/NAME: it is a run of several modules, which play where there are several agents"
-            )
         raise NoData("not a run folder of train-bc", where=str(folder), fix=fix)
     last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
     described = folder.join(POLICY).is_file()
@@ -213,8 +178,8 @@ def policy_of(
     `of_checkpoint`: the weights are among those of a checkpoint. `plugins`: packages whose code may be imported.
     """
     of_weights = "tensors.safetensors of its last checkpoint" if of_checkpoint else WEIGHTS
-    description, has_seal = _read(POLICY, lambda: json_object(text, POLICY_KEYS), where)
-    tensors, have_seal = _read(of_weights, lambda: tensors_of(weights), where)
+    description = _read(POLICY, lambda: json_object(text), where)
+    tensors = _read(of_weights, lambda: load(weights), where)
     kind = _kind_of_network(description, where, plugins)
     _check_encoder(description, where, plugins)
     try:
@@ -239,7 +204,7 @@ def policy_of(
     if broken:  # buffers may: a mask of -inf, for instance
         what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
         raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
-    return LoadedPolicy(module, description, trained, is_sealed=has_seal and have_seal)
+    return LoadedPolicy(module, description, trained)
 
 
 def _load(module: RLModule, tensors: Mapping[str, Tensor], kind: type[Network]) -> None:
@@ -255,7 +220,7 @@ def _load(module: RLModule, tensors: Mapping[str, Tensor], kind: type[Network]) 
     module.load_state_dict(tensors)
 
 
-def _read(name: str, read: Callable[[], tuple[T, bool]], where: str) -> tuple[T, bool]:
+def _read(name: str, read: Callable[[], T], where: str) -> T:
     """What `read` gives of the file called `name`. Raises BadData, naming it, where it is broken or damaged."""
     try:
         return read()
@@ -267,9 +232,9 @@ def _trained(
     description: Mapping[str, Any], learned: bytes | None, where: str, plugins: Collection[str]
 ) -> PipelineSpec | None:
     """What the description and `LEARNED` say of the pipeline. Raises ValueError, KeyError, BadData where they are broken."""
-    if description["version"] == ALONE or (description["version"] != WITH_PIECES and "pipeline" not in description):
+    if learned is None and "pipeline" not in description:
         return None
-    told = description["pipeline"]
+    told = description.get("pipeline")
     check_learned(learned, told)
     assert learned is not None
     state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
@@ -279,16 +244,15 @@ def _trained(
 def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> type[Network]:
     """Raises BadConfig, MissingPackage for code that is not named, or not there."""
     code = next((one for one in plugins if one.startswith(PYTHON)), None)
-    if not _names_network(description):
+    told = description.get(NETWORK)
+    name = told.get("name") if isinstance(told, Mapping) else None
+    if not isinstance(name, str):
+        raise BadData(f"the policy cannot be read: {POLICY} names no network", where=where, fix="train again")
+    if name in OURS:
         if code is not None:
             fix = "leave --network out: the run says itself which network it has"
-            raise BadConfig(f"the run has the network {MLP}, not {code}", where=where, fix=fix)
-        return network_kind(MLP)
-    told = description.get("network")
-    name = told.get("name") if isinstance(told, Mapping) else None
-    if not isinstance(name, str) or name in OURS:  # ours are described as in versions 1 and 2, whose sizes are checked
-        what = f"the policy cannot be read: {POLICY} names no network of another package"
-        raise BadData(what, where=where, fix="train again")
+            raise BadConfig(f"the run has the network {name}, not {code}", where=where, fix=fix)
+        return network_kind(name)
     if not name.startswith(PYTHON) and not is_registered(NETWORKS, name):
         package = description.get("package")
         what = f"the network {name!r} of the run is not installed; the run says that the package {package!r} registers it"
@@ -302,8 +266,7 @@ def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collec
 
 def _check_encoder(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> None:
     """Import the encoder of a package. Raises as `_kind_of_network` does."""
-    told = description.get(OPTIONS, {})
-    name = told.get("encoder") if isinstance(told, Mapping) else None
+    name = description[NETWORK].get("encoder")
     if not isinstance(name, str) or name in OUR_ENCODERS:
         return
     if not is_registered(ENCODERS, name):
@@ -311,12 +274,6 @@ def _check_encoder(description: Mapping[str, Any], where: str, plugins: Collecti
         what = f"the encoder {name!r} of the run is not installed; the run says that the package {package!r} registers it"
         raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
     encoder_kind(name, named=plugins)
-
-
-def _names_network(description: Mapping[str, Any]) -> bool:
-    """Whether the network is another package's."""
-    version = description.get("version")
-    return version == OF_NETWORK or (version == OF_FORM and "network" in description)
 
 
 def described_form(head: ActionHead) -> dict[str, Any]:
@@ -330,8 +287,7 @@ def described_form(head: ActionHead) -> dict[str, Any]:
 
 def _form_of(description: Mapping[str, Any]) -> GaussianForm:
     """Raises KeyError, TypeError, ValueError where the description is broken."""
-    version = description["version"]
-    if version not in (OF_FORM, OF_OPTIONS) or (version == OF_OPTIONS and GAUSSIAN not in description):
+    if GAUSSIAN not in description:
         return CLONING
     told = description[GAUSSIAN]
     low, high = (float(limit) for limit in told["log_std"])
@@ -339,8 +295,8 @@ def _form_of(description: Mapping[str, Any]) -> GaussianForm:
 
 
 def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
-    """Where a run was measured, and what its data is of: none of a run of an earlier version. Raises ValueError, KeyError,
-    TypeError where the description of the policy is broken."""
+    """Where a run was measured, and what its data is of. Raises ValueError, KeyError, TypeError where the description of the
+    policy is broken."""
     found = []
     for one in description.get(ENVIRONMENTS, []):
         parts = one["id"], one["kwargs"], one["wrappers"]
@@ -350,9 +306,20 @@ def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
     return found
 
 
+def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
+    """Of observations and actions, in the environment that the policy of a run is for: before its pieces. Raises BadData."""
+    module = loaded.module
+    if loaded.trained is None:
+        return module.observation_space, module.action_space
+    try:
+        return space_from_json(loaded.description[GIVEN_SPACE], where=where), module.action_space
+    except (ValueError, TypeError, KeyError, AttributeError, UnsupportedSpace) as err:
+        raise BadData(f"the policy cannot be read: {GIVEN_SPACE}: {err}", where=where, fix="train again") from err
+
+
 def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
     """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
-    if description["format"] != FORMAT or description["version"] not in range(ALONE, OF_OPTIONS + 1):
+    if (description["format"], description["version"]) != (FORMAT, VERSION):
         raise ValueError(f"format {description['format']} version {description['version']}")
     if not isinstance(description["environment"], (str, type(None))):
         raise ValueError(f"its environment is {description['environment']!r}")
@@ -360,17 +327,12 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
     observation_space = space_from_json(description["observation_space"], where=where)
     action_space = space_from_json(description["action_space"], where=where)
     form = _form_of(description)
-    if _names_network(description):
-        options = {name: value for name, value in description["network"].items() if name != "name"}
-    else:
-        hidden = [int(width) for width in description["hidden"]]
-        more = description[OPTIONS] if description["version"] == OF_OPTIONS else {}
-        sizes = observation_space, action_space, hidden, Mlp(more).images
+    options = {name: value for name, value in description[NETWORK].items() if name != "name"}
+    if issubclass(kind, Mlp):
+        hidden = [int(width) for width in options["hidden"]]
+        sizes = observation_space, action_space, hidden, Mlp(options).images
         if min(hidden, default=1) < 1 or fewest_numbers(*sizes) * SMALLEST > size:
             raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
-        options = {"hidden": hidden, "activation": description["activation"], **more}
-        if len(options) != len(more) + 2:
-            raise ValueError(f"{OPTIONS!r} says what other keys say")
     wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
     if wrong:
         raise ValueError(f"options of its network: {'; '.join(wrong)}")
@@ -380,6 +342,5 @@ def _built(description: Mapping[str, Any], size: int, kind: type[Network], where
         observation_space,
         action_space,
         action_scale=description["action_scale"],
-        uint8_scaling=scaling_of(description, where=where),
         **({} if form == CLONING else {"gaussian": form}),
     )

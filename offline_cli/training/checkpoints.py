@@ -12,7 +12,7 @@ removed, and then the folder if nothing else is in it; links are left as they ar
 
 * `TrainState`: how far a run is: everything of a checkpoint that is not a tensor.
 * `describe_policy`, `learned_bytes`: the policy of a run as files: description in JSON, weights in safetensors, what connector
-  pieces learned in msgpack. `policies/run_policy.py` reads them, and describes their versions.
+  pieces learned in msgpack. `policies/run_policy.py` reads them.
 * `check_same_learned`: whether connector pieces learned the same as when a run began, which is required to resume it.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -32,26 +32,20 @@ from offline_cli.datasets.ownership import is_link, keep_names
 from offline_cli.errors import BadConfig, StorageNotFound
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
-from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
-from offline_cli.modules.images import AUTO, NATURE, THREE_AXES, ImageForm, encoder_package, reads_alike
-from offline_cli.modules.network import MLP, network_package
+from offline_cli.modules.images import NATURE, encoder_package
+from offline_cli.modules.network import network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.run_files import CHECKPOINTS, STATE, TENSORS, checkpoint_folders, newest_checkpoint
 from offline_cli.policies.run_policy import (
-    ALONE,
     ENCODER_PACKAGE,
     ENVIRONMENTS,
     FORMAT,
     GIVEN_SPACE,
-    OF_FORM,
-    OF_NETWORK,
-    OF_OPTIONS,
-    OPTIONS,
-    UINT8_SCALING,
-    WITH_PIECES,
+    NETWORK,
+    VERSION,
     described_form,
 )
-from offline_cli.spaces import Space, space_to_json
+from offline_cli.spaces import space_to_json
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
 
@@ -149,24 +143,19 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     Raises BadConfig for a pipeline file with options that JSON does not have.
     """
     name = config.network["name"]
-    of_package = {"network": dict(config.network), "package": network_package(name)}
-    network = {"hidden": list(config.hidden), "activation": config.activation} if name == MLP else of_package
-    form = described_form(data.learner.policy.action_head)
-    normed = {"layer_norm": True} if config.layer_norm else {}
-    options = {key: value for key, value in config.network.items() if key != "name"} | normed if name == MLP else {}
-    if name == MLP:
-        options = _of_images(data.observation_space, options)
-    version = OF_FORM if form else OF_NETWORK if name != MLP else ALONE if data.trained is None else WITH_PIECES
+    options = {key: value for key, value in config.network_options.items() if key != "dropout"}  # none of a policy that plays
+    package = network_package(name)
+    of_encoder = encoder_package(str(options.get("encoder", NATURE)))
     told: dict[str, Any] = {
         "format": FORMAT,
-        "version": OF_OPTIONS if options else version,
+        "version": VERSION,
         "observation_space": space_to_json(data.observation_space),
         "action_space": space_to_json(data.action_space),
         "action_scale": data.action_scale,
-        **network,
-        **({OPTIONS: options} if options else {}),
-        **({ENCODER_PACKAGE: package} if (package := encoder_package(str(options.get("encoder", NATURE)))) else {}),
-        **form,
+        NETWORK: {"name": name, **options},
+        **({} if package is None else {"package": package}),
+        **({} if of_encoder is None else {ENCODER_PACKAGE: of_encoder}),
+        **described_form(data.learner.policy.action_head),
         "environment": config.env,
     }
     known = {one.id: one for one in (data.recorded_in, data.played_in) if one is not None}  # the latter in place of the former
@@ -176,19 +165,9 @@ def describe_policy(data: TrainingData, config: BCConfig) -> dict[str, Any]:
     module = data.seen.get("module")
     if module not in (None, DEFAULT_MODULE_ID):
         told["module"] = module  # whose episodes it learned from, for people: a run holds one policy
-    if has_uint8(data.observation_space):
-        told[UINT8_SCALING] = BY_BOUNDS
     if data.trained is None:
         return told
-    given = {} if data.given_space is None else {GIVEN_SPACE: space_to_json(data.given_space)}
-    return told | given | {"pipeline": data.trained.to_json()}
-
-
-def _of_images(space: Space, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of our network, with what they leave out of images where three axes alone would not say it."""
-    form = ImageForm(encoder=options.get("encoder", NATURE))
-    by_shape = "images" not in options and not reads_alike(space, form, replace(form, layout=THREE_AXES))
-    return {**options, **({"images": AUTO} if by_shape else {})}
+    return told | {GIVEN_SPACE: space_to_json(data.given_space), "pipeline": data.trained.to_json()}
 
 
 def learned_bytes(data: TrainingData) -> bytes | None:

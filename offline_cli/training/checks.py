@@ -11,7 +11,7 @@ never to wall time. Which policy a run keeps:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,10 +30,9 @@ from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.stop_signals import StopRequested, StopSignals
 
-__all__ = ["CONFIRMED", "Checks", "Together", "returns_of", "score"]
+__all__ = ["CONFIRMED", "Checks", "returns_of", "score"]
 
 CONFIRMED = "confirm_return_mean"
-Together = Callable[[int], Mapping[str, float]]
 
 
 class Checks:
@@ -48,11 +47,9 @@ class Checks:
         environment: Environment | None,
         pieces: PlaySpec | None,
         updates_per_epoch: int,
-        together: Together | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`together`: in place of an environment, what modules that are played together returned, by update of this one."""
-        self._together, self._ranks = together, ranks
+        self._ranks = ranks
         self._learner, self._config, self._val = learner, config, val
         self._environment, self._pieces = environment, pieces
         self.bound = config.bound(updates_per_epoch)
@@ -72,9 +69,7 @@ class Checks:
         figures: dict[str, float] = {}
         if self._val is not None:
             figures |= {f"val_{name}": value for name, value in self._scores(self._val).items()}
-        if self._together is not None:
-            figures |= self._together(update)
-        elif self._environment is not None:
+        if self._environment is not None:
             checked = self._play(self._config.eval_episodes, Purpose.CHECK, update, stop)
             figures |= returns_of("eval", checked)
             if self._config.until_return is not None and checked.mean >= self._config.until_return:

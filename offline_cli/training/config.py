@@ -55,7 +55,7 @@ def _default(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BCConfig:
-    """Every choice of a run but data and output. Fields, units and ranges: `ConfigKeys`, and schemas/config.v2.json."""
+    """Every choice of a run but data and output. Fields, units and ranges: `ConfigKeys`, and schemas/config.v1.json."""
 
     algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["algorithm"]))  # `name`, and its options
     network: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["network"]))  # the same; of "mlp" the next two
@@ -126,7 +126,7 @@ class BCConfig:
         """The options of the network."""
         own: dict[str, Any] = {}
         if self.network["name"] == MLP:
-            own = {"hidden": self.hidden, "activation": self.activation}
+            own = {"hidden": [*self.hidden], "activation": self.activation}
             own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm), "images": AUTO}
         return own | {name: value for name, value in self.network.items() if name != "name"}
 

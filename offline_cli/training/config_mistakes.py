@@ -36,7 +36,7 @@ __all__ = [
     "table_mistakes",
 ]
 
-SCHEMA = "config.v2.json"  # says what each key means
+SCHEMA = "config.v1.json"  # says what each key means
 BOUNDS = ("updates", "epochs")
 SPREAD = ("log_std_min", "log_std_max")
 NEEDS = (

@@ -19,26 +19,26 @@ from typing import Any, Final, Self
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Sources, open_location
 from offline_cli.modules.distributions import ActionHead
-from offline_cli.modules.encoders import BY_BOUNDS, has_uint8
 from offline_cli.modules.images import reads_alike
 from offline_cli.modules.network import MLP, Mlp, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.plugins import PYTHON, plugin_behind
-from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part, tensors_of
-from offline_cli.policies.run_policy import OPTIONS, LoadedPolicy, load_policy, scaling_of
+from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
+from offline_cli.policies.run_policy import NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig
 
 __all__ = ["Learner", "Setup", "Start", "check_losses", "cloning_learner", "differentiating", "misnamed"]
 
-ASIDE: Final = ("max_seq_len", "burn_in", "images")  # options that its weights do not depend on; the last by what it reads
+ASIDE: Final = ("dropout", "max_seq_len", "burn_in", "images")  # options that no weight depends on; the last by what it reads
 SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
 WANTED = "it must be a scalar tensor with a gradient"
 
@@ -102,7 +102,6 @@ class Setup:
     algorithm: Algorithm
     network: Network
     seed: int = 0
-    uint8_scaling: str = BY_BOUNDS
     start: Start | None = None  # None: fresh weights
     learned: Mapping[str, Any] | None = None  # the state that connector pieces keep, by name; None: they learn from the data
     log_std: tuple[float | None, float | None] = (None, None)  # see Task
@@ -123,13 +122,9 @@ class Setup:
         trained = start.loaded.trained
         return replace(self, start=start, learned=None if trained is None else trained.state)
 
-    def resumed(self, policy: Mapping[str, Any], learned: Mapping[str, Any] | None, config: BCConfig, *, where: str) -> Self:
-        """As the run at `where` was, by the description of its `policy` and what its pieces had `learned`. Raises BadData."""
-        kept = None if config.init_from is None else learned
-        network = self.network
-        if isinstance(network, Mlp) and "images" not in policy.get(OPTIONS, {}):
-            network = Mlp({name: value for name, value in network.options.items() if name != "images"})
-        return replace(self, network=network, uint8_scaling=scaling_of(policy, where=where), learned=kept)
+    def resumed(self, learned: Mapping[str, Any] | None, config: BCConfig) -> Self:
+        """As the run was whose pieces had `learned`."""
+        return self if config.init_from is None else replace(self, learned=learned)
 
     def told(self, learner: Learner) -> dict[str, Any]:
         """Where the modules are from, as JSON values; empty: they are fresh."""
@@ -142,7 +137,7 @@ class Setup:
         """
         self.algorithm.check(observation_space, action_space)
         made_by: dict[str, Any] = {"network": self.network, "seed": self.seed, "log_std": self.log_std}
-        task = Task(observation_space, action_space, action_scale, uint8_scaling=self.uint8_scaling, **made_by)
+        task = Task(observation_space, action_space, action_scale, **made_by)
         learner = Learner.of(self.algorithm, task)
         if self.start is None:
             return learner
@@ -181,16 +176,12 @@ class Start:
             said = tomllib.loads(place.join(CONFIG).read_bytes().decode()).get("algorithm", {"name": BC})
             last = checkpoint_bytes(place) if said["name"] == config.algorithm["name"] else None
             if last is not None:
-                others = part(tensors_of(last[1])[0], MODULES)
+                others = part(load(last[1]), MODULES)
         except (ValueError, TypeError, KeyError, SafetensorError) as err:
             fix = "name another run; that one cannot be resumed either"
             raise BadData(f"the run cannot be read: {err}", where=f"--init-from {place.url}", fix=fix) from err
-        told = loaded.description
-        wanted = dict(config.network)
-        if wanted["name"] == MLP:
-            wanted |= {"hidden": [*config.hidden], "activation": config.activation}
-            wanted |= {"layer_norm": True} if config.layer_norm else {}
-        theirs = told.get("network") or {"name": MLP, **_picked(told, wanted), **told.get(OPTIONS, {})}
+        wanted = {"name": name, **config.network_options}
+        theirs = loaded.description[NETWORK]
         both = [{name: value for name, value in one.items() if name not in ASIDE} for one in (theirs, wanted)]
         return cls(place.url, loaded, others, (both[0], both[1]))
 
@@ -204,12 +195,10 @@ class Start:
             "form of Box actions": (_form(theirs.action_head), _form(mine)),
             "learner pipeline": ("none" if trained is None else trained.in_words, pieces or "none"),
         }
-        if isinstance(task.network, Mlp) and isinstance(told.get(OPTIONS, {}), Mapping):
-            forms = Mlp(told.get(OPTIONS, {})).images, task.network.images
+        if isinstance(task.network, Mlp) and told[NETWORK]["name"] == MLP:
+            forms = Mlp(told[NETWORK]).images, task.network.images
             if not reads_alike(task.observation_space, *forms):
                 pairs["images"] = forms[0].layout, forms[1].layout
-        if has_uint8(task.observation_space):
-            pairs["scaling of uint8"] = scaling_of(told, where=self.url), task.uint8_scaling
         spaces = {
             "observations": (theirs.observation_space, task.observation_space),
             "actions": (theirs.action_space, task.action_space),
@@ -240,10 +229,6 @@ class Start:
         fresh = [name for name in learner.modules if name not in taken]
         digest = hashlib.sha256(self.loaded.files.weights).hexdigest()
         return {"run": self.url, "sha256": digest, "modules": taken, "fresh": fresh}
-
-
-def _picked(told: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name in names}
 
 
 def _in_words(options: Mapping[str, Any]) -> str:

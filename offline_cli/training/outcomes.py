@@ -9,7 +9,7 @@ from typing import Final
 from offline_cli.columns import Columns
 from offline_cli.engines.overseer import exit_code_of
 from offline_cli.errors import Interrupted, TargetNotMet
-from offline_cli.modules.images import BY_THREE_AXES, flattened_images, image_notes
+from offline_cli.modules.images import BY_SHAPE, flattened_images, image_notes
 from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig
@@ -24,7 +24,7 @@ FAR: Final = 100.0  # times what advantages are divided by
 
 def notes_on(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
     """What is worth knowing of the data and of how the run begins, as text."""
-    form = getattr(getattr(data.learner.policy, "encoder", None), "images", BY_THREE_AXES)
+    form = getattr(getattr(data.learner.policy, "encoder", None), "images", BY_SHAPE)
     seen, needed = (data.observation_space, "observations", form), uses_rewards(data.learner.algorithm)
     images = flattened_images(*seen) + image_notes(*seen)
     clones = {Columns.OBS, Columns.ACTIONS}.issuperset(data.learner.algorithm.columns) and not needed

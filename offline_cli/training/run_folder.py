@@ -20,9 +20,6 @@ counts is written in this order, which needs no rename of folders:
    checkpoint is removed.
 4. At the end: rows, policy.safetensors, curve.png, and result.json, which marks the run as finished. Then the lock is released.
 
-policy.json, policy.safetensors, result.json and both files of a checkpoint carry a hash of themselves (`run_files.py`), which
-is checked when they are read; that of connectors.msgpack is in policy.json. config.toml is there to be edited, and has none.
-
 So a kill at any moment leaves a run that `resume` takes, with its newest whole checkpoint, whose policy is played until then.
 Rows of metrics.jsonl that are newer are cut off then. Where the folder is not on a local disk, the checkpoints that are due by
 `checkpoint_every` are made at most every `EVERY` seconds, and so seldom that training waits for them a twentieth of the time
@@ -32,16 +29,16 @@ at most; rows are written there with them (`metrics_file.py`). What is learned d
 from __future__ import annotations
 
 import io
-import logging
 import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import tomli_w
 from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
@@ -55,20 +52,15 @@ from offline_cli.policies.run_files import (
     CURVE,
     LEARNED,
     METRICS,
-    OF_TENSORS,
     POLICY,
-    POLICY_KEYS,
     RESULT,
     STATE,
     TENSORS,
-    UNSEALED,
     WEIGHTS,
     check_learned,
     json_bytes,
     json_object,
-    seal_of,
     tensor_bytes,
-    tensors_of,
 )
 from offline_cli.report.curves import draw_curve
 from offline_cli.training.checkpoints import Checkpoints, TrainState
@@ -79,11 +71,7 @@ from offline_cli.training.stop_signals import Pace
 
 __all__ = ["RunFolder"]
 
-STATE_KEYS: Final = frozenset(field.name for field in fields(TrainState))
-RESULT_KEYS: Final = frozenset(field.name for field in fields(TrainResult))
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
-
-_log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -97,7 +85,6 @@ class RunFolder:
         self._seen: tuple[bytes | None, str | None] | None = None  # by `claim`
         self._lock: RunLock | None = None  # while this process is `at_work`
         self._saved: int | None = None  # the update of the newest checkpoint, as far as this process knows
-        self._is_sealed = True  # every file that was read so far, but for config and metrics
 
     @property
     def url(self) -> str:
@@ -164,7 +151,7 @@ class RunFolder:
         if content is None:
             return None
         try:
-            return TrainResult(**self._json(RESULT, content, RESULT_KEYS))
+            return TrainResult(**self._json(RESULT, content))
         except TypeError as err:
             raise self._broken(RESULT, err) from err
 
@@ -173,7 +160,7 @@ class RunFolder:
         content = whole_file(self._place.join(POLICY))
         if content is None:
             raise self._broken(POLICY, StorageNotFound("no such file", where=self.url, fix="train again"))
-        return self._json(POLICY, content, POLICY_KEYS)
+        return self._json(POLICY, content)
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
@@ -186,12 +173,6 @@ class RunFolder:
             return state_from_bytes(content or b"", where=place.url)
         except (BadData, ValueError) as err:
             raise self._broken(LEARNED, err) from err
-
-    def tell_if_unsealed(self) -> None:
-        """Log, once, that files that were read carry no hash."""
-        if not self._is_sealed:
-            _log.warning(UNSEALED, self.url)
-            self._is_sealed = True
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl. Raises BadData."""
@@ -282,10 +263,9 @@ class RunFolder:
         with self._pace.timed():
             with self._guard():
                 self._metrics.flush()
-                content = tensor_bytes(tensors)
-                folder, older = self._checkpoints.begin(state.update, content)
+                folder, older = self._checkpoints.begin(state.update, tensor_bytes(tensors))
             with self._guard():
-                self._checkpoints.commit(folder, older, json_bytes({**state.as_dict(), OF_TENSORS: seal_of(content)}))
+                self._checkpoints.commit(folder, older, json_bytes(state.as_dict()))
         self._saved = state.update
 
     def load_checkpoint(self) -> tuple[TrainState, dict[str, Tensor]] | None:
@@ -295,18 +275,10 @@ class RunFolder:
             return None
         name = f"checkpoints/{folder.name}"
         try:
-            told = self._json(f"{name}/{STATE}", folder.join(STATE).read_bytes(), STATE_KEYS)
-            content, seal = folder.join(TENSORS).read_bytes(), told.pop(OF_TENSORS, None)
-            state = TrainState.from_dict(told)
-        except (StorageNotFound, ValueError, TypeError) as err:
+            state = TrainState.from_dict(self._json(f"{name}/{STATE}", folder.join(STATE).read_bytes()))
+            tensors = load(folder.join(TENSORS).read_bytes())
+        except (StorageNotFound, ValueError, TypeError, SafetensorError) as err:
             raise self._broken(name, err) from err
-        try:
-            tensors, is_sealed = tensors_of(content)
-            if seal is not None and seal_of(content) != seal:
-                raise ValueError(f"it is not the one that {STATE} was written with")
-        except (ValueError, TypeError, SafetensorError) as err:
-            raise self._broken(f"{name}/{TENSORS}", err) from err
-        self._is_sealed &= is_sealed
         self._saved = state.update
         return state, tensors
 
@@ -339,13 +311,11 @@ class RunFolder:
     def _write(self, name: str, content: bytes) -> None:
         write_whole(self._place.join(name), content, folder=self._place)
 
-    def _json(self, name: str, content: bytes, known: Collection[str]) -> dict[str, Any]:
+    def _json(self, name: str, content: bytes) -> dict[str, Any]:
         try:
-            loaded, is_sealed = json_object(content, known)
+            return json_object(content)
         except ValueError as err:
             raise self._broken(name, err) from err
-        self._is_sealed &= is_sealed
-        return loaded
 
     def _broken(self, name: str, err: Exception) -> BadData:
         return BadData(f"{name} cannot be read: {err}", where=self.url, fix="train again with --overwrite")

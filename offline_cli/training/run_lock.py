@@ -1,10 +1,9 @@
 """What in a folder is a run's own, by name and content, and the lock that keeps a second trainer out of it.
 
 A run has a policy.json that says so, or, where its trainer was killed before that, a config.toml with all that a resolved
-configuration has. Runs of earlier versions have these too. A folder that is not a run is refused, and so is what is not its own
-in one: files with other names are the user's, and so is every folder below checkpoints/ whose name is not one that a trainer
-gives, such as copies of checkpoints. A damaged file still belongs to the run as long as anything that a trainer writes is found
-in it.
+configuration has. A folder that is not a run is refused, and so are links and pipes under a run's names. Files with other names
+are the user's, and so is every folder below checkpoints/ whose name is not one that a trainer gives, such as copies of
+checkpoints.
 
 _training.json says which process trains in a run folder; while it is at work, a second one is refused. It is the lock of
 dataset folders (`datasets/lease.py`) under another name: created where none is, renewed every few seconds, taken over where its
@@ -13,7 +12,6 @@ trainer is gone. It is there only while a trainer is at work: what is needed to 
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +20,7 @@ from typing import Final
 
 from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote, refuse_if_at_work
-from offline_cli.datasets.ownership import begins_as, head, is_link, is_note, is_own_part, is_regular
+from offline_cli.datasets.ownership import is_link, is_note, is_own_part, is_regular
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
@@ -45,16 +43,6 @@ __all__ = ["TRAINING", "RunLock", "has_run", "holds_nothing_else", "refuse_forei
 POLICY_FORMAT: Final = b"offline-cli-policy"
 RESOLVED: Final = frozenset(("batch_size", "checkpoint_every", "confirm_episodes", "eval_episodes", "log_every", "lr", "seed"))
 """Keys that a resolved configuration has always had, whatever its network."""
-MARKS: Final = {
-    RESULT: re.compile(rb'\A\{"run": |"sha256": |"loss": |"samples_per_second": '),
-    METRICS: re.compile(rb'"update": |"samples_per_second": '),
-    WEIGHTS: re.compile(rb'"dtype":|"data_offsets":'),
-    LEARNED: re.compile(rb"\A.[\xa1-\xbf\xd9]", re.DOTALL),  # whatever the map was called, its first key is a text
-    CURVE: re.compile(rb"PNG\r\n|IHDR"),
-}
-"""One of these is in such a file, among its first `LOOKED` bytes."""
-LOOKED: Final = 1 << 16  # more than the longest path takes as JSON
-JSON_FILES: Final = frozenset((RESULT, METRICS))  # to begin as JSON does is not enough: any file may
 REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
 
 TRAINING: Final = "_training.json"
@@ -83,40 +71,24 @@ def refuse_foreign(folder: Location, note: str) -> None:
 
     `note`: the name of the trainer's note. Nothing is changed.
     """
-    there = {child.name: child for child in folder.children()}
-    for name in (CONFIG, POLICY, note, CHECKPOINTS, *REPLACED):
-        if name in there and is_link(there[name]):
-            raise _foreign(there[name], "it is a symbolic link, and train-bc writes and removes nothing through one")
-    for name in (CONFIG, POLICY, note):
-        if name in there and there[name].is_local and not is_regular(there[name]):
-            raise _foreign(there[name], "it is a folder, a pipe or a device, not a file")
-    for name in REPLACED:
-        if name in there and not _is_own(there[name]):
-            raise _foreign(there[name], "it is not what train-bc writes under this name")
-    if CHECKPOINTS in there:
-        for checkpoint in folder.join(CHECKPOINTS).children():
-            if CHECKPOINT.fullmatch(checkpoint.name) and not _is_checkpoint(checkpoint):
-                raise _foreign(checkpoint, "it has the name of a checkpoint, but is not one")
-
-
-def _is_own(place: Location) -> bool:
-    if not is_regular(place):
-        return False
-    begun = head(place, LOOKED)
-    if not begun.strip(b"\0") or MARKS[place.name].search(begun):
-        return True
-    return place.name not in JSON_FILES and begins_as(place, place.name)
+    for place in folder.children():
+        if place.name in (CONFIG, POLICY, note, CHECKPOINTS, *REPLACED) and is_link(place):
+            raise _foreign(place, "it is a symbolic link, and train-bc writes and removes nothing through one")
+        if place.name in (CONFIG, POLICY, note, *REPLACED) and place.is_local and not is_regular(place):
+            raise _foreign(place, "it is a folder, a pipe or a device, not a file")
+        if place.name == CHECKPOINTS:
+            for checkpoint in filter(lambda child: CHECKPOINT.fullmatch(child.name), place.children()):
+                if not _is_checkpoint(checkpoint):
+                    raise _foreign(checkpoint, "it has the name of a checkpoint, but is not one")
 
 
 def _is_checkpoint(folder: Location) -> bool:
-    """Whether one of its two files is what it should be, or a kill has left neither: a damaged one still counts."""
-    if is_link(folder) or (folder.is_local and not folder.is_dir()):
+    """Whether it is a folder whose two files, as far as they are there, are files."""
+    if not folder.is_local:
+        return True
+    if is_link(folder) or not folder.is_dir():
         return False
-    names = {child.name for child in folder.children()} & {STATE, TENSORS}
-    state, tensors = folder.join(STATE), folder.join(TENSORS)
-    if folder.is_local and not all(is_regular(folder.join(name)) for name in names):
-        return False
-    return not names or b'"update"' in head(state) or (TENSORS in names and begins_as(tensors, TENSORS))
+    return all(is_regular(child) for child in folder.children() if child.name in (STATE, TENSORS))
 
 
 def _foreign(place: Location, why: str) -> OutputExists:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.torch import load
 
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
 from offline_cli.modules.network import MLP, network_kind
 from offline_cli.plugins import with_network
-from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part, tensors_of
-from offline_cli.policies.run_policy import LoadedPolicy, load_policy, scaling_of
+from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
+from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Task, algorithm_kind
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.learner import Learner
@@ -42,7 +43,7 @@ def policy_with_values(
         return loaded
     try:
         config = stored_config(tomllib.loads(place.join(CONFIG).read_bytes().decode()))
-        tensors = part(tensors_of(last[1])[0], MODULES)
+        tensors = part(load(last[1]), MODULES)
     except (ValueError, SafetensorError) as err:
         raise BadData(f"the run cannot be read: {err}", where=place.url, fix="train again, or name another run") from err
     options = {name: value for name, value in config.algorithm.items() if name != "name"}
@@ -66,7 +67,6 @@ def _add_values(
         module.action_space,
         loaded.description["action_scale"],
         network_kind(name, named=None if name == MLP else named)(config.network_options),
-        uint8_scaling=scaling_of(loaded.description, where=where),
         weights=module.state_dict(),
         log_std=(config.log_std_min, config.log_std_max),
     )

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -21,7 +20,6 @@ from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.engines.watchdog import ENDING
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, ClusterLost, Diverged, TrainingDiverged
-from offline_cli.modules.devices import quickest, threads_to_try
 from offline_cli.playing.slots import draw
 from offline_cli.policies.run_files import (
     BEST,
@@ -34,13 +32,13 @@ from offline_cli.progress import OnProgress, Progress
 from offline_cli.source_code import allowed_changes
 from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
-from offline_cli.training.checks import Checks, Together
+from offline_cli.training.checks import Checks
 from offline_cli.training.config import BCConfig
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.stop_signals import StopSignals
 from offline_cli.training.training_data import TrainingData, data_difference
-from offline_cli.training.updates import Launch, Update, captured, rate_factor, unchanged
+from offline_cli.training.updates import Launch, Update, captured, rate_factor
 
 __all__ = ["CHANCE", "Session", "check_same_run"]
 
@@ -60,10 +58,8 @@ class Session:
         *,
         environment: Environment | None,
         on_progress: OnProgress,
-        together: Together | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`together`: see Checks."""
         self.ranks = ranks
         self._stopping = False  # whether a rank has to stop: all of them know, at the same number of updates
         device = torch.device(state.device)
@@ -81,7 +77,6 @@ class Session:
             environment=environment,
             pieces=data.pieces,
             updates_per_epoch=self.loader.updates_per_epoch,
-            together=together,
             ranks=ranks,
         )
         self._update = Update(
@@ -140,24 +135,6 @@ class Session:
             check_rows_apart(self.learner.whole)
         self.loader.fill(self.state.update)
         self._update.check()
-
-    def try_threads(self) -> None:
-        """Find how many threads a new run takes, where neither its configuration nor a rule says it, and keep that with both.
-
-        By a few updates, after which modules, optimizers and random generators are as before. Ranks try together, by their mean
-        times, what the first could try: machines may have different numbers of cores, and all ranks have to do the same.
-        """
-        if self.config.threads is not None:
-            return
-        counts = threads_to_try(self.learner.whole, self._update.device, self.ranks.here)
-        if not (most := int(self.ranks.of_first(counts[-1] if counts else 0))):
-            return
-        counts = [1, most]
-        self.loader.fill(self.state.update)
-        with unchanged(self._update.tensors()), torch.random.fork_rng([]):
-            self.state.threads = quickest(counts, self._update.every_group, self.ranks.mean)
-        self.config = replace(self.config, threads=self.state.threads)
-        torch.set_num_threads(self.state.threads)
 
     def prepare(self) -> None:
         """Capture the update where there is a GPU, and report where training begins; once, after `restore`."""
@@ -228,8 +205,7 @@ class Session:
         Raises StopRequested, nothing changed; Diverged.
         """
         state = self.state
-        reached = state.update == self.checks.bound and state.stopped_by is None  # older checkpoints are settled
-        if state.settled == state.update and not (reached and state.update):
+        if state.settled == state.update:
             return
         checking = self.checks.due(state.update)
         if checking or state.update % self.config.log_every == 0:

@@ -8,12 +8,12 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
 
-from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.byte_sizes import byte_size
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.overseer import Overseer
@@ -34,8 +34,6 @@ from offline_cli.plugins import check_plugins, network_named
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import code_of
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
-from offline_cli.training.checks import Together
-from offline_cli.training.checks_together import Prepared
 from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
 from offline_cli.training.memory_store import check_training_fits
@@ -45,7 +43,6 @@ from offline_cli.training.outcomes import finished, interrupted, notes_on, resul
 from offline_cli.training.read_run import ReadRun
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import CHANCE, Session, check_same_run
-from offline_cli.training.several_modules import Steps, finished_result, learn_modules
 from offline_cli.training.stop_signals import StopRequested, StopSignals
 from offline_cli.training.training_data import TrainingData, load_data
 
@@ -54,10 +51,18 @@ __all__ = ["train", "train_bc"]
 _log = logging.getLogger(__name__)
 
 
-def fit(session: Session, stop: StopSignals, *, until: int | None = None) -> None:
-    """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A session that can begin, or resume."""
 
-    `until`: return at that number of updates, saved, before what belongs to it.
+    session: Session
+    tensors: Mapping[str, Tensor] | None  # of the checkpoint that it resumes from; None: it begins
+    described: Mapping[str, Any]  # policy.json
+    overseer: Overseer | None
+
+
+def fit(session: Session, stop: StopSignals) -> None:
+    """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
 
     Every checkpoint is of the moment before what belongs to its number of updates (row of metrics, check, end of the run), so
     that a run which resumes there with another bound is as if it had had that from the start: to one that is reached already
@@ -69,12 +74,10 @@ def fit(session: Session, stop: StopSignals, *, until: int | None = None) -> Non
             session.save()
             session.folder.keep_policy(session.policy_state())
             raise interrupted(session, session.signal_that_stops(stop))
-        if state.update in (bound, until):
+        if state.update == bound:
             session.save()
         else:
             session.save_if_due()
-        if state.update == until:
-            return
         try:
             session.settle(stop)
         except StopRequested:  # the check that was cut short is made again by the resumed run
@@ -166,12 +169,6 @@ def _learned(
     """See `train`. `options`: those of `train_bc` and keys of the file. `algorithm`: what was asked for of its table."""
     places: dict[str, Any] = {"env_to_module": env_to_module, "on_progress": on_progress}
     told = shlex.join(command) or this_command()
-    if options["module_of"]:
-
-        def prepared(held: ExitStack, place: Location, own: Mapping[str, Any], **kind: Any) -> Prepared:
-            return _prepared(held, sources, place, {**options, **own}, algorithm, weight, **places, **kind)
-
-        return learn_modules(sources, out, options, Steps(prepared, fit, _begun), command=told, **places)
     with ExitStack() as held:
         run = _prepared(held, sources, out, options, algorithm, weight, **places)
         session, state = run.session, run.session.state
@@ -194,13 +191,8 @@ def _prepared(
     *,
     env_to_module: Given,
     on_progress: OnProgress,
-    module: OneModule | None = None,
-    together: Together | None = None,
 ) -> Prepared:
-    """A session that can begin or resume, nothing written yet; `held` owns what it needs.
-
-    `module`: that learns here, of several. `together`: what all of them return in the environment, which is theirs.
-    """
+    """A session that can begin or resume, nothing written yet; `held` owns what it needs."""
     asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys) and name != "network"}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
@@ -219,14 +211,14 @@ def _prepared(
     target = choose_device(resolved.device)
     checkpoint = folder.load_checkpoint() if resume else None
     if checkpoint is not None:
-        setup = setup.resumed(folder.policy(), folder.learned(), resolved, where=folder.url)
+        setup = setup.resumed(folder.learned(), resolved)
     elif resolved.init_from is not None:
         setup = setup.starting(resolved, storage_options, options["plugins"], out=folder.url, beside=beside)
     ranks = held.enter_context(joined(lambda: target.type))
     places = expand(asked, storage_options, beside=beside)
     numbers = () if weights is None else weights.numbers(asked, storage_options, beside=beside)
     played_in, notes = _played_in(resolved, places)
-    overseer, environment = held.enter_context(_environment(played_in if module is None else None))
+    overseer, environment = held.enter_context(_environment(played_in))
     data = load_data(
         places,
         resolved,
@@ -237,8 +229,7 @@ def _prepared(
         tables=tables,
         selection=Selection(resolved.top_fraction, weights, numbers),
         on_progress=on_progress,
-        module_id=options["module_id"] if module is None else module,
-        **{name: options[name] for name in ("pipeline", "from_", "storage_options")},
+        **{name: options[name] for name in ("module_id", "pipeline", "from_", "storage_options")},
     )
     held.callback(data.close)
     data = replace(data, played_in=played_in, environment_notes=tuple(notes))
@@ -254,7 +245,7 @@ def _prepared(
     if checkpoint is not None:
         _check_same(checkpoint[0], state, data, folder, options["allow_changes"])
         state, tensors = checkpoint
-    given: dict[str, Any] = {"environment": environment, "on_progress": on_progress, "together": together, "ranks": ranks}
+    given: dict[str, Any] = {"environment": environment, "on_progress": on_progress, "ranks": ranks}
     return Prepared(Session(data, resolved, state, folder, **given), tensors, described, overseer)
 
 
@@ -265,7 +256,6 @@ def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, fold
     for change in stored.changes[before:]:
         _log.warning("note: resumed although %s", change)
     check_same_learned(folder.learned(), data.trained, where=folder.url)
-    folder.tell_if_unsealed()
 
 
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
@@ -290,7 +280,7 @@ def _train(run: Prepared, stop: StopSignals, command: str) -> TrainResult:
     finished already, without any message.
     """
     session, state, folder = run.session, run.session.state, run.session.folder
-    known = finished_result(run)
+    known = _finished_result(run)
     session.ranks.wait()  # until each has read what is there
     if known is not None:
         folder.remove_note(command)
@@ -302,11 +292,20 @@ def _train(run: Prepared, stop: StopSignals, command: str) -> TrainResult:
         return finished(session)
 
 
+def _finished_result(run: Prepared) -> TrainResult | None:
+    """The result of a run that is finished within its bound; None: it is not. Raises BadConfig for a bound that is passed."""
+    state, folder, bound = run.session.state, run.session.folder, run.session.checks.bound
+    if state.update > bound:
+        fix = f"{run.session.checks.least_bound(state.update)} or more, or train again with --overwrite"
+        raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
+    known = None if run.tensors is None else folder.result()
+    return known if known is not None and (state.stopped_by is not None or state.update == bound) else None
+
+
 def _begun(run: Prepared) -> None:
     """Write the first files of a run, or go back to its checkpoint; then the session is ready."""
     session, folder = run.session, run.session.folder
     if run.tensors is None:
-        session.try_threads()
         torch.manual_seed(draw(session.config.seed, CHANCE))
         folder.begin(session.config, run.described, learned_bytes(session.data))
     else:
@@ -344,7 +343,7 @@ def _environment(spec: EnvironmentSpec | None) -> Iterator[tuple[Overseer | None
             environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
         try:
             if environment.agents is not None:
-                fix = "--module-of '*=shared' for one policy of all agents, --module-of agent_id for one each"
+                fix = "leave out --env; `offline-cli evaluate --env` plays the runs of all agents, --policy AGENT=RUN"
                 raise BadConfig(f"{spec.id} is an environment of several agents", where="--env", fix=fix)
             yield overseer, environment
         finally:

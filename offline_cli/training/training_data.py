@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from offline_cli.applying.checked_values import place_of_first
 from offline_cli.applying.learned_pieces import Unchanged
 from offline_cli.applying.learner_batches import in_parts, nothing_left, with_steps
-from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment, EnvironmentSpec
@@ -162,6 +161,7 @@ class TrainingData:
     steps: int
     invented: int  # of the episodes, those whose last step is left out, or bootstrapped from an observation nobody recorded
     learner: Learner  # whose columns these are
+    given_space: Space  # of an environment's observations: before the learner pipeline
     digest: str  # hex; the same for the same episodes in the same order, stored in the same way
     seen: Mapping[str, Any] = field(default_factory=dict)  # `DataSummary.figures`: what a digest that differs is explained by
     pipeline: str = ""  # the learner pipeline's name; empty: the default one
@@ -171,7 +171,6 @@ class TrainingData:
     played_in: EnvironmentSpec | None = None  # for checks; None: none are played
     recorded_in: EnvironmentSpec | None = None  # what the data is of; None: not known, or not one
     environment_notes: tuple[str, ...] = ()  # on what either says of the other
-    given_space: Space | None = None  # of an environment's observations: before the learner pipeline
     selection: Selection = field(default_factory=Selection)  # of the episodes, as it was made
     source_notes: tuple[str, ...] = ()
     code: Sequence[Any] = ()  # what makes the pieces that the user gave
@@ -193,7 +192,7 @@ def load_data(
     pipeline: Given = None,
     env_to_module: Given = None,
     from_: str = SOURCE_FORMAT.default,
-    module_id: str | OneModule | None = None,
+    module_id: str | None = None,
     device: str = "cpu",
     tables: TableOptions = PLAIN_TABLES,
     selection: Selection | None = None,
@@ -299,7 +298,7 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
         digest=_with(summary.digest(builder.layout), mixed),
         seen=summary.figures(source.where, source.module) | mixed,
         selection=source.selection,
-        source_notes=(*source.notes, *_note_on_agents(summary, source.module_id)),
+        source_notes=(*source.notes, *_note_on_agents(summary)),
         code=[*source.given.code(), *source.beside.code()],
         pipeline=source.name,
         trained=trained,
@@ -312,14 +311,12 @@ def _built(source: TrainingSource, split: ValidationSplit | None, builder: Store
     )
 
 
-def _note_on_agents(summary: DataSummary, module: str | OneModule | None) -> list[str]:
-    """Where several agents share the module that learns, and nobody has said that they are to."""
-    if len(summary.agents) < 2 or isinstance(module, OneModule):
+def _note_on_agents(summary: DataSummary) -> list[str]:
+    """Where several agents share the module that learns."""
+    if len(summary.agents) < 2:
         return []
     named = ", ".join(f"{name} ({count:,} episodes)" for name, count in summary.agents.most_common(8))
-    what = f"one policy learns from the episodes of {len(summary.agents):,} agents, as their module is the same: {named}"
-    each = "--module-of agent_id trains one for each (then --module-id NAME in place of it one of them)"
-    return [f"{what}; {each}, --module-of '*=shared' says that one is meant"]
+    return [f"one policy learns from the episodes of {len(summary.agents):,} agents, as their module is the same: {named}"]
 
 
 def _learned_from(source: TrainingSource, builder: StoreBuilder, split: ValidationSplit | None) -> Iterator[EpisodeBatch]:

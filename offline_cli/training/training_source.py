@@ -37,7 +37,6 @@ from offline_cli.applying.learner_batches import (
     of_one_module,
     with_steps,
 )
-from offline_cli.applying.modules_of_agents import OneModule
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
@@ -87,7 +86,7 @@ class TrainingSource:
     pieces: PlaySpec | None  # what the policy plays between in `environment`; None: no pieces
     recorded_in: EnvironmentSpec | None  # what the data is of; None: not known, or not one
     alone: bool  # the policy plays without pieces
-    module_id: str | OneModule | None  # whose episodes are learned from; None: there is one module
+    module_id: str | None  # whose episodes are learned from; None: there is one module
     learner: Learner  # learns from the columns, and gives pieces their module
     extras: UsedExtras
     selection: Selection  # of the episodes
@@ -152,8 +151,6 @@ class TrainingSource:
     @property
     def module(self) -> str | None:
         """The module whose episodes were read; None before they were."""
-        if isinstance(self.module_id, OneModule):
-            return self.module_id.name
         return self.module_id or next(iter(self._modules), None)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
@@ -251,7 +248,7 @@ def open_training_source(
     pipeline: Given,
     env_to_module: Given,
     from_: str,
-    module_id: str | OneModule | None,
+    module_id: str | None,
     storage_options: Mapping[str, Any] | None,
     on_progress: OnProgress,
     tables: TableOptions | None = None,
@@ -299,7 +296,7 @@ def _opened(
     given: PipelineSpec,
     beside: PipelineSpec,
     *,
-    module_id: str | OneModule | None,
+    module_id: str | None,
     extras: UsedExtras,
     selection: Selection,
     observed_ends: bool,

@@ -21,8 +21,8 @@ from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
 from offline_cli.policies.run_files import MODULES, OF_POLICY, STEPPED, prefixed
 from offline_cli.training.algorithms.algorithm import Group
-from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed
+from offline_cli.training.optimizer import Optimizer
 
 __all__ = ["Stepped", "Update", "captured", "rate_factor", "unchanged"]
 
@@ -48,22 +48,23 @@ class Stepped:
         ranks: Ranks = ALONE,
         **stepping: Any,
     ) -> None:
-        """`ranks`: who makes the same step, each with its rows. `stepping`: further options of FlatAdam."""
+        """`ranks`: who makes the same step, each with its rows. `stepping`: further options of Optimizer."""
         parameters = learner.parameters_of(group)
         self.group, self.batch = group, batch
         self.lr = lr if group.lr is None else group.lr
         self.ranks = ranks
-        beside = 0 if ranks.count == 1 else len(group.losses) + 1
-        self.adam = FlatAdam(parameters, lr=self.lr, beside=beside, **stepping)
+        self.adam = Optimizer(parameters, lr=self.lr, **stepping)
         self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
-        self.sums = {name: torch.zeros((), device=self.adam.weights.device) for name in group.losses}
+        self._told: Tensor | None = None  # by all ranks, with the last step: losses, and whether one of them is to stop
+        self._device = self.adam.parameters[0].device
+        self.sums = {name: torch.zeros((), device=self._device) for name in group.losses}
         self._precision, self._kind = precision, type(learner.algorithm).__name__
         alone = len(learner.modules) == 1
         self._inputs = None if alone else [parameter for _, parameter in parameters]  # no gradient of what is not stepped
 
     def __call__(self) -> None:
         self.adam.zero_grad()
-        with autocast(self.adam.weights.device, self._precision):
+        with autocast(self._device, self._precision):
             losses = self.group.loss(self.batch)
             if losses.keys() != self.sums.keys():
                 raise misnamed(losses, list(self.sums), self._kind)
@@ -80,21 +81,25 @@ class Stepped:
 
     def _exchange(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradient and losses of the whole batch, which are sums over the ranks; and whether one of them is to stop."""
-        told = self.adam.exchanged[len(self.adam.weights) :]
-        for number, name in enumerate(self.sums):
-            told[number] = losses[name].detach()
-        told[-1] = self.stop
-        self.ranks.sum_(self.adam.exchanged)
-        return dict(zip(self.sums, told.unbind(), strict=False))
+        owners = self.adam.parameters
+        gradients = [torch.zeros_like(owner) if owner.grad is None else owner.grad for owner in owners]
+        stop = torch.tensor(float(self.stop), device=self._device)
+        told = torch.stack([*(losses[name].detach() for name in self.sums), stop])
+        exchanged = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told.to(gradients[0].dtype)])
+        self.ranks.sum_(exchanged)
+        *parts, self._told = exchanged.split([*(gradient.numel() for gradient in gradients), len(told)])
+        for owner, part in zip(owners, parts, strict=True):
+            owner.grad = part.view_as(owner)
+        return dict(zip(self.sums, self._told.unbind(), strict=False))
 
     @property
     def stopped(self) -> bool:
         """Whether a rank had to stop, as of the last step; waits for the device."""
-        return self.ranks.count > 1 and bool(self.adam.exchanged[-1] > 0)
+        return self._told is not None and bool(self._told[-1] > 0)
 
     def check(self) -> None:
         """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
-        with autocast(self.adam.weights.device, self._precision):
+        with autocast(self._device, self._precision):
             losses = self.group.loss(self.batch)
             check_losses(losses, list(self.sums), self._kind)
             total = _sum(losses)
@@ -125,24 +130,21 @@ class Update:
         **stepping: Any,
     ) -> None:
         """`ema`: decay of a moving average of the policy's weights, None: there is none. `stepping`: further options of
-        FlatAdam.
+        Optimizer.
         """
         self.learner = learner
-        how: dict[str, Any] = {"lr": lr, "precision": precision, "ranks": ranks, **stepping}
-        self.steps = [Stepped(group, learner, batch, **how) for group in learner.groups]
+        own = {id(parameter): name for name, parameter in learner.policy.named_parameters()}
+        self._averages: dict[str, Tensor] = {}  # of the policy's parameters, by name
+        self.steps: list[Stepped] = []
+        for group in learner.groups:
+            of_policy = any(id(parameter) in own for _, parameter in learner.parameters_of(group))
+            how: dict[str, Any] = {"lr": lr, "precision": precision, "ranks": ranks, **stepping}
+            step = Stepped(group, learner, batch, ema=ema if of_policy else None, **how)
+            pairs = zip(step.adam.parameters, step.adam.averages, strict=False)
+            self._averages |= {own[id(parameter)]: average for parameter, average in pairs if id(parameter) in own}
+            self.steps.append(step)
         self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
-        self.device = self.steps[0].adam.weights.device
-        self._averages = {} if ema is None else self._averaging(ema)  # of the policy's parameters, by name
-
-    def _averaging(self, decay: float) -> dict[str, Tensor]:
-        own = {id(parameter): name for name, parameter in self.learner.policy.named_parameters()}
-        found: dict[str, Tensor] = {}
-        for step in self.steps:
-            parameters = [one for _, one in self.learner.parameters_of(step.group) if id(one) in own]
-            if parameters:
-                average = step.adam.average(decay)
-                found |= {own[id(one)]: average.of(one) for one in parameters}
-        return found
+        self.device = self.steps[0].adam.parameters[0].device
 
     def policy_state(self) -> dict[str, Tensor]:
         """The policy that is checked and kept: its parameters, or their moving averages, and its buffers; in place."""
@@ -206,9 +208,12 @@ class Update:
 
     def tensors(self) -> list[Tensor]:
         """All that an update changes."""
-        found = [[step.adam.weights, *step.sums.values(), *step.adam.tensors().values()] for step in self.steps]
-        means = [step.adam.averaged.mean for step in self.steps if step.adam.averaged is not None]
-        return [*itertools.chain(*found), *means, *self.learner.others().values()]
+        found: list[Tensor] = [*self.learner.others().values()]
+        for step in self.steps:
+            adam = step.adam
+            found += [*(owner.detach() for owner in adam.parameters), *adam.averages]
+            found += [*adam.tensors().values(), *step.sums.values()]
+        return found
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """What optimizers and sums of losses hold, by name: to be saved, and written back in place with `copy_`."""
@@ -239,7 +244,7 @@ class Update:
 
     def is_finite(self) -> bool:
         """Whether all weights are numbers; waits for the device."""
-        return all(bool(torch.isfinite(step.adam.weights).all()) for step in self.steps)
+        return all(bool(torch.isfinite(owner).all()) for step in self.steps for owner in step.adam.parameters)
 
 
 def rate_factor(number: int, *, schedule: str, warmup: int, bound: int) -> float:

@@ -10,20 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from default_pieces import LEARNER_DEFAULTS
 
 from offline_cli import apply
-from offline_cli.applying.recordings import seen_in_batch
-from offline_cli.applying.showing import PipelineShown, PipelineTraced, invented_episodes
+from offline_cli.applying.showing import PipelineShown, PipelineTraced
 from offline_cli.connectors import MeanStdFilter, learner_pipeline
-from offline_cli.connectors.batch_items import Items
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece, SpaceMismatch
-from offline_cli.spaces import describe, leaf_spaces
-from offline_cli.trees import flatten
+from offline_cli.errors import BadPiece
+from offline_cli.spaces import describe
 
 Dataset = Callable[..., str]
 Pipeline = Callable[..., str]
@@ -93,24 +89,6 @@ def test_what_is_shown_is_what_a_batch_then_has(
     assert [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in found.pieces[-1].columns] == columns
 
 
-def test_an_environment_alone_is_enough(pipeline_file: Pipeline) -> None:
-    found = shown(env="Pendulum-v1", pipeline=pipeline_file(FILTER_AND_STACK))
-    assert describe(found.pieces[-1].observation_space) == "Box(12, float32)"
-    assert found.sources == ()
-
-
-def test_a_recording_that_says_no_spaces_has_those_of_its_first_episode(pipeline_file: Pipeline, tmp_path: Path) -> None:
-    table = tmp_path / "steps.csv"
-    rows = [f"{ride},{step},0.{step},{step % 3}" for ride in range(3) for step in range(4)]
-    table.write_text("\n".join(["ride,t,x,turn", *rows]), encoding="utf-8")
-    mapping = tmp_path / "m.toml"
-    mapping.write_text('[columns]\neps_id = "ride"\nt = "t"\nobs = ["x"]\nactions = "turn"\n', encoding="utf-8")
-    found = shown(str(table), pipeline=pipeline_file(), mapping=str(mapping))
-    assert found.spaces_inferred
-    assert describe(found.pieces[0].input_observation_space).startswith("Box(1, float")
-    assert describe(found.pieces[0].action_space) == "Discrete(3)"
-
-
 def test_a_piece_that_cannot_take_invented_episodes_is_named_and_spaces_are_shown_all_the_same(
     episodes: EpisodeBatch,
     dataset: Dataset,
@@ -138,42 +116,6 @@ def test_a_piece_that_cannot_take_invented_episodes_is_named_and_spaces_are_show
     assert found.pieces[1].columns_before == found.pieces[0].columns
     assert [piece.columns for piece in found.pieces[1:]] == [None] * 7
     assert describe(found.pieces[-1].observation_space) == "Box(8, float32)"
-
-
-def test_shapes_that_do_not_fit_are_an_error_of_show_too(
-    random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline
-) -> None:
-    source = dataset(random_batch(gym.spaces.Discrete(3), gym.spaces.Discrete(2)))
-    with pytest.raises(SpaceMismatch, match="AtariImages got"):
-        shown(source, pipeline=pipeline_file('[[pieces]]\nname = "atari_images"\n'))
-
-
-def test_what_is_shown_is_plain_json(episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline) -> None:
-    told = json.loads(json.dumps(shown(dataset(episodes), pipeline=pipeline_file(FILTER_AND_STACK)).as_dict()))
-    assert told["pieces"][1]["observation_space"]["shape"] == [16]
-    assert told["pieces"][1]["columns"] == [{"name": "obs", "held": "array", "dtype": "float32", "shape": [16]}]
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
-        gym.spaces.Box(np.finfo(np.float64).min, np.finfo(np.float64).max, (2,), np.float64),
-        gym.spaces.Box(5, 9, (2, 2), np.uint8),
-        gym.spaces.Box(-1.0, 1.0, (), np.float32),
-        gym.spaces.Box(0.0, 1.0, (0,), np.float32),
-        gym.spaces.Discrete(3, start=-1),
-        gym.spaces.MultiDiscrete([[1, 2], [3, 4]]),
-        gym.spaces.MultiBinary([2, 3]),
-        gym.spaces.Dict({"b": gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1.0, 1.0, (2,), np.float32)])}),
-    ],
-)
-def test_invented_episodes_lie_within_their_spaces(space: gym.Space[Any]) -> None:
-    batch = invented_episodes(space, gym.spaces.Discrete(2), {"logp": ("float32", ())})
-    for (_, leaf), part in zip(flatten(batch.obs), leaf_spaces(space).values(), strict=True):
-        assert leaf.dtype == part.dtype
-        assert all(part.contains(row) for row in (leaf if leaf.ndim > 1 else [np.asarray(row) for row in leaf]))
-    assert len(list(batch)) == 2
 
 
 # ---- trace ----
@@ -238,21 +180,3 @@ def test_where_a_piece_raises_the_trace_up_to_it_comes_with_the_error(
     with pytest.raises(BadPiece, match="no such light") as caught:
         traced(dataset(episodes), pipeline=file, trace=1)
     assert [piece["name"] for piece in caught.value.result["pieces"]] == ["FrameStacking"]
-
-
-def test_columns_are_told_in_whatever_form_they_are() -> None:
-    batch = {
-        "filed": {("a",): [Items({"x": np.zeros((2, 3), np.int16)}, 2)], ("b",): [Items({"x": np.ones((1, 3), np.int16)}, 1)]},
-        "items": [1.5, 2.5],
-        "infos": [{"a": 1}, {}],
-        "one": np.float32(2.0),
-        "none": [],
-    }
-    found = {one.name: (one.held, one.dtype, one.shape, one.rows) for one in seen_in_batch(batch)}
-    assert found == {
-        "filed.x": ("items", "int16", (3,), 3),
-        "items": ("items", "float64", (), 2),
-        "infos": ("list", "dict", (), 2),
-        "one": ("array", "float32", (), None),
-        "none": ("list", "nothing", (), 0),
-    }

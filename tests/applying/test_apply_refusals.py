@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from offline_cli import apply, train_bc
+from offline_cli import apply
 from offline_cli.applying.apply import ApplyResult
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
     BadConfig,
-    BadEpisode,
     BadPiece,
     NoData,
     OutputExists,
     SpaceMismatch,
-    StorageNotFound,
     UnknownPiece,
     UsageError,
 )
@@ -116,47 +113,12 @@ def test_a_piece_that_raises_is_named_with_the_first_episode(
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_a_shape_that_no_space_announces_is_refused_as_in_training(
-    dry_run: bool, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    source, file = dataset(episodes), pipeline_file(use("Narrows", AFTER_ALL))
-    with pytest.raises(BadConfig, match=r"gave rows of \{'obs': \(1,\)\}, and announced") as caught:
-        apply(source, str(tmp_path / "out"), pipeline=file, dry_run=dry_run)
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(BadConfig) as trained:
-        train_bc(source, str(tmp_path / "run"), pipeline=file, epochs=1)
-    assert (trained.value.what, trained.value.fix) == (caught.value.what, caught.value.fix)
-
-
 def test_a_piece_that_loses_a_row_is_an_error(
     episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
     file = pipeline_file(use("Loses", 'after = "AddColumnsFromEpisodesToBatch"\n'))
     with pytest.raises(BadPiece, match="columns of different lengths"):
         apply(dataset(episodes), str(tmp_path / "out"), pipeline=file)
-
-
-@pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("number", "column 'mine', which piece Puts put into the batch, is a float"),
-        ("set", "column 'mine', which piece Puts put into the batch, is a set"),
-        ("complex", "is of complex64"),
-        ("numbers in a list", "is a list of int"),
-        ("short", "columns of different lengths: .*'mine': 39"),
-        ("another dtype later", "column 'mine' of piece Puts is int64 in the first batch and int32 in this one"),
-    ],
-)
-@pytest.mark.parametrize("format", ["columns", "safetensors"])
-def test_columns_that_no_batch_can_have_are_named_with_their_piece(
-    what: str, told: str, format: str, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    file = pipeline_file(use("Puts", f'{AFTER_ALL}what = "{what}"\n'))
-    steps = 14 if "later" in what else 1000
-    with pytest.raises(BadPiece, match=told):
-        apply(dataset(episodes), str(tmp_path / "out"), pipeline=file, format=format, steps_per_batch=steps)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("what", "told"), [("bfloat16", "BFloat16"), ("nothing to store", r"shape \(0,\)")])
@@ -171,37 +133,6 @@ def test_what_a_table_cannot_hold_safetensors_can(
     told_of = apply(source, str(tmp_path / "out"), pipeline=file, format="safetensors")
     assert isinstance(told_of, ApplyResult)
     assert "mine" in told_of.columns
-
-
-def test_columns_that_share_memory_are_no_trouble(
-    episodes: EpisodeBatch,
-    dataset: Dataset,
-    pipeline_file: Pipeline,
-    stored: Callable[[str], list[dict[str, Any]]],
-    tmp_path: Path,
-) -> None:
-    file = pipeline_file(use("Puts", f'{AFTER_ALL}what = "same memory"\n'))
-    apply(dataset(episodes), str(tmp_path / "out"), pipeline=file, format="safetensors")
-    (found,) = stored(str(tmp_path / "out"))
-    np.testing.assert_array_equal(found["mine"], found["obs"])
-
-
-@pytest.mark.parametrize(
-    ("pieces", "column"),
-    [
-        ('[[pieces]]\nname = "add_infos_from_episodes_to_train_batch"\n', "'infos' of piece AddInfosFromEpisodesToTrainBatch"),
-        (use("Puts", f'{AFTER_ALL}what = "text"\n'), "'mine' of piece Puts"),
-    ],
-)
-def test_text_is_refused_for_safetensors_before_anything_is_written_and_is_no_trouble_in_tables(
-    pieces: str, column: str, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    source, file = dataset(episodes), pipeline_file(pieces)
-    with pytest.raises(BadConfig, match=f"column {column} is text") as caught:
-        apply(source, str(tmp_path / "out"), pipeline=file, format="safetensors")
-    assert "--format columns" in caught.value.fix
-    assert not (tmp_path / "out").exists()
-    assert isinstance(apply(source, str(tmp_path / "out"), pipeline=file), ApplyResult)
 
 
 def test_items_that_nobody_stacked_are_refused(
@@ -226,14 +157,6 @@ def test_items_that_nobody_stacked_are_refused(
         apply(dataset(episodes), str(tmp_path / "out"), pipeline=file)
 
 
-def test_a_pipeline_that_puts_nothing_into_the_batch_is_refused(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    file = pipeline_file(head='kind = "learner"\ndefaults = false')
-    with pytest.raises(BadPiece, match="the batch is empty"):
-        apply(dataset(episodes), str(tmp_path / "out"), pipeline=file)
-
-
 def test_a_state_that_cannot_be_saved_is_known_before_anything_is_written(
     episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
@@ -253,23 +176,10 @@ def test_shapes_that_do_not_fit_are_an_error_before_data_is_read(
     assert "pipeline.toml" in caught.value.where
 
 
-def test_a_pipeline_file_that_is_not_there_is_named(episodes: EpisodeBatch, dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(StorageNotFound, match="no such pipeline file"):
-        apply(dataset(episodes), str(tmp_path / "out"), pipeline="missing.toml")
-
-
 def test_an_unknown_piece_is_guessed(episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="frame_stacking") as caught:
         apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file('[[pieces]]\nname = "frame_stackin"\n'))
     assert not isinstance(caught.value, UnknownPiece)  # one error for all mistakes of a file
-
-
-def test_a_pipeline_of_another_kind_is_refused(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    file = pipeline_file(head='kind = "env_to_module"')
-    with pytest.raises(BadConfig, match="this is a pipeline of kind 'env_to_module', and 'learner' is needed here"):
-        apply(dataset(episodes), str(tmp_path / "out"), pipeline=file)
 
 
 def test_box_actions_of_unknown_scale_are_refused_with_the_remedy(
@@ -285,13 +195,6 @@ def test_box_actions_of_unknown_scale_are_refused_with_the_remedy(
     assert told.action_scale == "normalized"
 
 
-def test_an_environment_that_the_data_is_not_from_is_refused(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    with pytest.raises(SpaceMismatch, match=r"the environment Box\(3, float32\)"):
-        apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file(), env="Pendulum-v1")
-
-
 def test_a_source_without_a_step_is_no_data(
     random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
@@ -299,12 +202,6 @@ def test_a_source_without_a_step_is_no_data(
     with pytest.raises(NoData, match="no episode is in the source"):
         apply(source, str(tmp_path / "out"), pipeline=pipeline_file())
     assert not (tmp_path / "out").exists()
-
-
-def test_an_empty_folder_is_no_data(pipeline_file: Pipeline, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(NoData, match="no data files"):
-        apply(str(tmp_path / "empty"), str(tmp_path / "out"), pipeline=pipeline_file())
 
 
 @pytest.mark.parametrize(
@@ -328,18 +225,6 @@ def test_options_that_make_no_sense_are_refused(
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("options", [{"out": "out"}, {"show": True}, {"trace": 1}])
-def test_no_source_at_all_is_refused(options: dict[str, Any], pipeline_file: Pipeline) -> None:
-    with pytest.raises(UsageError, match="no sources"):
-        apply(**options, pipeline=pipeline_file())
-
-
-@pytest.mark.parametrize("options", [{"out": "out"}, {"trace": 1}])
-def test_an_environment_alone_has_no_episodes(options: dict[str, Any], pipeline_file: Pipeline) -> None:
-    with pytest.raises(UsageError, match="no sources"):
-        apply(**options, env="CartPole-v1", pipeline=pipeline_file())
-
-
 def test_an_output_inside_the_source_is_refused(episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline) -> None:
     source = dataset(episodes)
     with pytest.raises(UsageError, match="the output lies inside the source"):
@@ -352,15 +237,3 @@ def test_a_dataset_is_never_overwritten(episodes: EpisodeBatch, dataset: Dataset
     with pytest.raises(OutputExists, match="holds no set of train batches"):
         apply(source, source, pipeline=pipeline_file(), overwrite=True)
     assert sorted(Path(source).rglob("*")) == before
-
-
-def test_infos_that_have_no_text_are_named_with_their_row(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    infos: list[dict[str, Any]] = [{} for _ in range(46)]
-    infos[1] = {"raw": b"bytes"}
-    file = pipeline_file('[[pieces]]\nname = "add_infos_from_episodes_to_train_batch"\n')
-    with pytest.raises(Exception, match="infos cannot be written") as caught:
-        apply(dataset(replace(episodes, infos=infos)), str(tmp_path / "out"), pipeline=file)
-    assert "row 1 of infos" in str(caught.value)
-    assert not isinstance(caught.value, BadEpisode)

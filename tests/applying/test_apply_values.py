@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,30 +88,6 @@ def test_one_batch_is_what_train_bc_learns_from(
     assert np.abs(found["actions"]).max() <= 1.0 < np.abs(batch.actions).max()
 
 
-def test_the_bounds_of_env_scale_actions_as_in_train_bc(
-    random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
-) -> None:
-    turns = gym.make("Pendulum-v1")
-    narrow = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
-    source, out = dataset(random_batch(turns.observation_space, narrow, lengths=(6, 5))), str(tmp_path / "out")
-    apply(source, out, pipeline=pipeline_file(), env="Pendulum-v1")
-    learned = load_data(
-        source,
-        BCConfig(env="Pendulum-v1"),
-        environment=_environment("Pendulum-v1"),
-        on_progress=no_progress,
-    )
-    np.testing.assert_array_equal(stored(out)[0]["actions"], columns_in(learned.train)["actions"].numpy())
-    assert np.abs(stored(out)[0]["actions"]).max() <= 0.5  # the environment's bounds are -2 and 2
-
-
-def _environment(name: str) -> Any:
-    from offline_cli.environments import open_environment
-
-    with open_environment(name) as environment:
-        return environment
-
-
 def test_both_formats_hold_the_same_numbers(
     random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
 ) -> None:
@@ -167,46 +141,6 @@ def test_what_pieces_learned_is_beside_the_batches_and_goes_back_into_a_pipeline
     moments = pipeline.get_state()["MeanStdFilter"]["shared"]["obs"]
     assert int(moments["count"]) == 40
     np.testing.assert_allclose(moments["mean"], episodes.acted_obs().mean(0), rtol=1e-5)
-
-
-def test_a_pipeline_that_learns_nothing_leaves_no_state(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    told = apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file())
-    assert isinstance(told, ApplyResult)
-    assert told.state is None
-    assert json.loads((tmp_path / "out" / "batches.json").read_text())["state"] is None
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["batches.json", "data"]
-
-
-def test_infos_are_json_text_in_tables(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    told = [{} if row % 2 else {"row": row, "where": [1, 2]} for row in range(46)]
-    file = pipeline_file('[[pieces]]\nname = "add_infos_from_episodes_to_train_batch"\n')
-    apply(dataset(replace(episodes, infos=told)), str(tmp_path / "out"), pipeline=file)
-    texts = pq.read_table(tmp_path / "out" / "data").column("infos").to_pylist()
-    wanted = [told[row] for row in episodes.step_rows()]
-    assert [json.loads(text) if text else {} for text in texts] == wanted
-    assert None in texts
-
-
-def test_extra_outputs_that_are_text_are_left_out_as_in_training(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    extra = {"action_logp": np.zeros(40, np.float32), "word": np.array(["a"] * 40)}
-    told = apply(dataset(replace(episodes, extra=extra)), str(tmp_path / "out"), pipeline=pipeline_file())
-    assert isinstance(told, ApplyResult)
-    assert told.columns == ("obs", "actions", "rewards", "terminateds", "truncateds", "action_logp")
-
-
-def test_episodes_without_a_step_are_left_out(
-    random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    batch = random_batch(gym.spaces.Box(-1.0, 1.0, (4,), np.float32), gym.spaces.Discrete(2), lengths=(3, 0, 2))
-    told = apply(dataset(batch), str(tmp_path / "out"), pipeline=pipeline_file(), steps_per_batch=3)
-    assert isinstance(told, ApplyResult)
-    assert (told.batches, told.episodes, told.steps) == (2, 2, 5)
 
 
 def test_a_limit_takes_the_first_episodes_only(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,15 +94,6 @@ def test_values_are_those_of_the_runs_algorithm(
     assert np.ptp(found["value_targets"][found["loss_mask"]]) > 0
 
 
-def test_what_the_batches_were_made_with_is_in_their_provenance(
-    data: str, run: str, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    apply(data, str(tmp_path / "out"), pipeline=pipeline_file(), policy=run)
-    told = json.loads((tmp_path / "out" / "batches.json").read_text())["provenance"]["policy"]
-    assert told["run"] == Path(run).name
-    assert len(told["sha256"]) == 64
-
-
 def test_pieces_keep_what_they_learned_in_the_run(
     dataset: Dataset, plain: str, random_batch: Callable[..., EpisodeBatch], episodes: EpisodeBatch, tmp_path: Path
 ) -> None:
@@ -116,21 +105,6 @@ def test_pieces_keep_what_they_learned_in_the_run(
     ]
     for (path, one), (_, two) in zip(*(flatten(state) for state in learned), strict=True):
         np.testing.assert_array_equal(one, two, err_msg=path)
-
-
-def test_a_pipeline_without_the_runs_pieces_is_a_note(
-    data: str, plain: str, pipeline_file: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        apply(data, str(tmp_path / "out"), pipeline=pipeline_file(), policy=plain)
-    assert "MeanStdFilter" in caplog.text
-
-
-def test_show_and_trace_have_the_network_too(data: str, run: str, pipeline_file: Pipeline, told: Any) -> None:
-    words = ["apply", data, "--pipeline", pipeline_file(VALUES, head=ALL_PIECES), "--policy", run]
-    for look in (["--show"], ["--trace", "1"]):
-        columns = {column["name"] for column in told(*words, *look)["pieces"][-1]["columns"]}
-        assert {"state_in.h", "state_in.c", "seq_lens", "value_targets"} <= columns
 
 
 def test_a_memory_of_the_recording_is_in_the_states(
@@ -188,9 +162,3 @@ def test_the_code_of_a_network_is_named_again(
         apply(data, pipeline=pipeline_file(), policy="random", show=True)
     with pytest.raises(UsageError, match="--network is the code of a run's network"):
         apply(data, pipeline=pipeline_file(), network="own.py:build", show=True)
-
-
-def test_the_network_is_left_as_it_was(data: str, run: str, pipeline_file: Pipeline, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in Path(run).rglob("*") if path.is_file()}
-    apply(data, str(tmp_path / "out"), pipeline=pipeline_file(), policy=run)
-    assert {path: path.read_bytes() for path in Path(run).rglob("*") if path.is_file()} == before

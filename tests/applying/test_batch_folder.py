@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +14,11 @@ import pytest
 
 from offline_cli import apply
 from offline_cli.applying.apply import ApplyResult
-from offline_cli.applying.batch_folder import BatchFolder
-from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece, Interrupted, NoData, OutputExists, StorageError
+from offline_cli.errors import BadPiece, Interrupted, NoData, OutputExists
 from offline_cli.formats.opening import open_sources
 from offline_cli.json_documents import mistakes
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 Dataset = Callable[..., str]
 Pipeline = Callable[..., str]
 FILTER = '[[pieces]]\nname = "mean_std_filter"\n'
@@ -90,14 +83,6 @@ def test_the_commit_lists_every_file_with_its_hash_and_fits_its_schema(
     assert document["provenance"]["sources"] == [Path(source).name], "without its folders"
     assert document["provenance"]["commands"][-1] == "offline-cli apply 'x y'"
     assert told.bytes == sum(batch["bytes"] for batch in document["batches"])
-
-
-def test_values_that_only_toml_has_are_text_in_the_commit(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    file = pipeline_file('[[pieces]]\nname = "clip_rewards"\nbound = inf\n')
-    apply(dataset(episodes), str(tmp_path / "out"), pipeline=file)
-    assert told_of(tmp_path / "out")["pipeline"]["pieces"][0]["bound"] == "inf"
 
 
 def test_what_is_there_stays_without_overwrite(
@@ -168,90 +153,6 @@ def test_an_interruption_leaves_nothing_and_says_so(
     with pytest.raises(Interrupted, match="interrupted; no train batch was kept") as caught:
         apply(dataset(episodes), str(tmp_path / "out"), pipeline=file, steps_per_batch=14)
     assert caught.value.fix == "run the command again"
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_interruption_right_after_the_commit_keeps_all(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out, file = dataset(episodes), tmp_path / "out", pipeline_file(FILTER)
-    finish = BatchFolder._finish
-
-    def interrupted(self: BatchFolder) -> None:
-        monkeypatch.setattr(BatchFolder, "_finish", finish)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BatchFolder, "_finish", interrupted)
-    with pytest.raises(Interrupted, match="interrupted after everything was written"):
-        apply(source, str(out), pipeline=file)
-    assert set(contents(out)) == {"batches.json", "connectors.msgpack", "data/batch-000000.parquet"}
-
-
-@pytest.mark.nightly
-def test_a_killed_writer_leaves_no_commit_and_overwrite_begins_again(
-    episodes: EpisodeBatch,
-    dataset: Dataset,
-    pipeline_file: Pipeline,
-    tmp_path: Path,
-    third_batch_stops: Callable[[str], str],
-) -> None:
-    source, out = dataset(episodes), tmp_path / "out"
-    file = pipeline_file(third_batch_stops("os.kill(os.getpid(), signal.SIGKILL)"))
-    command = ["-m", "offline_cli", "apply", source, "--pipeline", file, "--out", str(out), "--steps-per-batch", "14"]
-    path = os.pathsep.join([str(REPOSITORY), str(tmp_path)])
-    done = subprocess.run([sys.executable, *command], env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
-    assert "_writing.json" in contents(out)
-    assert "batches.json" not in contents(out)
-    assert "data/batch-000001.parquet" in contents(out)
-    whole = pipeline_file(FILTER)
-    with pytest.raises(OutputExists, match="an unfinished set of train batches is here") as caught:
-        apply(source, str(out), pipeline=whole)
-    assert caught.value.fix == "--overwrite to begin again, or another --out"
-    apply(source, str(out), pipeline=whole, overwrite=True)
-    assert set(contents(out)) == {"batches.json", "connectors-1.msgpack", "data/batch-000000-1.parquet"}
-
-
-def test_no_commit_stands_before_the_last_file_does(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, seen = tmp_path / "out", []
-    write = BatchFolder.write
-
-    def watched(self: BatchFolder, *given: Any, **named: Any) -> None:
-        write(self, *given, **named)
-        seen.append(sorted(contents(out)))
-
-    monkeypatch.setattr(BatchFolder, "write", watched)
-    apply(dataset(episodes), str(out), pipeline=pipeline_file(FILTER), steps_per_batch=14)
-    assert len(seen) == 3
-    assert seen[-1] == ["_writing.json", *(f"data/batch-{number:06d}.parquet" for number in range(3))]
-
-
-def test_a_storage_that_fails_while_cleaning_up_does_not_hide_why(
-    episodes: EpisodeBatch,
-    dataset: Dataset,
-    pipeline_file: Pipeline,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    third_batch_stops: Callable[[str], str],
-) -> None:
-    def fail(self: TargetFolder) -> None:
-        raise StorageError("denied", where="here", fix="nothing")
-
-    monkeypatch.setattr(TargetFolder, "leave_no_trace", fail)
-    file = pipeline_file(third_batch_stops('raise ValueError("third")'))
-    with pytest.raises(BadPiece, match="third") as caught:
-        apply(dataset(episodes), str(tmp_path / "out"), pipeline=file, steps_per_batch=14)
-    assert any("cleaning up failed too: denied" in note for note in caught.value.__notes__)
-
-
-def test_a_dry_run_makes_every_batch_and_writes_none(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    told = apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file(), steps_per_batch=14, dry_run=True)
-    assert isinstance(told, ApplyResult)
-    assert (told.dry_run, told.batches, told.rows, told.bytes) == (True, 3, 40, 0)
     assert not (tmp_path / "out").exists()
 
 

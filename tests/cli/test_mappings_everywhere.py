@@ -180,7 +180,7 @@ def test_linear_is_rllibs_name_for_no_activation(call_json: Call, robot: Path, t
     (tmp_path / "c.toml").write_text('activation = "linear"\nhidden = [8, 8]\nupdates = 1\n', encoding="utf-8")
     options = ("--config", tmp_path / "c.toml", "--mapping", tmp_path / "robot.toml")
     assert call_json("train-bc", robot, "--out", tmp_path / "run", *options)[0] == 0
-    assert json.loads((tmp_path / "run" / "policy.json").read_text(encoding="utf-8"))["activation"] == "linear"
+    assert json.loads((tmp_path / "run" / "policy.json").read_text(encoding="utf-8"))["network"]["activation"] == "linear"
 
 
 def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, robot: Path, tmp_path: Path) -> None:

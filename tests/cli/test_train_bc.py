@@ -76,7 +76,7 @@ def test_the_size_of_the_network_is_an_option_a_keyword_and_a_key_of_the_file(
     train_bc(data, tmp_path / "keyword", updates=2, batch_size=8, hidden=(7, 5))
     assert call("train-bc", data, "--out", tmp_path / "file", *OPTIONS, "--config", file).exit_code == 0
     for run in ("flag", "keyword", "file"):
-        assert json.loads((tmp_path / run / "policy.json").read_text())["hidden"] == [7, 5]
+        assert json.loads((tmp_path / run / "policy.json").read_text())["network"]["hidden"] == [7, 5]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from gymnasium import spaces
 from offline_cli import export, load_policy
 from offline_cli.episodes.codec.arrays import unpack
 from offline_cli.errors import BadConfig, MissingPackage, OutputExists
-from offline_cli.exporting.export import _onnx_how
 from offline_cli.exporting.model_card import card_of
 from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
@@ -97,15 +96,6 @@ def test_the_code_on_the_model_card_runs_the_file_of_its_name(cartpole: Path, mo
     assert names["actions"].tolist() == [int(names["actions"][0])]
 
 
-def test_the_code_on_the_model_card_names_all_parts_of_observations_and_actions() -> None:
-    inputs = {"obs.pad": "int64 (B,)", "obs.arm.0": "float32 (B, 5)", "state_in/h": "float32 (B, 16)"}
-    code = _onnx_how("p.onnx", inputs, {"actions.turn": "", "actions.lamps": "", "action_dist_inputs": "", "state_out/h": ""})
-    assert '"obs.arm.0": np.zeros((1, 5), "float32"),  # a leaf of the observation' in code
-    assert '"state_in/h": np.zeros((1, 16), "float32"),  # zeros where an episode begins' in code
-    assert 'names = ["actions.turn", "actions.lamps"]' in code
-    compile(code.split("```python\n")[1].partition("```")[0], "card", "exec")
-
-
 def test_the_model_card_tells_values_in_words_and_leaves_out_what_is_not_known() -> None:
     facts: dict[str, Any] = {
         "to": "onnx",
@@ -130,15 +120,6 @@ def test_the_model_card_tells_values_in_words_and_leaves_out_what_is_not_known()
     assert {"algorithm | iql (expectile = 0.8)", "hidden | 64, 32", "lr | 0.00025", "loss | 0.6899"} <= set(rows)
     assert {"mean return | 12346 \u00b1 3.267 (95% confidence)", "episodes | 20", "offline-cli | 0.1.0"} <= set(rows)
     assert not any("val" in row.partition(" | ")[0].split() for row in rows)
-
-
-@pytest.mark.nightly
-def test_the_same_run_gives_the_same_bytes_without_paths_of_this_machine(cartpole: Path) -> None:
-    export(cartpole / "run", cartpole / "again.onnx", to="onnx")
-    content = (cartpole / "again.onnx").read_bytes()
-    assert content == (cartpole / "policy.onnx").read_bytes()
-    assert str(Path(sys.prefix)).encode() not in content
-    assert b".py" not in content
 
 
 def test_nothing_that_is_there_is_replaced_unasked_and_no_other_file_at_all(

@@ -460,16 +460,20 @@ def tensors(header: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
-POLICY = {
+POLICY: dict[str, Any] = {
     "format": "offline-cli-policy",
     "version": 1,
     "observation_space": {"type": "Box", "shape": [1], "dtype": "float32", "low": -1.0, "high": 1.0},
     "action_space": {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"},
     "action_scale": "env",
-    "hidden": [8],
-    "activation": "tanh",
+    "network": {"name": "mlp", "hidden": [8], "activation": "tanh"},
     "environment": None,
 }
+
+
+def network(**options: Any) -> dict[str, Any]:
+    """What differs in the description of a policy with these options of its network."""
+    return {"network": {**POLICY["network"], **options}}
 
 
 def run(name: str, policy: Any = None, weights: bytes = b"", config: bytes = b"updates = 1\n") -> Files:
@@ -481,9 +485,9 @@ def run(name: str, policy: Any = None, weights: bytes = b"", config: bytes = b"u
 def runs() -> Files:
     yield from run("no_weights")
     yield from run("policy_nested_deep", b"[" * 20_000)
-    yield from run("policy_of_terabytes", {"hidden": [1 << 30, 1 << 30]})
-    yield from run("policy_of_a_pickle", {"activation": {"__reduce__": "os.system"}})
-    yield from run("policy_of_code", {"activation": "python:os:system", "environment": "python:os:system"})
+    yield from run("policy_of_terabytes", network(hidden=[1 << 30, 1 << 30]))
+    yield from run("policy_of_a_pickle", network(activation={"__reduce__": "os.system"}))
+    yield from run("policy_of_code", {**network(activation="python:os:system"), "environment": "python:os:system"})
     yield from run("weights_are_a_pickle", weights=pickle.dumps(Payload()))
     yield from run("weights_header_of_exbibytes", weights=struct.pack("<Q", 1 << 62) + b"{}")
     shape = b'{"a": {"dtype": "F32", "shape": [1099511627776, 4], "data_offsets": [0, 4]}}'
@@ -533,7 +537,7 @@ def piped(name: str, document: Any, learned: bytes = b"\x80") -> Files:
     import hashlib
 
     told = {"document": {"kind": "learner", **document}, "pieces": [], "state_sha256": hashlib.sha256(learned).hexdigest()}
-    yield from run(name, {**CART_POLE, "version": 2, "pipeline": told}, WEIGHTS)
+    yield from run(name, {**CART_POLE, "pipeline": told}, WEIGHTS)
     yield f"{name}/connectors.msgpack", learned
 
 

@@ -118,29 +118,10 @@ def _row(tree: Any, row: int) -> Any:
     return tuple(_row(part, row) for part in tree) if isinstance(tree, tuple) else tree[row]
 
 
-def test_the_same_generator_draws_the_same_actions() -> None:
-    head = build_head(SPACES["dict"], action_scale="env")
-    inputs = torch.randn(ROWS, head.size)
-    one, two = (head.sample(inputs, torch.Generator().manual_seed(9)) for _ in range(2))
-    assert torch.equal(one["aim"], two["aim"])
-    assert torch.equal(one["move"], two["move"])
-
-
 @pytest.mark.parametrize("scale", ["env", "normalized"])
 def test_box_actions_are_stretched_to_the_bounds_for_the_environment_and_clipped_to_them(scale: str) -> None:
     head = build_head(BOX, action_scale=scale)
     np.testing.assert_allclose(head.for_env(np.array([[0.0, 0.0], [1.0, -1.0], [9.0, 0.5]])), [[0, 5], [2, 0], [2, 7.5]])
-
-
-@pytest.mark.parametrize(("scale", "wanted"), [("env", [[1.5, 5.0], [-0.5, 9.0]]), ("normalized", [[1.25, 6.0], [-0.5, 9.2]])])
-def test_an_environment_with_other_bounds_clips_and_stretches_only_what_was_learned_normalized(
-    scale: str, wanted: list[list[float]]
-) -> None:
-    head = build_head(spaces.Dict({"aim": BOX}), action_scale=scale)
-    head.play_in(spaces.Dict({"aim": spaces.Box(np.array([-0.5, 2.0]), np.array([1.5, 10.0]), dtype=np.float64)}))
-    found = head.for_env({"aim": np.array([[0.75, 0.0], [-1.0, 0.8]], np.float32)})["aim"]
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def test_a_box_of_unknown_scale_is_refused_with_the_remedy() -> None:
@@ -149,20 +130,9 @@ def test_a_box_of_unknown_scale_is_refused_with_the_remedy() -> None:
     assert "--action-scale env" in caught.value.fix
 
 
-def test_discrete_actions_need_no_scale() -> None:
-    assert build_head(spaces.Discrete(2), action_scale="unknown").size == 2
-
-
 def test_text_actions_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedSpace, match="Text"):
         build_head(spaces.Text(3), action_scale="env")
-
-
-def test_accuracy_counts_an_action_only_where_every_component_is_right() -> None:
-    head = build_head(spaces.MultiDiscrete([2, 2]), action_scale="env")
-    inputs = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
-    scores = head.scores(inputs, torch.tensor([[1, 1], [1, 0]]))
-    assert scores["accuracy"].tolist() == [1.0, 0.0]
 
 
 def test_an_output_above_its_limit_can_come_down_and_nothing_else_beyond_a_limit_is_learned() -> None:

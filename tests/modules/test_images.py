@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from sealed_runs import tell, told_in
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 from offline_cli.modules.encoders import ImageEncoder, ObservationEncoder
-from offline_cli.modules.images import AUTO, BY_THREE_AXES, Axes, ImageForm, image_notes
+from offline_cli.modules.images import AUTO, Axes, ImageForm
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.train import train_bc
 
@@ -50,22 +49,6 @@ def test_axes_are_read_by_the_shape(shape: tuple[int, ...], axes: Axes | None) -
     assert ImageForm(AUTO).axes(pixels(*shape)) == axes
 
 
-def test_a_layout_that_is_given_reads_floats_too_and_leaves_nothing_to_assume() -> None:
-    for shape, layout in (((84, 84, 84), "chw"), ((60, 84, 84), "hwc"), ((84, 90), "hw")):
-        for dtype in (np.uint8, np.float32):
-            found = ImageForm(layout).axes(pixels(*shape, dtype=dtype))
-            assert found is not None
-            assert (found.layout, found.is_clear) == (layout, True)
-    assert ImageForm(AUTO).axes(pixels(84, 84, 3, dtype=np.float32)) is None
-    assert ImageForm("none").axes(pixels(84, 84, 3)) is None
-
-
-def test_only_readings_that_were_assumed_are_noted() -> None:
-    space = spaces.Dict({"clear": pixels(84, 84, 3), "flat": pixels(84, 84), "cube": pixels(84, 84, 84)})
-    assert [note.split(",")[0] for note in image_notes(space, "obs", ImageForm(AUTO))] == ["obs.cube", "obs.flat"]
-    assert image_notes(space, "obs", ImageForm("hw")) == []
-
-
 @pytest.mark.parametrize("encoder", ["nature", "impala"])
 def test_the_same_picture_has_the_same_features_in_every_layout(encoder: str) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (2, 44, 40, 1), np.uint8)
@@ -92,11 +75,6 @@ def test_impala_is_the_deep_residual_network_of_its_paper() -> None:
             assert part.bias is not None
             part.bias.fill_(0.25)
     assert made(blank).unique().tolist() == [0.75], "of the last convolution, and of one in each of the two blocks after it"
-
-
-def test_small_images_need_an_encoder_that_takes_them() -> None:
-    assert ImageForm(AUTO).axes(pixels(16, 16, 3)) is None
-    assert ImageForm(AUTO, "impala").axes(pixels(16, 16, 3)) is not None
 
 
 # ---- runs ----
@@ -136,10 +114,6 @@ def config(tmp_path: Path) -> Callable[[str], Path]:
     return written
 
 
-def parts_of(run: Path) -> list[str]:
-    return [type(part).__name__ for part in load_policy(run).module.encoder.parts]  # type: ignore[operator,union-attr]
-
-
 @pytest.fixture(scope="module")
 def as_written(tmp_path_factory: pytest.TempPathFactory) -> Write:
     from offline_cli.datasets.write_dataset import write_dataset
@@ -152,40 +126,6 @@ def as_written(tmp_path_factory: pytest.TempPathFactory) -> Write:
     return written
 
 
-def test_a_run_on_images_without_channels_stores_that_they_are_images_and_resumes_so(
-    as_written: Write, config: Callable[[str], Path], tmp_path: Path
-) -> None:
-    data, whole, parted = as_written(drawn((36, 40))), tmp_path / "whole", tmp_path / "parted"
-    result = train_bc(data, whole, config=config(""), updates=8)
-    assert [note for note in result.notes if "taken for images (height, width), 1 channel" in note]
-    train_bc(data, parted, config=config(""), updates=4)
-    train_bc(data, parted, updates=8, resume=True)
-    assert (whole / "policy.safetensors").read_bytes() == (parted / "policy.safetensors").read_bytes()
-    assert json.loads((whole / "policy.json").read_text())["mlp"] == {"images": "auto"}
-    assert parts_of(whole) == ["ImageEncoder"]
-
-
-def test_a_run_folder_that_says_nothing_of_images_plays_flattened_ones(
-    as_written: Write, config: Callable[[str], Path], tmp_path: Path
-) -> None:
-    data, run = as_written(drawn((36, 40))), tmp_path / "run"
-    train_bc(data, run, config=config("images = 'none'"), updates=4)
-    told = told_in(run / "policy.json")
-    tell(run / "policy.json", {name: value for name, value in told.items() if name != "mlp"} | {"version": 1})
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace('images = "none"', ""))
-    assert parts_of(run) == ["_Numbers"]
-    train_bc(data, run, updates=8, resume=True)
-    assert parts_of(run) == ["_Numbers"]
-
-
-def test_a_run_on_images_of_three_axes_says_what_it_has_always_said(
-    as_written: Write, config: Callable[[str], Path], tmp_path: Path
-) -> None:
-    train_bc(as_written(drawn((36, 40, 1))), tmp_path / "run", config=config(""), updates=2)
-    assert json.loads((tmp_path / "run" / "policy.json").read_text())["version"] == 1
-    assert parts_of(tmp_path / "run") == ["ImageEncoder"]
-
-
 @pytest.mark.parametrize("more", ["encoder = 'impala'", "encoder = 'impala'\nmemory = 'gru'\nmemory_size = 8\nmax_seq_len = 3"])
 def test_an_encoder_by_name_learns_and_is_loaded_again(
     more: str, as_written: Write, config: Callable[[str], Path], tmp_path: Path
@@ -195,11 +135,6 @@ def test_an_encoder_by_name_learns_and_is_loaded_again(
     assert result.loss < 0.69
     encoder = load_policy(tmp_path / "run").module.encoder
     assert type(encoder.parts[0].network).__name__ == "Impala"  # type: ignore[union-attr,index]
-
-
-def test_an_unknown_encoder_is_named_with_the_nearest(as_written: Write, config: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match=r"network.encoder: no encoder 'natur'.*did you mean 'nature'"):
-        train_bc(as_written(drawn((36, 36))), tmp_path / "run", config=config("encoder = 'natur'"), updates=1)
 
 
 PACKAGE = """
@@ -236,7 +171,3 @@ def test_an_encoder_of_a_package_is_taken_by_name_and_played_where_its_package_i
     assert "my_eyes" not in sys.modules
     assert load_policy(run, plugins=["my-eyes"]).module is not None
     assert json.loads((run / "policy.json").read_text())["encoder_package"] == "my-eyes"
-
-
-def test_a_network_of_a_package_takes_three_axes_as_it_always_has() -> None:
-    assert ObservationEncoder(pixels(84, 84)).images == BY_THREE_AXES

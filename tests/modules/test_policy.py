@@ -66,12 +66,3 @@ def test_weights_follow_from_the_seed_and_leave_the_global_generator_alone() -> 
     weights = [torch.cat([p.detach().ravel() for p in module.parameters()]) for module in (one, two, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-
-
-def test_a_feed_forward_policy_has_no_state() -> None:
-    assert build_module(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)).get_initial_state() == {}
-
-
-def test_only_weights_are_saved_not_constants_of_the_spaces() -> None:
-    module = build_module(spaces.Discrete(4), spaces.Box(-1, 1, (2,)), action_scale="env", hidden=[8])
-    assert all(name.startswith("network.") for name in module.state_dict())

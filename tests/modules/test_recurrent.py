@@ -8,9 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from offline_cli.errors import BadConfig
 from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
-from offline_cli.modules.distributions import LOG_STD_RANGE
 
 OBS = spaces.Dict({"arm": spaces.Box(-1, 1, (3,)), "door": spaces.Discrete(4)})
 ACT = spaces.Discrete(5)
@@ -53,41 +51,11 @@ def test_step_by_step_gives_what_a_whole_sequence_gives(module: Any) -> None:
     assert torch.allclose(state["h"], wanted["state_out"]["h"], atol=1e-6)
 
 
-def test_what_a_policy_with_memory_puts_out_for_a_box_is_within_the_limits_of_its_spread() -> None:
-    net = build_recurrent_module(OBS, spaces.Box(-1, 1, (2,)), hidden=(8,), lstm_size=6, action_scale="env")
-    with torch.no_grad():
-        net.output.bias.copy_(torch.tensor([9.0, -9.0, 9.0, -9.0]))
-    for forward in (net.forward_inference, net.forward_exploration, net.forward_train):
-        found = forward(batch(2, 4, net.get_initial_state()))["action_dist_inputs"]
-        assert found[..., 2:].unique(dim=1).tolist() == [[list(reversed(LOG_STD_RANGE))]] * 2
-        assert (found[..., :2].abs() > 5).all()
-
-
-def test_an_earlier_observation_changes_a_later_output(module: Any) -> None:
-    whole = batch(1, 4, module.get_initial_state())
-    before = module.forward_train(whole)["action_dist_inputs"][0, 3]
-    whole["obs"]["arm"][0, 0] += 1
-    assert not torch.equal(module.forward_train(whole)["action_dist_inputs"][0, 3], before)
-
-
-def test_weights_follow_from_the_seed_alone() -> None:
-    one, two = (build_recurrent_module(OBS, ACT, hidden=(8,), lstm_size=6, seed=3) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-
-
 def test_a_batch_without_a_state_is_refused_by_name(module: Any) -> None:
     given = batch(1, 1, module.get_initial_state())
     del given["state_in"]
     with pytest.raises(ValueError, match="state_in is not in the batch"):
         module.forward_inference(given)
-
-
-def test_only_modules_with_memory_are_stateful(module: Any) -> None:
-    plain = build_module(OBS, ACT, hidden=(4,))
-    assert module.is_stateful()
-    assert not plain.is_stateful()
-    assert MultiRLModule({"left": plain, "right": module}).is_stateful()
-    assert not MultiRLModule({"left": plain}).is_stateful()
 
 
 def test_several_modules_answer_by_id(module: Any) -> None:
@@ -97,8 +65,3 @@ def test_several_modules_answer_by_id(module: Any) -> None:
     assert ("left" in modules, "middle" in modules, list(modules)) == (True, False, ["left", "right"])
     assert modules.foreach_module(lambda name, part: part.is_stateful(), return_dict=True) == {"left": True, "right": False}
     assert sum(1 for name in modules.state_dict() if name.startswith("parts.right.")) == len(modules["right"].state_dict())
-
-
-def test_ids_that_weights_cannot_be_named_by_are_refused(module: Any) -> None:
-    with pytest.raises(BadConfig, match=r"module ids \['left.arm'\]"):
-        MultiRLModule({"left.arm": module})

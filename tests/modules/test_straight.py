@@ -46,38 +46,3 @@ def test_it_keeps_the_limits_of_box_actions() -> None:
         wanted = net.forward_inference({"obs": observations})["action_dist_inputs"]
     assert torch.equal(straight(observations), wanted)
     assert wanted[:, 1].aminmax() == LOG_STD_RANGE
-
-
-def test_it_keeps_no_gradients() -> None:
-    straight = straight_forward(module())
-    assert straight is not None
-    assert not straight(torch.randn(2, 5)).requires_grad
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        gym.spaces.Discrete(4),
-        gym.spaces.Box(-1, 1, (2, 3), np.float32),
-        gym.spaces.Box(-1, 1, (5,), np.float64),
-        gym.spaces.Dict({"a": VECTOR}),
-    ],
-    ids=str,
-)
-def test_it_stands_aside_for_what_is_more_than_one_vector(space: Any) -> None:
-    assert straight_forward(module(space)) is None
-
-
-def test_it_stands_aside_where_somebody_watches_a_layer() -> None:
-    net = module()
-    net.network[0].register_forward_hook(lambda *_: None)  # type: ignore[index,union-attr]
-    assert straight_forward(net) is None
-
-
-def test_it_stands_aside_for_a_module_of_another_class() -> None:
-    class Own(type(module())):  # type: ignore[misc]
-        """A policy that may do anything."""
-
-    net = module()
-    net.__class__ = Own
-    assert straight_forward(net) is None

@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from edited_json import tell, told_in
 from safetensors.torch import load_file
-from sealed_runs import tell, told_in
 
 from offline_cli.errors import (
     BadConfig,
@@ -96,7 +96,9 @@ def test_an_environment_that_fails_is_bad_data_with_its_name(run: Path, env: str
 
 def test_a_policy_of_unknown_make_is_bad_data(run: Path) -> None:
     policy = told_in(run / "policy.json")
-    for change in ({"activation": "magic"}, {"version": 99}, {"hidden": "wide"}, {"environment": ["Sign-v0"]}):
+    network = policy["network"]
+    wrong = [{"network": {**network, "activation": "magic"}}, {"network": {**network, "hidden": "wide"}}]
+    for change in (*wrong, {"version": 99}, {"environment": ["Sign-v0"]}):
         tell(run / "policy.json", {**policy, **change})
         with pytest.raises(BadData, match="cannot be read"):
             evaluate(run, env="Sign-v0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
-from offline_cli.datasets.dataset import open_dataset
-from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, TargetNotMet, UsageError
-from offline_cli.exporting.export import export
-from offline_cli.formats.opening import open_source
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, TargetNotMet, UsageError
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
 from offline_cli.training.train import train
@@ -24,13 +20,26 @@ DRAWN = "python:agent_games:Drawn"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A module for the two that are there first, and one for the third."""
-    folder = tmp_path_factory.mktemp("run")
-    record(WALKERS, folder / "D", policy="python:agent_games:walk", episodes=20, device="cpu")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Games of three agents, each by a module of its own."""
+    folder = tmp_path_factory.mktemp("games") / "D"
+    policies = [f"{agent}=python:agent_games:walk" for agent in ("left", "right", "helper")]
+    record(WALKERS, folder, policy=policies, episodes=20, device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path) -> dict[str, Path]:
+    """A run for the module of the one that is there first, and one for that of the one that comes later."""
     options: dict[str, Any] = {"hidden": (16,), "batch_size": 64, "updates": 60, "device": "cpu"}
-    train(folder / "D", folder / "run", module_of=["*=sides", "helper=late"], **options)
-    return folder / "run"
+    for module in ("left", "helper"):
+        train(data, data.parent / module, module_id=module, **options)
+    return {module: data.parent / module for module in ("left", "helper")}
+
+
+@pytest.fixture(scope="module")
+def run(runs: dict[str, Path]) -> Path:
+    return runs["left"]
 
 
 def found(run: Path | str, **options: Any) -> dict[str, Any]:
@@ -45,6 +54,13 @@ def test_the_numbers_are_the_same_for_any_number_of_slots_and_processes(how: dic
     assert found(run, explore=True, **how) == found(run, explore=True)
 
 
+def test_each_agent_may_play_by_a_run_of_its_own(runs: dict[str, Path]) -> None:
+    alone = found(runs["left"])
+    told = found(runs["left"], policy=[f"helper={runs['helper']}"])
+    assert told["return_by_agent"]["left"] == alone["return_by_agent"]["left"]
+    assert told["return_by_agent"]["helper"] != alone["return_by_agent"]["helper"]
+
+
 def test_a_return_is_the_sum_over_agents_of_a_game(run: Path) -> None:
     told = found(run, episodes=40)
     assert set(told["return_by_agent"]) == {"left", "right", "helper"}
@@ -52,27 +68,6 @@ def test_a_return_is_the_sum_over_agents_of_a_game(run: Path) -> None:
     assert 0 < told["return_by_agent"]["helper"]["games"] <= 40
     total = sum(one["return_mean"] * one["games"] for one in told["return_by_agent"].values())
     assert told["return_mean"] == pytest.approx(total / 40)
-
-
-def test_another_policy_may_play_an_agent_and_changes_no_other(run: Path) -> None:
-    own, other = found(run), found(run, policy=["helper=random"])
-    assert own["return_by_agent"]["left"] == other["return_by_agent"]["left"]
-    assert own["return_by_agent"]["helper"] != other["return_by_agent"]["helper"]
-
-
-def test_a_run_of_one_module_plays_every_agent(run: Path) -> None:
-    assert (
-        found(run / "modules" / "sides", policy=[f"helper={run / 'modules' / 'late'}"])["return_mean"]
-        == found(run)["return_mean"]
-    )
-    assert set(found(run / "modules" / "late")["return_by_agent"]) == {"left", "right", "helper"}
-
-
-def test_a_recording_of_the_run_names_its_modules(run: Path, tmp_path: Path) -> None:
-    record(WALKERS, tmp_path / "D", policy=str(run), episodes=4, device="cpu", explore=False)
-    modules = {(one.agent_id, one.module_id) for batch in open_dataset(str(tmp_path / "D")).batches() for one in batch}
-    assert modules <= {("left", "sides"), ("right", "sides"), ("helper", "late")}
-    assert all("action_logp" in batch.extra for batch in open_dataset(str(tmp_path / "D")).batches())
 
 
 def test_a_gate_is_on_the_return_of_games(run: Path) -> None:
@@ -83,7 +78,7 @@ def test_a_gate_is_on_the_return_of_games(run: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "said"),
     [
-        ({"env": "CartPole-v1"}, BadConfig, "has modules of several agents"),
+        ({"env": "CartPole-v1", "policy": ["left=random"]}, BadConfig, "for several agents"),
         ({"env": HEAP}, SpaceMismatch, r"the policy has Box\(3, float32\)"),
         ({"policy": ["up=random"]}, BadConfig, "no agent is called so"),
         ({"env_to_module": [{"name": "mean_std_filter"}]}, OfflineCliError, "pieces"),
@@ -99,17 +94,15 @@ def test_a_reward_that_is_no_number_is_not_taken_for_an_absent_agent(run: Path) 
         found(run, env="python:agent_games:Strange", env_kwargs={"rule": "nan"})
 
 
-def test_a_module_that_remembers_learns_and_is_refused_by_name_where_several_play(run: Path, tmp_path: Path) -> None:
+def test_a_module_that_remembers_learns_and_is_refused_by_name_where_several_play(data: Path, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('hidden = [8]\n[network]\nmemory = "gru"\nmemory_size = 8\n')
-    options: dict[str, Any] = {"config": tmp_path / "c.toml", "updates": 2, "device": "cpu", "module_of": ["*=shared"]}
-    train(run.parent / "D", tmp_path / "run", **options)
+    options: dict[str, Any] = {"config": tmp_path / "c.toml", "updates": 2, "device": "cpu", "module_id": "left"}
+    train(data, tmp_path / "run", **options)
     with pytest.raises(BadConfig, match="remembers"):
         found(tmp_path / "run")
-    with pytest.raises(BadConfig, match="remember"):
-        train(run.parent / "D", tmp_path / "other", **options, env=WALKERS)
 
 
-def test_a_network_of_ones_own_is_named_for_all_modules(run: Path, tmp_path: Path) -> None:
+def test_a_network_of_ones_own_is_named_for_all_modules(data: Path, tmp_path: Path) -> None:
     code = tmp_path / "net.py"
     code.write_text(
         "from torch import nn\n"
@@ -118,43 +111,10 @@ def test_a_network_of_ones_own_is_named_for_all_modules(run: Path, tmp_path: Pat
         "    return nn.Linear(observations.shape[0], action_inputs(actions))\n"
     )
     named: dict[str, Any] = {"network": f"{code}:build"}
-    train(run.parent / "D", tmp_path / "run", module_of=["*=shared"], updates=2, device="cpu", **named)
+    train(data, tmp_path / "run", module_id="left", updates=2, device="cpu", **named)
     assert found(tmp_path / "run", episodes=2, **named)["episodes"] == 2
     with pytest.raises(UsageError, match="random is no run folder"):
         found("random", **named)
-
-
-def test_a_run_of_several_modules_is_not_taken_for_a_table(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="this is a run of train-bc, not recordings"):
-        open_source(str(run))
-
-
-def test_a_run_of_several_modules_is_named_where_one_agent_plays(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(NoData) as caught:
-        record("CartPole-v1", tmp_path / "E", policy=str(run), episodes=1)
-    assert "/modules/NAME" in caught.value.fix
-
-
-@pytest.mark.parametrize("to", ["onnx", "rllib"])
-def test_a_run_of_several_modules_is_not_exported_as_one_and_nothing_is_written(to: str, run: Path, tmp_path: Path) -> None:
-    words = ["export", str(run), "--to", to, "--out", str(tmp_path / "out"), "--json"]
-    done = CliRunner().invoke(app, words)
-    error = json.loads(done.stdout)["error"]
-    assert done.exit_code == 4, done.output
-    assert "its modules are late, sides" in error["what"]
-    assert f"{run}/modules/late" in error["fix"]
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.integration
-def test_a_module_is_exported_alone_and_its_file_plays_as_it_does(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    export(run / "modules" / "sides", tmp_path / "sides.onnx", to="onnx")
-    own = found(run, episodes=40)["return_by_agent"]
-    everyone = found(f"onnx:{tmp_path}/sides.onnx", episodes=40)["return_by_agent"]
-    late = found(f"onnx:{tmp_path}/sides.onnx", episodes=40, policy=[f"helper={run}/modules/late"])["return_by_agent"]
-    assert everyone["helper"] != own["helper"]
-    assert late == own
 
 
 @pytest.mark.parametrize("shape", [(36, 36, 1), (1, 36, 36)], ids=str)
@@ -162,26 +122,25 @@ def test_agents_that_see_frames_are_recorded_learned_and_played(shape: tuple[int
     game: dict[str, Any] = {"env_kwargs": {"shape": shape}, "device": "cpu"}
     record(DRAWN, tmp_path / "D", policy="python:agent_games:walk_by_sight", episodes=4, **game)
     options: dict[str, Any] = {"hidden": (8,), "batch_size": 16, "updates": 2, "device": "cpu"}
-    train(tmp_path / "D", tmp_path / "run", module_of=["*=sides", "helper=late"], **options)
+    train(tmp_path / "D", tmp_path / "run", **options)
     told = found(tmp_path / "run", env=DRAWN, episodes=3, **game)
     assert told["return_by_agent"]["left"]["games"] == 3
     assert found(tmp_path / "run", env=DRAWN, episodes=3, num_envs=2, **game) == told
 
 
-def test_a_policy_between_pieces_learns_and_is_refused_by_name_where_several_play(run: Path, tmp_path: Path) -> None:
+def test_a_policy_between_pieces_learns_and_is_refused_by_name_where_several_play(data: Path, tmp_path: Path) -> None:
     pieces = tmp_path / "stack.toml"
     pieces.write_text('kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
-    options: dict[str, Any] = {"hidden": (8,), "updates": 2, "device": "cpu", "module_of": ["*=shared"], "pipeline": pieces}
-    train(run.parent / "D", tmp_path / "run", **options)
+    options: dict[str, Any] = {"hidden": (8,), "updates": 2, "device": "cpu", "module_id": "left", "pipeline": pieces}
+    train(data, tmp_path / "run", **options)
     with pytest.raises(BadConfig, match="between connector pieces"):
         found(tmp_path / "run")
-    with pytest.raises(BadConfig, match="between pieces"):
-        train(run.parent / "D", tmp_path / "other", **options, env=WALKERS)
 
 
-def test_a_policy_for_one_agent_of_one_is_a_mistake(run: Path) -> None:
-    with pytest.raises((BadConfig, SpaceMismatch)):
-        found(run / "modules" / "sides", env="CartPole-v1", policy=["a=random"])
+def test_a_run_is_not_measured_among_several_agents(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as caught:
+        train(data, tmp_path / "run", module_id="left", updates=2, device="cpu", env=WALKERS)
+    assert caught.value.where == "--env"
 
 
 def test_the_table_has_a_row_for_each_agent(run: Path) -> None:

@@ -52,27 +52,6 @@ def test_another_option_of_a_piece_is_said(
     assert OTHER in caplog.text
 
 
-@pytest.mark.parametrize("way", ["evaluate", "record", "load_policy"])
-def test_the_pieces_that_it_was_trained_through_go_unsaid(
-    way: str, ways: dict[str, Callable[[Path], Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.clear()
-    ways[way](piece(tmp_path / "same.toml", 5.0))
-    assert "trained through" not in caplog.text
-
-
-def test_evaluate_tells_the_pieces_as_values(run: Path, tmp_path: Path, told: Any) -> None:
-    words = ["evaluate", run, "--env", "CartPole-v1", "--episodes", 1]
-    assert told(*words)["pieces"] == {
-        "env_to_module": ["mean_std_filter(clip_by_value=5.0)"],
-        "module_to_env": [],
-        "unlike_training": [],
-    }
-    found = told(*words, "--env-to-module", piece(tmp_path / "other.toml", 9.0))["pieces"]
-    assert found["env_to_module"] == ["mean_std_filter(clip_by_value=9.0)"]
-    assert len(found["unlike_training"]) == 1
-
-
 def test_an_environment_of_other_observations_is_told_as_that_and_not_as_a_broken_state(run: Path, tmp_path: Path) -> None:
     for play in (
         lambda: evaluate(run, env="Pendulum-v1", episodes=1),

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, SpaceMismatch, StorageNotFound
-from offline_cli.modules.distributions import build_head
-from offline_cli.modules.drawing import chance_size, drawn_actions
-from offline_cli.policies.module_policy import fingerprint_of
-from offline_cli.policies.policy import uniform_size, uniform_values
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.trees import leaves
 
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]
@@ -57,28 +49,6 @@ def test_a_checkpoint_of_rllibs_without_its_prefix_gets_a_hint(recorded: Record,
     with pytest.raises(NoData) as caught:
         recorded(policy=str(tmp_path))
     assert caught.value.fix == f"did you mean rllib:{tmp_path}?"
-
-
-def test_what_a_run_says_of_environments_does_not_change_its_fingerprint(run_folder: Callable[..., Path]) -> None:
-    loaded = load_policy(str(run_folder("CartPole-v1")))
-    others = {"environments": [{"id": "A-v0", "kwargs": {}, "wrappers": []}], "given_observation_space": None}
-    assert fingerprint_of(replace(loaded, description={**loaded.description, **others})) == fingerprint_of(loaded)
-    assert fingerprint_of(replace(loaded, description={**loaded.description, "network": "x"})) != fingerprint_of(loaded)
-
-
-@pytest.mark.parametrize("scale", ["normalized", "env"])
-def test_the_own_outputs_of_a_run_are_recorded_whatever_scale_it_was_trained_from(
-    scale: str, recorded: Record, read: Read, run_folder: Callable[..., Path]
-) -> None:
-    run = str(run_folder("recording_envs:Aim-v0", action_scale=scale))
-    out = recorded("recording_envs:Aim-v0", policy=run, explore=True)
-    batch = read(out)
-    assert open_dataset(str(out)).manifest.action_scale == "normalized"
-    assert batch.actions.dtype == np.float32
-    assert np.abs(batch.actions).max() > 1.5, "drawn actions leave the bounds, and nothing clips them here"
-    mean, log_std = np.split(np.array(batch.extra["action_dist_inputs"], np.float64), 2, axis=1)
-    surprise = 0.5 * ((batch.actions - mean) / np.exp(log_std)) ** 2 + log_std + 0.5 * np.log(2 * np.pi)
-    np.testing.assert_allclose(batch.extra["action_logp"], -surprise.sum(1), rtol=1e-4, atol=1e-5)
 
 
 def test_functions_of_one_observation_and_of_batches_play_alike(recorded: Record, read: Read) -> None:
@@ -120,16 +90,6 @@ def test_a_policy_that_raises_is_named_with_episode_and_step(runners: int, recor
     again = pytest.raises(BadData, match="no idea")
     with again:
         recorded(policy="python:recording_envs:failing", first_episode=index, episodes=1)
-
-
-def test_a_policy_that_calls_exit_is_named_as_one_that_raises(recorded: Record) -> None:
-    with pytest.raises(BadData, match="SystemExit") as caught:
-        recorded(policy="python:recording_envs:leaving", episodes=200)
-    assert caught.value.where.endswith(", step 2")
-
-
-def test_a_policy_sees_nothing_but_the_environment_s_observations_where_it_minds(recorded: Record, read: Read) -> None:
-    assert len(read(recorded(policy="python:recording_envs:picky", num_envs=5))) == 12
 
 
 @pytest.mark.parametrize(
@@ -187,45 +147,3 @@ def test_models_of_stable_baselines3_play(
     if not explore:
         wanted, _ = model.predict(np.array(few.acted_obs()), deterministic=True)
         np.testing.assert_allclose(few.actions, wanted, atol=1e-5)
-
-
-SPACES: list[Any] = [
-    gym.spaces.Discrete(4, start=-2),
-    gym.spaces.MultiDiscrete([2, 5], start=[1, -1]),
-    gym.spaces.MultiBinary([2, 3]),
-    gym.spaces.Box(-1.0, 5.0, (2, 2), np.float32),
-    gym.spaces.Box(np.array([0, -np.inf, -np.inf]), np.array([np.inf, 1, np.inf]), dtype=np.float64),
-    gym.spaces.Box(0, 255, (3,), np.uint8),
-    gym.spaces.Dict(
-        {"a": gym.spaces.Discrete(2), "b": gym.spaces.Tuple([gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(3)])}
-    ),
-]
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_uniform_numbers_make_values_of_the_space_up_to_its_bounds(space: Any) -> None:
-    chance = np.random.default_rng(0).random((500, uniform_size(space)))
-    chance[0], chance[1] = 0.0, 1 - 2.0**-53
-    values = uniform_values(space, chance)
-    rows = [_row(values, row) for row in range(500)]
-    assert all(space.contains(row) for row in rows)
-    assert [leaf.dtype for leaf in leaves(values)] == [np.asarray(leaf).dtype for leaf in leaves(space.sample())]
-
-
-def _row(values: Any, row: int) -> Any:
-    if isinstance(values, dict):
-        return {key: _row(part, row) for key, part in values.items()}
-    return tuple(_row(part, row) for part in values) if isinstance(values, tuple) else values[row]
-
-
-@pytest.mark.parametrize("space", [space for space in SPACES if np.dtype(space.dtype or float).kind != "u"], ids=str)
-def test_actions_drawn_with_given_chance_are_spread_as_the_head_s_own(space: Any) -> None:
-    head = build_head(space, action_scale="env")
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(1, head.size, generator=generator).expand(20_000, -1)
-    given = drawn_actions(head, inputs, torch.rand(20_000, chance_size(head), generator=generator))
-    own = head.sample(inputs, generator)
-    for here, there in zip(leaves(given), leaves(own), strict=True):
-        assert here.shape == there.shape
-        spread = there.double().std(0) / np.sqrt(10_000) * 5 + 1e-3
-        assert ((here.double().mean(0) - there.double().mean(0)).abs() <= spread).all()

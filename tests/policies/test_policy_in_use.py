@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,11 @@ from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules import build_module
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.playing.plan import EvaluationPlan
 from offline_cli.playing.returns import play
 from offline_cli.playing.slots import Purpose, episode_seed
 from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.piped_policy import PlaySpec
-from offline_cli.policies.policy import RandomPolicy
-from offline_cli.policies.policy_in_use import OF_EVALUATION, PolicyInUse
+from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.training.train import train_bc
 
 SEED = 5
@@ -87,18 +84,6 @@ def test_pendulum_played_by_hand_returns_what_evaluate_measures(run_folder: Call
     assert not policy.has_memory
 
 
-def test_cartpole_played_by_hand_in_its_vector_class_returns_what_evaluate_measures(run_folder: Callable[..., Path]) -> None:
-    run, rows = run_folder("CartPole-v1"), 24
-    policy, env = load_policy(run), gym.make_vec("CartPole-v1", rows, vectorization_mode="vector_entry_point")
-    seen, _ = env.reset(seed=episode_seed(SEED, Purpose.EVALUATE, 0))
-    returns, live = np.zeros(rows), np.ones(rows, np.bool_)
-    while live.any():
-        seen, rewards, terminated, truncated, _ = env.step(policy.act(seen))
-        returns += rewards * live
-        live &= ~(terminated | truncated)
-    assert told_of(returns.tolist()) == evaluated(run, env="CartPole-v1", episodes=rows)
-
-
 @pytest.mark.parametrize("explore", [False, True])
 def test_stacked_frames_and_a_filter_are_inside_one_by_one_and_side_by_side(
     run_through_pieces: Callable[..., str], explore: bool
@@ -127,12 +112,6 @@ def test_a_network_with_memory_returns_what_the_play_engine_measures(name: str, 
         measured = play(module, environment, 16, seed=SEED, purpose=Purpose.EVALUATE, **spec).returns.tolist()
     assert played_one_by_one(policy, gym.make(env), 16) == measured
     assert policy.has_memory
-
-
-def test_drawn_numbers_have_the_key_of_an_evaluations_episodes() -> None:
-    options: dict[str, Any] = {"env": "", "env_kwargs": {}, "wrappers": (), "policy": "", "explore": True, "device": "cpu"}
-    plan = EvaluationPlan(**options, seed=3, vectorize="sync", num_envs=1, runners=1, episodes=9)
-    assert plan.chance_key(7) == [3, *OF_EVALUATION, 7]
 
 
 NESTED = spaces.Dict({"b": spaces.Box(-1, 1, (2,), np.float32), "a": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 9, ())])})
@@ -186,86 +165,6 @@ def test_what_is_not_of_the_space_is_refused_with_what_is(nested: PolicyInUse, w
     assert caught.value.exit_code == 4
 
 
-def test_another_number_of_rows_is_refused_in_the_middle_of_episodes_and_taken_after_reset() -> None:
-    policy = load_policy("python:recording_pieces:memory", env="recording_envs:Count-v0")
-    rows = np.ones((3, 3), np.float32)
-    first = policy.act(rows)
-    with pytest.raises(BadConfig, match="2 observations, and 3 before"):
-        policy.act(rows[:2])
-    with pytest.raises(BadConfig, match=r"rows \[3\], of 3"):
-        policy.reset([3])
-    policy.reset()
-    np.testing.assert_array_equal(policy.act(rows[:2]), first[:2])
-    policy.reset([0, 1])
-    np.testing.assert_array_equal(policy.act(rows), first)
-
-
-def test_a_row_that_is_reset_forgets_alone() -> None:
-    policy = load_policy("python:recording_pieces:memory", env="recording_envs:Count-v0", explore=True)
-    alone = load_policy("python:recording_pieces:memory", env="recording_envs:Count-v0", explore=True)
-    rng = np.random.default_rng(0)
-    steps = rng.normal(size=(40, 2, 3)).astype(np.float32)
-    expected = [alone.act(step[:1])[0] for step in steps]
-    found = []
-    for number, step in enumerate(steps):
-        if number % 7 == 3:
-            policy.reset(np.array([False, True]))
-        found.append(policy.act(step)[0])
-    assert found == expected
-
-
-def test_a_filter_without_memory_serves_batches_of_any_size(run_through_pieces: Callable[..., str]) -> None:
-    policy = load_policy(run_through_pieces(FILTER, env="CartPole-v1"))
-    rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
-    whole = policy.act(rows)
-    for count in (1, 3, 40, 2, 17):
-        np.testing.assert_array_equal(policy.act(rows[:count]), whole[:count])
-    assert policy.act(rows[5]) == whole[5]
-
-
-def test_rewards_are_asked_for_where_a_piece_looks_at_them(run_through_pieces: Callable[..., str]) -> None:
-    run = run_through_pieces({"name": "prev_actions_prev_rewards"}, env="CartPole-v1")
-    policy, env = load_policy(run), gym.make("CartPole-v1")
-    assert told_of(played_one_by_one(policy, env, 16)) == evaluated(run, env="CartPole-v1", episodes=16)
-    policy.act(env.reset(seed=0)[0])
-    with pytest.raises(BadConfig, match="no rewards, and a piece before the policy looks at them"):
-        policy.act(env.reset(seed=0)[0])
-
-
-def test_read_only_and_reversed_arrays_are_taken_without_a_warning(
-    nested: PolicyInUse, recwarn: pytest.WarningsRecorder
-) -> None:
-    box = build_module(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), hidden=[8])
-    policy = PolicyInUse(
-        ModulePolicy(box, explore=False, device=next(box.parameters()).device, fingerprint=""),
-        (box.observation_space, box.action_space),
-    )
-    rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
-    expected = policy.act(rows)
-    rows.flags.writeable = False
-    np.testing.assert_array_equal(policy.act(rows), expected)
-    np.testing.assert_array_equal(policy.act(rows[::-1]), expected[::-1])
-    assert not recwarn.list
-
-
-def test_threads_may_share_a_policy_without_memory(run_folder: Callable[..., Path]) -> None:
-    policy = load_policy(run_folder("Pendulum-v1"))
-    rows = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-    expected, wrong = policy.act(rows), []
-
-    def serve(number: int) -> None:
-        for row in range(number, 64, 4):
-            if not np.array_equal(policy.act(rows[row]), expected[row]):
-                wrong.append(row)
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
 @pytest.fixture
 def sb3_model(tmp_path: Path) -> tuple[Any, Path]:
     """A model of stable-baselines3 and its file."""
@@ -281,46 +180,6 @@ def test_a_model_of_stable_baselines3_acts_without_an_environment(sb3_model: tup
     policy = load_policy(f"sb3:{file}")
     np.testing.assert_array_equal(policy.act(rows), model.predict(rows, deterministic=True)[0])
     assert (policy.module, policy.trained) == (None, None)
-
-
-def test_a_python_function_wants_to_know_its_environment() -> None:
-    with pytest.raises(BadConfig, match="for which spaces"):
-        load_policy("python:recording_envs:batched")
-    policy = load_policy("python:recording_envs:batched", env="recording_envs:Count-v0")
-    assert policy.action_space.contains(policy.act(np.zeros(3)))
-
-
-def test_a_run_of_an_earlier_version_that_plays_between_pieces_asks_for_its_environment(
-    run_through_pieces: Callable[..., str], tell_run: Callable[[str, str], None]
-) -> None:
-    run = run_through_pieces(STACK, env="CartPole-v1")
-    now = load_policy(run).act(np.ones(4))
-    tell_run(run, "given_observation_space")
-    with pytest.raises(BadConfig, match="what observations its environment gives is not known"):
-        load_policy(run)
-    assert load_policy(run, env="CartPole-v1").act(np.ones(4)) == now
-
-
-@pytest.fixture
-def tell_run() -> Callable[[str, str], None]:
-    """Takes a key out of a run's policy.json."""
-    from sealed_runs import tell, told_in
-
-    def without(run: str, key: str) -> None:
-        described = told_in(Path(run) / "policy.json")
-        del described[key]
-        tell(Path(run) / "policy.json", described)
-
-    return without
-
-
-def test_a_run_trained_with_an_environment_of_code_plays_where_its_spaces_are_known(
-    recorded: Callable[..., Path], pipeline_file: Callable[..., str], tmp_path: Path
-) -> None:
-    data = recorded(episodes=4)
-    options: dict[str, Any] = {"updates": 2, "batch_size": 8, "env": "recording_envs:Count-v0", "eval_episodes": 1}
-    train_bc(data, tmp_path / "run", pipeline=pipeline_file(STACK), **options)
-    assert load_policy(tmp_path / "run").act(np.zeros(3)) in (0, 1, 2)
 
 
 def test_a_run_trained_through_python_objects_plays_between_the_pieces_that_are_named(
@@ -343,8 +202,3 @@ def test_an_observation_that_is_not_finite_is_refused_with_leaf_and_row(nested: 
     seen["b"][1, 0] = value  # type: ignore[call-overload, index]
     with pytest.raises(BadData, match=r"observation\.b holds NaN or infinity, first in row 1 of 3"):
         nested.act(seen)
-
-
-def test_a_function_may_be_given_nan() -> None:
-    policy = PolicyInUse(RandomPolicy(spaces.Discrete(2)), (spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
-    assert policy.act(np.full(2, np.nan, np.float32)) in (0, 1)

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from exported_policies import IMAGE, KINDS, Exports, lit
-from safetensors.numpy import save_file
 
 from offline_cli import export, load_policy
 from offline_cli.connectors.pipeline_spec import Setting
 from offline_cli.episodes.codec.arrays import pack, unpack
-from offline_cli.errors import BadConfig, BadData, NoData, StorageNotFound
+from offline_cli.errors import BadConfig, BadData
 from offline_cli.policies.rllib_policy import read_checkpoint
 
 
@@ -99,16 +98,6 @@ def test_arrays_that_make_no_module_are_bad_data(edit: Any, exports: Exports, tm
         read_checkpoint(broken(tmp_path / "checkpoint", edit), trust_pickle=False)
 
 
-def test_safetensors_serve_as_well(exports: Exports, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint"
-    export(exports.run("mlp"), folder, to="rllib")
-    state = unpack((folder / "module_state.msgpack").read_bytes(), where="state")
-    save_file({name: np.ascontiguousarray(array) for name, array in state.items()}, folder / "module_state.safetensors")
-    for name in ("module_state.msgpack", "class_and_ctor_args.pkl"):
-        (folder / name).unlink()
-    assert read_checkpoint(str(folder), trust_pickle=False).module.observation_space == KINDS["mlp"].observations
-
-
 def test_a_pickle_is_not_opened_without_the_flag_and_several_modules_are_named(tmp_path: Path) -> None:
     for name in ("left", "right"):
         folder = tmp_path / "learner_group" / "learner" / "rl_module" / name
@@ -120,10 +109,3 @@ def test_a_pickle_is_not_opened_without_the_flag_and_several_modules_are_named(t
     with pytest.raises(BadConfig) as caught:
         read_checkpoint(str(folder), trust_pickle=False)
     assert "--trust-pickle" in caught.value.fix
-
-
-def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
-    with pytest.raises(NoData):
-        read_checkpoint(str(tmp_path), trust_pickle=True)
-    with pytest.raises(StorageNotFound):
-        read_checkpoint(str(tmp_path / "none"), trust_pickle=True)

@@ -13,7 +13,7 @@ from rllib_modules import Follows
 
 from offline_cli import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OfflineCliError
+from offline_cli.errors import BadConfig, OfflineCliError
 
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]
@@ -35,20 +35,6 @@ def test_a_class_with_setup_and_forward_plays_by_the_head_that_fits_the_action_s
     inputs = seeded().forward_inference({Columns.OBS: torch.from_numpy(batch.acted_obs())})[Columns.ACTION_DIST_INPUTS]
     np.testing.assert_allclose(batch.extra[Columns.ACTION_DIST_INPUTS], inputs.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(batch.actions, inputs.argmax(1))
-
-
-def test_a_class_that_explores_another_way_does_so_where_it_is_told_to(recorded: Record, read: Read) -> None:
-    batch = read(recorded(policy="python:rllib_modules:Explores", episodes=4, explore=True))
-    assert not batch.extra[Columns.ACTION_DIST_INPUTS].any()
-    np.testing.assert_allclose(batch.extra[Columns.ACTION_LOGP], -np.log(3), rtol=1e-6)
-    assert len(set(batch.actions.tolist())) == 3
-
-
-def test_the_same_episodes_come_of_any_number_of_environments(
-    recorded: Record, read: Read, same: Callable[[EpisodeBatch, EpisodeBatch], None]
-) -> None:
-    given = {"policy": "python:rllib_modules:Follows", "episodes": 4, "explore": True}
-    same(read(recorded(**given, num_envs=1)), read(recorded(**given, num_envs=2)))
 
 
 @pytest.mark.parametrize("name", ["Acts", "NamesDistribution", "SetsDistribution"])
@@ -82,8 +68,3 @@ def test_a_class_whose_outputs_do_not_fit_its_distribution_is_named_with_both_wi
     with pytest.raises(BadConfig, match=what) as caught:
         recorded(policy=f"python:rllib_modules:{name}", explore=explore)
     assert caught.value.where == f"module {name}"
-
-
-def test_outputs_that_become_wider_while_playing_are_bad_data_that_names_class_and_widths(recorded: Record) -> None:
-    with pytest.raises(BadData, match=r"Widens puts out .action_dist_inputs. of width 7.* takes width 3"):
-        recorded(policy="python:rllib_modules:Widens", num_envs=1)

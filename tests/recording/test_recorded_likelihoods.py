@@ -37,7 +37,8 @@ def run_folder(folder: Path, space: Space, scale: str) -> Path:
     """A finished run whose network puts out log standard deviations beyond the limits."""
     config = BCConfig(hidden=(16,))
     learner = Setup.of(config).learner(OBSERVATIONS, space, scale)
-    data = TrainingData({}, None, OBSERVATIONS, space, scale, episodes=0, steps=0, invented=0, learner=learner, digest="")
+    counts = {"episodes": 0, "steps": 0, "invented": 0}
+    data = TrainingData({}, None, OBSERVATIONS, space, scale, **counts, learner=learner, given_space=OBSERVATIONS, digest="")
     module = learner.policy
     with torch.no_grad():
         last = list(module.parameters())[-1]

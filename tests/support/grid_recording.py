@@ -1,8 +1,4 @@
-"""Episodes with uint8 observations of several bounds and nested actions, by arithmetic alone: the same on every machine.
-
-`tests/testdata/run_by_255` is a run on them, made before uint8 observations were scaled by their bounds, and before a module's
-outputs had the limits of the log standard deviation in them.
-"""
+"""Episodes with uint8 observations of several bounds and nested actions, by arithmetic alone: the same on every machine."""
 
 from __future__ import annotations
 

@@ -15,13 +15,9 @@ from gymnasium import spaces
 from safetensors.numpy import load_file
 from stored_steps import columns_in
 
-from offline_cli.checking.inspect import inspect
-from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.converting.convert import convert
-from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, UsageError
+from offline_cli.errors import BadConfig
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
 from offline_cli.spaces import Space, leaf_spaces
@@ -154,18 +150,6 @@ def test_raw_actions_beyond_the_bounds_are_learned_as_they_are_and_played_clippe
     np.testing.assert_array_equal(np.array(GIVEN), np.broadcast_to(np.array([-2.0, 10.0], np.float32), (10, 2)))
 
 
-def test_what_was_learned_normalized_without_bounds_is_stretched_to_those_of_the_environment(
-    config: Path, write_dataset: Write, tmp_path: Path
-) -> None:
-    batch = batch_of(recorded(tmp_path, "asymmetric"))
-    half = np.broadcast_to(np.array([0.5, -0.5], np.float32), batch.actions.shape)
-    without = replace(batch, actions=half, action_space=SPACES["unbounded"])
-    train_bc(write_dataset(without, action_scale="normalized"), tmp_path / "run", config=config, epochs=200)
-    GIVEN.clear()
-    evaluate(tmp_path / "run", env="Taking-asymmetric-v0", episodes=3)
-    np.testing.assert_allclose(np.mean(GIVEN, axis=0), [-0.125, 2.5], atol=0.3)
-
-
 def test_a_run_is_recorded_in_its_own_outputs_and_the_recording_teaches_the_same_actions(
     config: Path, write_dataset: Write, tmp_path: Path
 ) -> None:
@@ -181,79 +165,6 @@ def test_a_run_is_recorded_in_its_own_outputs_and_the_recording_teaches_the_same
     GIVEN.clear()
     evaluate(again, env="Taking-asymmetric-v0", episodes=3)
     np.testing.assert_allclose(np.mean(GIVEN, axis=0), [-1.5, 7.5], atol=0.4)
-
-
-@pytest.mark.parametrize("explore", [False, True])
-def test_nested_actions_of_a_run_are_recorded_with_whole_numbers_as_the_environment_takes_them(
-    explore: bool, config: Path, tmp_path: Path
-) -> None:
-    data, out = recorded(tmp_path, "nested"), tmp_path / "recorded"
-    train_bc(data, tmp_path / "run", config=config, epochs=3)
-    GIVEN.clear()
-    record(
-        "Taking-nested-v0",
-        out,
-        policy=str(tmp_path / "run"),
-        episodes=2,
-        num_envs=1,
-        explore=explore,
-        vectorize="sync",
-        device="cpu",
-    )
-    actions = batch_of(out).actions
-    np.testing.assert_array_equal(actions["more"][1], np.array([action["more"][1] for action in GIVEN]))
-    taken = np.clip(np.array([-0.75, 5.0]) + np.array([1.25, 5.0]) * actions["aim"], ASYMMETRIC.low, ASYMMETRIC.high)
-    np.testing.assert_allclose(np.array([action["aim"] for action in GIVEN]), taken, rtol=1e-5, atol=1e-6)
-
-
-class Halved(ConnectorV2):
-    """Half of every action, set in the episodes."""
-
-    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-        for episode in self.single_agent_episode_iterator(episodes):
-            episode.set_actions(new_data=episode.get_actions() / 2)
-        return batch
-
-
-@pytest.mark.parametrize("name", ["asymmetric", "float64", "integer"])
-def test_pieces_of_the_learner_pipeline_meet_and_set_actions_in_the_units_of_networks(name: str, tmp_path: Path) -> None:
-    data = str(recorded(tmp_path, name))
-    plain, halved = (
-        load_data(data, resolve_config({}), pipeline=pipeline, on_progress=lambda progress: None)
-        for pipeline in (None, lambda observations, actions: Halved())
-    )
-    assert float(columns_in(plain.train)["actions"].abs().max()) <= 1
-    np.testing.assert_allclose(columns_in(halved.train)["actions"].numpy(), columns_in(plain.train)["actions"].numpy() / 2)
-    assert halved.action_space == SPACES[name]
-
-
-def test_convert_hands_the_scale_on_and_takes_it_where_none_was_said(write_dataset: Write, tmp_path: Path) -> None:
-    source = recorded(tmp_path, "asymmetric")
-    convert(str(source), str(tmp_path / "columns"), to="columns")
-    assert inspect(str(tmp_path / "columns")).action_scale == "env"
-    np.testing.assert_array_equal(batch_of(tmp_path / "columns").actions, batch_of(source).actions)
-    unknown = write_dataset(batch_of(source), name="unknown")
-    convert(str(unknown), str(tmp_path / "said"), action_scale="normalized")
-    assert inspect(str(tmp_path / "said")).action_scale == "normalized"
-    with pytest.raises(UsageError, match="the source says env"):
-        convert(str(source), str(tmp_path / "other"), action_scale="normalized")
-
-
-def test_datasets_of_two_scales_are_refused_by_name_wherever_they_would_meet(write_dataset: Write, tmp_path: Path) -> None:
-    source = recorded(tmp_path, "asymmetric")
-    batch = normalised(batch_of(source))
-    other = write_dataset(replace(batch, ids=tuple(f"other-{id_}" for id_ in batch.ids)), name="b", action_scale="normalized")
-    both = [str(source), str(other)]
-    for meet in (
-        lambda: convert(both, str(tmp_path / "D")),
-        lambda: train_bc(both, tmp_path / "run", updates=1),
-        lambda: read_episodes(both),
-    ):
-        with pytest.raises(BadConfig, match="env and normalized") as caught:
-            meet()
-        assert all(place in caught.value.where for place in both)
-    assert not (tmp_path / "D").exists()
-    assert not (tmp_path / "run").exists()
 
 
 def test_box_actions_of_unknown_scale_are_refused_before_training_and_whole_numbers_are_not(

@@ -173,16 +173,3 @@ def test_four_updates_end_where_d3rlpys_do(lane: Path, name: str) -> None:
             np.testing.assert_allclose(
                 of_part(layer, parameters(made)[network][plain])[1].detach().numpy(), values, rtol=1e-5, atol=1e-5, err_msg=key
             )
-
-
-def test_the_question_reaches_what_can_differ() -> None:
-    """Clipped and unclipped weights, clipped noise, differences of both signs, ended episodes."""
-    made, rows = learner("iql"), batch("iql")
-    value, targets = made.modules["value"], made.modules["target_critics"]
-    pair = [critic(rows["obs"], rows["actions"])[:, 0] for critic in targets.children()]
-    advantages = torch.minimum(*pair) - value(rows["obs"])[:, 0]
-    weights = torch.exp(asked.IQL["temperature"] * advantages)
-    assert 3 < int((weights > asked.IQL["max_weight"]).sum()) < asked.ROWS - 3
-    assert 3 < int((advantages < 0).sum()) < asked.ROWS - 3
-    assert 3 < int(rows["terminateds"].sum()) < asked.ROWS - 3
-    assert 0 < int((pair[0] < pair[1]).sum()) < asked.ROWS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,22 +75,6 @@ def test_of_a_run_by_another_algorithm_the_policy_alone_is_taken_and_the_rest_is
     assert result.notes[0].startswith("value, critics, target_critics of the algorithm begin anew")
 
 
-def test_target_copies_of_the_policy_begin_with_it_too(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
-    data = write_dataset(make_batch(continuous=True), action_scale="env")
-    how: dict[str, Any] = {"algorithm": "td3-bc", **OPTIONS}
-    train(data, tmp_path / "first", **how)
-    for step in (tmp_path / "first" / "checkpoints").iterdir():
-        for file in step.iterdir():
-            file.unlink()
-        step.rmdir()
-    train(data, tmp_path / "second", init_from=tmp_path / "first", **{**how, **ONE})
-    found = modules(tmp_path / "second")
-    policy = {name.rpartition("policy.")[2]: one for name, one in found.items() if name.startswith("modules.policy.")}
-    target = {name.rpartition("target_policy.")[2]: one for name, one in found.items() if "target_policy" in name}
-    assert target
-    assert same({name: policy[name] for name in target}, target)
-
-
 def test_all_differences_are_named_at_once(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
     train(write_dataset(), tmp_path / "first", **OPTIONS)
     other = write_dataset(make_batch(continuous=True), name="other", action_scale="normalized")
@@ -102,13 +85,6 @@ def test_all_differences_are_named_at_once(write_dataset: Write, make_batch: Mak
         ["network", "action scale", "form of Box actions", "actions"],
     )
     assert not (tmp_path / "run").exists()
-
-
-def test_another_form_of_box_actions_is_refused(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
-    data = write_dataset(make_batch(continuous=True), action_scale="env")
-    train(data, tmp_path / "first", **OPTIONS)
-    with pytest.raises(BadConfig, match="form of Box actions: the run has linear mean"):
-        train(data, tmp_path / "run", algorithm="iql", init_from=tmp_path / "first", **OPTIONS)
 
 
 @MANNERS
@@ -148,14 +124,6 @@ def test_a_resumed_run_does_not_ask_for_the_other_one_again(write_dataset: Write
         train(data, tmp_path / "parts", resume=True, init_from=tmp_path / "gone")
 
 
-def test_a_run_that_was_interrupted_gives_its_last_checkpoint(write_dataset: Write, tmp_path: Path, often: Path) -> None:
-    data, first = write_dataset(), tmp_path / "first"
-    with pytest.raises(Interrupted):
-        train(data, first, on_progress=signal_at(9), config=often, **OPTIONS)
-    train(data, tmp_path / "second", init_from=first, **ONE)
-    assert same(weights(first), weights(tmp_path / "second"))
-
-
 def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp_path: Path) -> None:
     data = write_dataset()
     with pytest.raises(StorageNotFound):
@@ -166,11 +134,3 @@ def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp
     with pytest.raises(UsageError, match="cannot begin with what it replaces"):
         train(data, tmp_path / "run", init_from=tmp_path / "run", overwrite=True, **OPTIONS)
     assert (tmp_path / "run" / "result.json").exists()
-
-
-def test_the_other_run_may_be_in_a_bucket(write_dataset: Write, tmp_path: Path) -> None:
-    data, first = write_dataset(), f"memory://{uuid.uuid4().hex}/run"
-    train(data, first, **OPTIONS)
-    result = train(data, tmp_path / "second", init_from=first, **ONE)
-    train(data, tmp_path / "here", **OPTIONS)
-    assert (result.init_from["run"], same(weights(tmp_path / "here"), weights(tmp_path / "second"))) == (first, True)

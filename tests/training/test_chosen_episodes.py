@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_steps import columns_in
 
 from offline_cli.converting.operations.selecting import filter as filtered
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData
-from offline_cli.training.config import resolve_config
-from offline_cli.training.mixing import Selection
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train
-from offline_cli.training.training_data import load_data
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
 OPTIONS: dict[str, Any] = {"updates": 30, "batch_size": 32, "hidden": (8,), "device": "cpu"}
-MANNERS = pytest.mark.parametrize("manner", [{}, {"streaming": True}, {"val_fraction": 0.3}], ids=str)
+MANNERS = pytest.mark.parametrize("manner", [{}, {"streaming": True, "val_fraction": 0.3}], ids=str)
 
 
 @pytest.fixture
@@ -53,31 +49,6 @@ def test_it_learns_what_a_dataset_that_filter_wrote_teaches(
     other = train(tmp_path / "best", tmp_path / "other", **OPTIONS, **manner)
     assert told(tmp_path / "run") == told(tmp_path / "other")
     assert (result.episodes, result.steps) == (best.episodes, best.steps) == (other.episodes, other.steps)
-
-
-@MANNERS
-def test_pieces_learn_from_the_chosen_episodes_alone(
-    write_dataset: Write, rewarded: Callable[..., EpisodeBatch], tmp_path: Path, manner: dict[str, Any]
-) -> None:
-    (tmp_path / "pieces.toml").write_text('kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n')
-    source = write_dataset(rewarded(1))
-    filtered(source, tmp_path / "best", top_fraction=0.5)
-    how: dict[str, Any] = {"pipeline": tmp_path / "pieces.toml", **OPTIONS, **manner}
-    train(source, tmp_path / "run", top_fraction=0.5, **how)
-    train(tmp_path / "best", tmp_path / "other", **how)
-    states = [(tmp_path / name / "connectors.msgpack").read_bytes() for name in ("run", "other")]
-    assert states[0] == states[1]
-
-
-def test_streaming_learns_from_the_same_episodes_as_memory(write_dataset: Write, rewarded: Callable[..., EpisodeBatch]) -> None:
-    source, found = write_dataset(rewarded(3)), []
-    for streaming in (False, True):
-        config = resolve_config({"streaming": streaming, "top_fraction": 0.3})
-        data = load_data(source, config, selection=Selection(0.3), on_progress=lambda progress: None)
-        found.append(sorted(map(tuple, columns_in(data.train)["obs"].tolist())))
-        data.close()
-    assert found[0] == found[1]
-    assert len(found[0]) < 480
 
 
 def test_the_result_says_how_many_were_chosen_and_their_least_return(
@@ -141,12 +112,6 @@ def test_data_without_rewards_is_refused_whatever_the_algorithm(tmp_path: Path, 
     assert (caught.value.exit_code, caught.value.fix.endswith("or leave out --top-fraction")) == (3, True)
 
 
-def test_a_share_outside_its_limits_is_refused(write_dataset: Write, tmp_path: Path) -> None:
-    for share in (0.0, 1.5, -1.0):
-        with pytest.raises(BadConfig, match="--top-fraction: must be a number above 0 and at most 1"):
-            train(write_dataset(name=f"data{share}"), tmp_path / "run", top_fraction=share, **OPTIONS)
-
-
 def test_a_run_resumes_with_its_own_share_alone(
     write_dataset: Write, rewarded: Callable[..., EpisodeBatch], tmp_path: Path
 ) -> None:
@@ -157,23 +122,3 @@ def test_a_run_resumes_with_its_own_share_alone(
         train(source, parts, resume=True, top_fraction=0.25)
     assert train(source, parts, resume=True, updates=30).chosen == train(source, whole, resume=True).chosen
     assert told(whole)[1] == told(parts)[1]
-
-
-def test_the_commands_take_and_tell_all_three(
-    call: Callable[..., tuple[int, dict[str, Any]]], write_dataset: Write, rewarded: Callable[..., EpisodeBatch], tmp_path: Path
-) -> None:
-    sources = [write_dataset(rewarded(seed), name=f"data={seed}") for seed in (1, 2)]
-    few = ("--updates", "3", "--device", "cpu")
-    assert call("train", *sources, "--out", tmp_path / "first", *few)[0] == 0
-    how = ("--top-fraction", "0.5", "--weight", f"{sources[0]}=0.25", "--init-from", tmp_path / "first")
-    code, told = call("train", *sources, "--out", tmp_path / "run", *few, *how)
-    assert (code, told["chosen"]["episodes"], told["init_from"]["modules"]) == (0, 12, ["policy"])
-    assert told["weights"][str(sources[0])]["weight"] == 0.25
-    assert call("train-bc", *sources, "--out", tmp_path / "bc", *how[:2])[0] == 2
-    code, told = call("train", *sources, "--out", tmp_path / "wrong", "--weight", "data=2")
-    assert (code, told["error"]["where"]) == (2, "--weight")
-
-
-def test_results_without_them_have_the_keys_that_they_had(write_dataset: Write, tmp_path: Path) -> None:
-    told = train(write_dataset(), tmp_path / "run", **OPTIONS).as_dict()
-    assert not {"chosen", "weights", "init_from"} & told.keys()

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import tomli_w
-from sealed_runs import tell, told_in
+from edited_json import tell, told_in
 
 from offline_cli import evaluate, record
 from offline_cli.errors import BadConfig
@@ -63,19 +62,6 @@ def test_what_is_named_again_is_imported_and_goes_on(run: Path, canary: Path, en
     configure(run, env)
     assert train_bc(run.parent / "data", run, resume=True, env=env, updates=8).updates == 8
     assert canary.exists()
-
-
-def test_a_config_file_of_the_users_own_names_it_too(run: Path, canary: Path, tmp_path: Path) -> None:
-    configure(run, ENVS[0])
-    (tmp_path / "mine.toml").write_text(tomli_w.dumps({"env": ENVS[0], "updates": 8}))
-    assert train_bc(run.parent / "data", run, resume=True, config=tmp_path / "mine.toml").updates == 8
-
-
-def test_the_line_to_add_is_one_that_a_shell_takes(run: Path, canary: Path) -> None:
-    configure(run, "python:evil_module:make; rm -rf ~")
-    with pytest.raises(BadConfig) as caught:
-        train_bc(run.parent / "data", run, resume=True)
-    assert caught.value.fix.endswith("--env 'python:evil_module:make; rm -rf ~'")
 
 
 @pytest.mark.parametrize("env", ENVS)

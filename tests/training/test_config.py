@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from offline_cli.errors import BadConfig, OfflineCliError, StorageNotFound, UsageError
-from offline_cli.json_documents import load_schema
-from offline_cli.training.config import BCConfig, differences, resolve_config
-from offline_cli.training.config_mistakes import SCHEMA
+from offline_cli.training.config import differences, resolve_config
 
 
 def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -28,32 +25,9 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         assert word in problems
 
 
-def test_the_schema_and_the_type_agree_on_names_and_defaults() -> None:
-    properties = load_schema(SCHEMA)["properties"]
-    defaults = BCConfig().as_dict()
-    assert {field.name for field in fields(BCConfig)} == properties.keys()
-    assert {name: prop["default"] for name, prop in properties.items() if "default" in prop} == defaults
-
-
 @pytest.mark.parametrize(("options", "epochs"), [({}, 20), ({"until_return": 1.0, "env": "X"}, 200)])
 def test_training_is_bounded_even_unasked(options: dict[str, object], epochs: int) -> None:
     assert resolve_config(options).bound(updates_per_epoch=10) == epochs * 10
-
-
-def test_an_asked_for_number_of_updates_is_the_bound() -> None:
-    assert resolve_config({"updates": 33}).bound(10) == 33
-
-
-@pytest.mark.parametrize(("per_epoch", "every"), [(5, 100), (250, 250), (9000, 1000)])
-def test_checks_come_about_once_an_epoch(per_epoch: int, every: int) -> None:
-    assert BCConfig().check_every(per_epoch) == every
-
-
-def test_a_stored_configuration_stands_for_what_is_not_given() -> None:
-    stored = resolve_config({"lr": 0.5, "epochs": 3}).as_dict()
-    assert resolve_config({}, stored=stored).lr == 0.5
-    changed = differences(resolve_config({}, stored=stored), resolve_config({"lr": 0.1, "seed": 2}, stored=stored))
-    assert changed == ["lr: the run has 0.5, this call asks for 0.1", "seed: the run has 0, this call asks for 2"]
 
 
 def test_another_bound_replaces_a_stored_one_and_is_no_difference() -> None:
@@ -68,12 +42,6 @@ def test_a_bound_that_is_an_option_replaces_the_one_in_the_file(tmp_path: Path, 
     (tmp_path / "c.toml").write_text(f"{other} = 7\n")
     config = resolve_config({asked: 3}, file=tmp_path / "c.toml", stored={"epochs": 9})
     assert (getattr(config, asked), getattr(config, other)) == (3, None)
-
-
-def test_a_bound_in_the_file_replaces_that_of_the_run(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("updates = 7\n")
-    config = resolve_config({}, file=tmp_path / "c.toml", stored={"epochs": 9})
-    assert (config.updates, config.epochs) == (7, None)
 
 
 def test_two_bounds_in_one_file_are_a_mistake_of_the_file(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offline_cli import filter, merge, repack
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadData
 from offline_cli.training.train import train_bc
@@ -40,7 +39,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("manner", [{}, {"streaming": True}, {"val_fraction": 0.4}], ids=str)
+@pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
 def test_a_table_without_them_is_refused_and_cloned(table: Path, marwil: Path, tmp_path: Path, manner: dict[str, Any]) -> None:
     with pytest.raises(BadData, match=r"steps without a reward \(30 so far\).*MARWIL learns from rewards") as caught:
         train_bc(table, tmp_path / "run", config=marwil, mapping=MAPPED, **OPTIONS, **manner)
@@ -50,31 +49,6 @@ def test_a_table_without_them_is_refused_and_cloned(table: Path, marwil: Path, t
     assert "train-bc" in caught.value.fix
     assert not (tmp_path / "run").exists()
     assert train_bc(table, tmp_path / "bc", mapping=MAPPED, **OPTIONS, **manner).updates == 2
-
-
-def convert_again(source: Path, out: Path) -> Any:
-    return convert(source, out)
-
-
-def filter_some(source: Path, out: Path) -> Any:
-    return filter(source, out, where="length > 0")
-
-
-def merge_alone(source: Path, out: Path) -> Any:
-    return merge([source], out)
-
-
-def repack_columns(source: Path, out: Path) -> Any:
-    return repack(source, out, format="columns")
-
-
-@pytest.mark.parametrize("copied", [convert_again, filter_some, merge_alone, repack_columns])
-def test_a_copy_of_a_copy_says_it_too(copied: Callable[[Path, Path], Any], table: Path, marwil: Path, tmp_path: Path) -> None:
-    convert(table, tmp_path / "first", mapping=MAPPED)
-    assert copied(tmp_path / "first", tmp_path / "second").assumptions["missing-rewards"] == 30
-    copied(tmp_path / "second", tmp_path / "third")
-    with pytest.raises(BadData, match=r"steps without a reward \(30 so far\)"):
-        train_bc(tmp_path / "third", tmp_path / "run", config=marwil, **OPTIONS)
 
 
 def test_a_dataset_that_was_made_of_such_a_table_is_refused_by_name_among_others(
@@ -124,17 +98,6 @@ def test_rewards_that_are_no_numbers_are_refused_with_count_episode_and_step(
     assert caught.value.exit_code == 3
 
 
-def test_rewards_of_which_none_is_a_number_are_refused(
-    make_batch: Make, write_dataset: Write, marwil: Path, tmp_path: Path
-) -> None:
-    batch = make_batch()
-    data = write_dataset(replace(batch, rewards=np.full(len(batch.rewards), np.nan)))
-    with pytest.raises(BadData, match="rewards hold NaN or infinity in every step, first in") as caught:
-        train_bc(data, tmp_path / "run", config=marwil, **OPTIONS)
-    assert "train-bc" in caught.value.fix
-    assert train_bc(data, tmp_path / "bc", **OPTIONS).rewards_not_finite == {"nan-in-rewards": len(batch.rewards)}
-
-
 @pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
 def test_rewards_that_are_all_0_are_noted_where_they_are_learned_from(
     make_batch: Make, write_dataset: Write, marwil: Path, tmp_path: Path, manner: dict[str, Any]
@@ -146,19 +109,3 @@ def test_rewards_that_are_all_0_are_noted_where_they_are_learned_from(
     assert train_bc(data, tmp_path / "bc", **OPTIONS, **manner).notes == []
     batch.rewards[-1] = 0.5
     assert train_bc(write_dataset(batch, name="one"), tmp_path / "other", config=marwil, **OPTIONS, **manner).notes == []
-
-
-@pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
-def test_returns_far_beyond_what_marwil_begins_with_are_noted(
-    make_batch: Make, write_dataset: Write, tmp_path: Path, manner: dict[str, Any]
-) -> None:
-    config = tmp_path / "config.toml"
-    config.write_text('[algorithm]\nname = "marwil"\nbeta = 1e-3\nrefresh_every = 0\n')  # else the loss is soon no number
-    batch = make_batch()
-    far = replace(batch, rewards=np.linspace(0, 1000, len(batch.rewards)))
-    (note,) = train_bc(write_dataset(far), tmp_path / "run", config=config, **OPTIONS, **manner).notes
-    spread = float(np.ptp(far.returns))
-    assert note.startswith(f"returns spread over {spread:.3g}, and moving_average_sqd_adv_norm_start = 100 is for advantages")
-    assert f"moving_average_sqd_adv_norm_start = {spread**2:.0e}" in note
-    near = replace(batch, rewards=np.linspace(0, 10, len(batch.rewards)))
-    assert train_bc(write_dataset(near, name="near"), tmp_path / "other", config=config, **OPTIONS, **manner).notes == []

@@ -24,10 +24,9 @@ from offline_cli.progress import no_progress
 from offline_cli.spaces import Space
 from offline_cli.training import training_source
 from offline_cli.training.config import resolve_config
-from offline_cli.training.disk_store import DiskStore
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.memory_store import MemoryStore, Shares
-from offline_cli.training.train import train, train_bc
+from offline_cli.training.memory_store import MemoryStore
+from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -185,45 +184,6 @@ def test_pieces_before_and_after_the_stack_and_shards_change_nothing(
         assert_equal(one, other)
 
 
-def test_windows_and_pools_smaller_than_the_data_give_the_same_order(
-    written: Callable[..., Path], piecewise: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, tiny = written(recording([7, 30, 2, 11, 25, 25])), Shares.of(None, "cpu")
-    sizes = 40 * 4 * PIXELS.shape[0] * PIXELS.shape[1], 30 * 4 * PIXELS.shape[0] * PIXELS.shape[1]
-    monkeypatch.setattr(Shares, "of", lambda *_: replace(tiny, window=sizes[0], pool=sizes[1]))
-    one, other = both(piecewise, data, lambda: [FrameStacking(num_frames=4, as_learner_connector=True)], streaming=True)
-    with closing(one), closing(other):
-        assert isinstance(one.train, DiskStore)
-        assert 1 < one.train.form.pool < one.train.form.window < one.train.steps == 100
-        assert_equal(one, other)
-
-
-def test_a_frame_is_held_once(written: Callable[..., Path]) -> None:
-    batch = recording([40, 60], spaces.Box(0, 255, (36, 36, 1), np.uint8))
-    data = written(batch)
-    pieces = [FrameStacking(num_frames=4, as_learner_connector=True)]
-    stacks = stacks_of(loaded(data, pieces))
-    assert stacks.frames.nbytes + stacks.nbytes < 1.05 * batch.obs.nbytes
-    with closing(loaded(data, pieces, streaming=True)) as streamed:
-        assert isinstance(streamed.train, DiskStore)
-        assert streamed.train.parts[0].written.nbytes < 64, "a record has the place of its frame alone"
-        assert streamed.train.record.nbytes > 4 * 36 * 36
-
-
-def test_weighted_sources_draw_the_same_stacks(
-    written: Callable[..., Path], piecewise: Callable[[bool], None], tmp_path: Path
-) -> None:
-    sources = {str(written(recording([8, 3], seed=1))): 0.25, str(written(recording([5, 6, 7], seed=2))): 0.75}
-    weights = []
-    for number, how in enumerate([{}, {"streaming": True}] * 2):
-        piecewise(number > 1)
-        options: dict[str, Any] = {"updates": 6, "batch_size": 4, "hidden": [4], "weight": sources}
-        pieces = [FrameStacking(num_frames=3, as_learner_connector=True)]
-        train([*sources], tmp_path / f"{number}", algorithm="bc", pipeline=pieces, **options, **how)
-        weights.append((tmp_path / f"{number}" / "policy.safetensors").read_bytes())
-    assert weights[:2] == weights[2:]
-
-
 @pytest.mark.parametrize("how", [{}, {"streaming": True}], ids=["in memory", "streaming"])
 def test_a_run_has_the_weights_of_one_whose_piece_stacks_and_resumes_it(
     how: dict[str, Any], written: Callable[..., Path], piecewise: Callable[[bool], None], tmp_path: Path
@@ -251,32 +211,3 @@ def test_the_observation_that_a_step_led_to_is_stacked_too(algorithm: str, writt
             wanted = [np.concatenate(padded[t + first : t + first + 3], axis=-1) for t in range(len(seen) - 1)]
             rows = slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))
             np.testing.assert_array_equal(columns[name][rows], wanted)
-
-
-def test_a_piece_that_may_look_at_stacks_gets_them(written: Callable[..., Path], tmp_path: Path) -> None:
-    class Looks(ConnectorV2):
-        whole_arrays = True
-
-        def __call__(self, *, batch: Any, **_: Any) -> Any:
-            assert batch["obs"].shape == (12, 3, 2, 3)
-            return batch
-
-    data = loaded(written(recording([4, 2, 6])), [FrameStacking(num_frames=3, as_learner_connector=True), Looks()])
-    assert isinstance(data.train, MemoryStore)
-    assert data.train.columns["obs"].shape == (12, 3, 2, 3)
-    result = train(
-        written(recording([4, 5])), tmp_path / "run", algorithm="marwil", updates=2, pipeline=lambda o, a: stacking()
-    )
-    assert result.loss is not None, "whose values are of stacks"
-
-
-def test_images_without_channels_become_channels_where_that_was_asked_for(
-    written: Callable[..., Path], piecewise: Callable[[bool], None]
-) -> None:
-    batch = recording([4, 2, 6], spaces.Box(0, 255, (3, 2), np.uint8))
-    pieces = [FrameStacking(num_frames=3, add_channel_axis=True, as_learner_connector=True)]
-    one, other = both(piecewise, written(batch), lambda: pieces)
-    assert_equal(one, other)
-    assert one.observation_space.shape == (3, 2, 3)
-    newest = stacks_of(one).gathered(slice(None))[..., -1]
-    np.testing.assert_array_equal(newest, batch.acted_obs())

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hdf5_trees import write
 
@@ -78,16 +77,6 @@ def test_keep_invented_takes_them_with_a_note(algorithm: str, source: Path, trai
     assert any("5 truncated episodes" in note for note in kept["notes"])
 
 
-def test_cloning_uses_no_next_observation_and_keeps_every_step(source: Path, train: Told) -> None:
-    cloned = train(source, "bc")
-    assert (cloned["steps"], cloned["steps_left_out"], cloned["notes"]) == (STEPS, 0, [])
-
-
-def test_recorded_next_observations_are_learned_from(tmp_path: Path, train: Told) -> None:
-    recorded = train(write(tmp_path / "b.hdf5", d4rl(following=True)), "iql")
-    assert (recorded["steps"], recorded["steps_left_out"]) == (STEPS, 0)
-
-
 @pytest.mark.parametrize("how", [(), ("--streaming",)], ids=str)
 def test_learning_without_them_is_learning_from_the_steps_before(
     how: tuple[str, ...], source: Path, tmp_path: Path, train: Told
@@ -114,18 +103,6 @@ def test_the_best_episodes_are_chosen_by_all_their_rewards_and_held_out_ones_are
     assert (found["chosen"]["least_return"], found["steps"], found["steps_left_out"]) == (LENGTH + 49, 2 * LENGTH - 2, 2)
 
 
-def test_an_episode_of_one_invented_step_teaches_nothing(tmp_path: Path, train: Told, call: Callable[..., Any]) -> None:
-    arrays = d4rl()
-    arrays["timeouts"][LENGTH] = True  # the first step of the second episode is one of its own
-    found = train(write(tmp_path / "b.hdf5", arrays), "iql")
-    assert (found["episodes"], found["steps"], found["steps_left_out"]) == (EPISODES + 1, STEPS - 6, 6)
-    arrays["terminals"][:] = False
-    arrays["timeouts"][:] = True
-    alone = write(tmp_path / "c.hdf5", arrays)
-    code, error = call("train", alone, "--algorithm", "iql", "--out", tmp_path / "none", "--action-scale", "env")
-    assert (code, error["error"]["code"]) == (3, "no-data")
-
-
 @FORMATS
 def test_the_mark_survives_every_operation(form: str, source: Path, tmp_path: Path, told: Told) -> None:
     marks = [True] * EPISODES
@@ -142,27 +119,6 @@ def test_the_mark_survives_every_operation(form: str, source: Path, tmp_path: Pa
     assert [*map(assumed, (tmp_path / name for name in "FARMC"))] == [marks, marks[:3], marks, marks, marks]
 
 
-def test_shards_of_columns_share_one_schema_where_a_later_episode_is_the_first_with_the_mark(
-    source: Path, tmp_path: Path, told: Told
-) -> None:
-    other = write(tmp_path / "b.hdf5", d4rl(following=True, steps=30))
-    told("convert", other, "--out", tmp_path / "B", "--to", "columns", "--action-scale", "env")
-    assert "final_obs_assumed" not in pl.read_parquet(tmp_path / "B" / "data").columns
-    told("convert", source, "--out", tmp_path / "A", "--to", "columns", "--action-scale", "env")
-    told("merge", tmp_path / "B", tmp_path / "A", "--out", tmp_path / "M", "--format", "columns", "--max-rows-per-file", 20)
-    assert assumed(tmp_path / "M") == [False] * 3 + [True] * EPISODES
-    steps = pl.read_parquet(tmp_path / "M" / "data")
-    assert steps["final_obs_assumed"].dtype == pl.Boolean
-    assert steps["final_obs_assumed"].sum() == EPISODES
-
-
-@FORMATS
-def test_a_converted_dataset_teaches_as_its_source(form: str, source: Path, tmp_path: Path, told: Told, train: Told) -> None:
-    told("convert", source, "--out", tmp_path / "D", "--to", form, "--action-scale", "env")
-    found = train(tmp_path / "D", "marwil")
-    assert (found["steps"], found["steps_left_out"]) == (STEPS - 5, 5)
-
-
 @pytest.mark.parametrize("piece", ["add_next_observations_from_episodes_to_train_batch", "n_step_returns"])
 def test_train_batches_of_next_observations_hold_recorded_ones(piece: str, source: Path, tmp_path: Path, told: Told) -> None:
     options = {"n_step_returns": "n_step = 3\ngamma = 0.9\n"}.get(piece, "")
@@ -173,9 +129,3 @@ def test_train_batches_of_next_observations_hold_recorded_ones(piece: str, sourc
         (STEPS - 5, 5, True),
         (STEPS, 0, False),
     ]
-
-
-def test_train_batches_without_next_observations_hold_every_step(source: Path, tmp_path: Path, told: Told) -> None:
-    (tmp_path / "p.toml").write_text('kind = "learner"\n')
-    found = told("apply", source, "--pipeline", tmp_path / "p.toml", "--action-scale", "env", "--out", tmp_path / "B")
-    assert (found["rows"], found["steps_left_out"], found["notes"]) == (STEPS, 0, [])

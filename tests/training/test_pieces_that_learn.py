@@ -16,12 +16,11 @@ from stored_steps import columns_in
 
 from offline_cli import apply, load_policy
 from offline_cli.applying import learner_batches
-from offline_cli.connectors import MeanStdFilter
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import Setting
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, OfflineCliError
+from offline_cli.errors import OfflineCliError
 from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.piped_policy import PlaySpec
@@ -129,7 +128,7 @@ def seen_while_playing(pipeline: Any, recorded: Any) -> np.ndarray[Any, Any]:
     return np.concatenate(rows)
 
 
-@pytest.mark.parametrize("piece", [FILTER, LARGEST, CENTRED])
+@pytest.mark.parametrize("piece", [FILTER, CENTRED])
 def test_a_run_its_checks_evaluate_and_load_policy_play_by_what_was_learned_and_leave_it(
     piece: str, write_dataset: Write, tmp_path: Path
 ) -> None:
@@ -151,27 +150,6 @@ def test_a_run_its_checks_evaluate_and_load_policy_play_by_what_was_learned_and_
         policy.act(np.full(3, 1000.0, np.float32))
     assert [int(policy.act(np.full(3, value, np.float32))) for value in (0.5, -0.2, 0.1)] == first
     assert (tmp_path / "memory" / "connectors.msgpack").read_bytes() == kept
-
-
-def test_a_piece_that_needs_all_episodes_at_once_learns_from_all_at_once(write_dataset: Write, tmp_path: Path) -> None:
-    data, file = write_dataset(), file_of(tmp_path, [MEDIAN])
-    memory = loaded(data, file)
-    np.testing.assert_allclose(np.median(observations(memory.train), 0), 0.0, atol=0.05)  # last observations count there
-    found, state = applied(data, tmp_path / "out", file, steps_per_batch=20)
-    np.testing.assert_array_equal(found, observations(memory.train))
-    assert memory.trained is not None
-    assert bits(state) == bits(memory.trained.state)
-
-
-def test_a_builder_that_gives_the_same_objects_each_time_has_them_learn_once(write_dataset: Write, tmp_path: Path) -> None:
-    from learning_pieces import Centred
-
-    data, pieces = write_dataset(), [Centred(as_learner_connector=True)]
-    shared = loaded(data, lambda observation_space, action_space: pieces)
-    plain = loaded(data, lambda observation_space, action_space: [Centred(as_learner_connector=True)])
-    assert shared.trained is not None
-    assert plain.trained is not None
-    assert bits(shared.trained.state) == bits(plain.trained.state)
 
 
 # ---- refused by name ----
@@ -199,30 +177,3 @@ def test_a_piece_whose_numbers_would_change_later_is_refused_by_name_before_trai
             train_bc(data, tmp_path / "run", pipeline=file, streaming=way == "streaming")
     assert caught.value.exit_code == 4
     assert not (tmp_path / "run").exists()
-
-
-def test_the_command_names_the_piece_and_what_to_add(write_dataset: Write, tmp_path: Path, call: Callable[..., Any]) -> None:
-    file = file_of(tmp_path, ['use = "learning_pieces:Nameless"'])
-    code, told = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--pipeline", file)
-    assert (code, told["error"]["code"]) == (4, "bad-config")
-    assert "Nameless" in told["error"]["what"]
-    assert "get_state" in told["error"]["fix"]
-
-
-@pytest.mark.parametrize("piece", ["Noisy", "SaysSo"])
-def test_random_generators_and_caches_that_a_piece_declares_are_nothing_learned(
-    piece: str, write_dataset: Write, tmp_path: Path
-) -> None:
-    data = loaded(write_dataset(), file_of(tmp_path, [f'use = "learning_pieces:{piece}"']))
-    assert data.trained is not None
-    assert data.trained.state == {}
-
-
-def test_a_filter_that_has_learned_nothing_is_refused_wherever_pieces_are_frozen() -> None:
-    with pytest.raises(BadConfig, match="MeanStdFilter has learned nothing"):
-        evaluate(
-            "python:recording_pieces:careless",
-            env="recording_envs:Count-v0",
-            episodes=2,
-            env_to_module=[MeanStdFilter()],
-        )

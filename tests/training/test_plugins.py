@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from installed_packages import Install
-from safetensors.torch import load_file, save_file
-from sealed_runs import tell, told_in
+from safetensors.torch import load_file
 from signal_at import signal_at
 
 from offline_cli import evaluate, record
-from offline_cli.errors import BadConfig, BadData, Interrupted, MissingPackage, UsageError
+from offline_cli.errors import BadConfig, Interrupted, MissingPackage
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.train import train_bc
 
@@ -37,7 +35,7 @@ tau = 0.1
 name = "residual"
 width = 8
 """
-OPTIONS: dict[str, Any] = {"updates": 61, "val_fraction": 0.25, "eval_every": 15, "seed": 4, "device": "cpu"}
+OPTIONS: dict[str, Any] = {"updates": 46, "val_fraction": 0.25, "eval_every": 15, "seed": 4, "device": "cpu"}
 pytestmark = pytest.mark.usefixtures("valued_cloning")
 
 
@@ -89,12 +87,12 @@ def test_a_checkpoint_holds_every_module_and_the_policy_file_the_policy_alone(ru
     modules = {name.split(".")[1] for name in saved if name.startswith("modules.")}
     assert modules == {"policy", "value", "slow_value"}
     assert {f"modules.policy.{name}" for name in policy} == {name for name in saved if name.startswith("modules.policy.")}
-    assert {"adam.0.mean", "adam.1.mean", "sum.value", "sum.cloning", "sum.entropy"} < saved.keys()
+    assert {"sum.value", "sum.cloning", "sum.entropy"} < saved.keys()
+    assert {"adam.0", "adam.1"} < {".".join(name.split(".")[:2]) for name in saved}
     assert not torch.equal(saved["modules.value.trunk.weight"], saved["modules.slow_value.trunk.weight"])
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("update", [13, 30])
+@pytest.mark.parametrize(("streaming", "update"), [(False, 13), (True, 30)])
 def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
     write_dataset: Write, config: Path, tmp_path: Path, update: int, streaming: bool
 ) -> None:
@@ -106,12 +104,6 @@ def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
     train_bc(data, tmp_path / "cut", resume=True, config=config)
     assert (tmp_path / "whole" / "policy.safetensors").read_bytes() == (tmp_path / "cut" / "policy.safetensors").read_bytes()
     assert rows(tmp_path / "whole") == rows(tmp_path / "cut")
-
-
-def test_training_leaves_the_callers_random_generator_alone(write_dataset: Write, config: Path, tmp_path: Path) -> None:
-    before = torch.get_rng_state()
-    train_bc(write_dataset(), tmp_path / "run", config=config, **{**OPTIONS, "updates": 5})
-    assert torch.equal(before, torch.get_rng_state())
 
 
 ENVIRONMENT = """
@@ -139,35 +131,10 @@ def test_its_policy_is_evaluated_and_recorded_once_its_package_is_named(
     assert told("record", env, "--out", tmp_path / "recorded", *options)["episodes"] == 3
 
 
-def test_a_run_folder_that_names_its_network_imports_nothing_by_itself(run: Path, tmp_path: Path, call: Call) -> None:
-    forget()
-    code, found = call("evaluate", run, "--env", "Sign-v0")
-    assert (code, "--plugin valued-cloning" in found["error"]["fix"]) == (4, True)
-    code, found = call("record", "Sign-v0", "--out", tmp_path / "out", "--policy", run, "--episodes", 2)
-    assert (code, "--plugin valued-cloning" in found["error"]["fix"]) == (4, True)
-    assert not is_imported()
-
-
 def test_a_network_that_is_not_installed_is_a_missing_package(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("cloning")])
     with pytest.raises(MissingPackage, match="the network 'residual' of the run is not installed"):
         load_policy(run)
-
-
-@pytest.mark.parametrize(
-    ("network", "what"),
-    [
-        ({"name": "mlp", "hidden": [1 << 30]}, "names no network of another package"),
-        ({"name": 3}, "names no network of another package"),
-        (None, "names no network of another package"),
-        ({"name": "residual", "width": "wide"}, "options of its network: width"),
-        ({"name": "residual", "height": 3}, "options of its network"),
-    ],
-)
-def test_a_description_of_a_network_that_cannot_be_is_bad_data(run: Path, network: Any, what: str) -> None:
-    tell(run / "policy.json", {**told_in(run / "policy.json"), "network": network})
-    with pytest.raises(BadData, match=what):
-        load_policy(run, plugins=[PACKAGE])
 
 
 def test_resuming_imports_what_the_run_folder_names_once_its_package_is_named(
@@ -179,47 +146,6 @@ def test_resuming_imports_what_the_run_folder_names_once_its_package_is_named(
     assert (code, "--plugin valued-cloning" in found["error"]["fix"]) == (4, True)
     assert not is_imported()
     assert told("train-bc", data, "--out", run, *options, "--plugin", PACKAGE)["updates"] == 12
-
-
-def test_a_run_whose_trainer_was_killed_after_its_configuration_is_begun_again(
-    run: Path, config: Path, write_dataset: Write, tmp_path: Path
-) -> None:
-    (tmp_path / "killed").mkdir()
-    (tmp_path / "killed" / "config.toml").write_bytes((run / "config.toml").read_bytes())
-    assert train_bc(run.parent / "data", tmp_path / "killed", config=config, resume=True).updates == 10
-
-
-@pytest.mark.parametrize(
-    ("edit", "wrong"),
-    [
-        (lambda tensors: {"refreshed.policy.last.bias": tensors["modules.policy.last.bias"]}, "refreshed.policy.features"),
-        (
-            lambda tensors: {f"refreshed.{name[8:]}": tensor for name, tensor in tensors.items()},
-            "recomputed columns",
-        ),
-        (lambda tensors: {"best.last.bias": tensors["modules.policy.last.bias"]}, "best.features"),
-        (lambda tensors: {"generator": tensors["generator"].float()}, "generator"),
-        (lambda tensors: {"generator": torch.full_like(tensors["generator"], 255)}, "generator|mt19937"),
-    ],
-)
-def test_a_checkpoint_with_tensors_of_another_run_is_bad_data(
-    run: Path, config: Path, edit: Callable[[dict[str, Any]], dict[str, Any]], wrong: str
-) -> None:
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    tensors = {name: one for name, one in load_file(checkpoint / "tensors.safetensors").items() if name[:5] != "best."}
-    save_file({**tensors, **edit({k: v.clone() for k, v in tensors.items()})}, checkpoint / "tensors.safetensors")
-    state = told_in(checkpoint / "state.json")
-    tell(checkpoint / "state.json", {name: value for name, value in state.items() if name != "tensors_sha256"})
-    with pytest.raises(BadData, match=f"does not fit the run's configuration: .*({wrong})"):
-        train_bc(run.parent / "data", run, config=config, resume=True, updates=20)
-
-
-def test_a_policy_of_our_own_network_plays_without_the_package(write_dataset: Write, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text('hidden = [8]\n[algorithm]\nname = "valued_cloning"\n')
-    train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", updates=5)
-    forget()
-    assert evaluate(tmp_path / "run", env="Sign-v0", episodes=2).episodes == 2
-    assert not is_imported()
 
 
 def test_its_piece_goes_into_a_pipeline_and_beside_the_environment_nothing_is_imported_for_it(
@@ -259,43 +185,6 @@ def test_all_mistakes_of_the_tables_are_reported_together_by_key(write_dataset: 
     assert not (tmp_path / "run").exists()
 
 
-FREE = """
-from offline_cli.modules.network import Mlp
-from offline_cli.training.algorithms.bc import BC
-class Free(BC):
-    schema = {"properties": {"any": {"default": None}}}
-class FreeNetwork(Mlp):
-    schema = {"properties": {"any": {}}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("table", "value", "what"),
-    [
-        ("algorithm", "1979-05-27", "algorithm.any: give dates and times as text"),
-        ("network", "1979-05-27", "network.any: give dates and times as text"),
-        ("network", "nan", "network.any: must be finite"),
-    ],
-)
-def test_values_that_a_run_folder_cannot_keep_are_mistakes(
-    write_dataset: Write, tmp_path: Path, install: Install, call: Call, table: str, value: str, what: str
-) -> None:
-    install("free", {"algorithms": {"free": "free:Free"}, "networks": {"free": "free:FreeNetwork"}}, free=FREE)
-    (tmp_path / "c.toml").write_text(f'[{table}]\nname = "free"\nany = {value}\n')
-    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
-    assert (code, found["error"]["problems"]) == (4, [what])
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_option_that_is_null_by_default_is_so_again_when_a_run_resumes(
-    write_dataset: Write, tmp_path: Path, install: Install
-) -> None:
-    install("free", {"algorithms": {"free": "free:Free"}}, free=FREE)
-    (tmp_path / "c.toml").write_text('[algorithm]\nname = "free"\n')
-    train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", updates=2)
-    assert train_bc(tmp_path / "data", tmp_path / "run", resume=True, plugins=["free"], updates=3).updates == 3
-
-
 @pytest.mark.parametrize(("table", "kind"), [("algorithm", "valued_clonin"), ("network", "residua")])
 def test_an_unknown_name_is_told_with_the_nearest_one(
     write_dataset: Write, tmp_path: Path, table: str, kind: str, call: Call
@@ -304,15 +193,6 @@ def test_an_unknown_name_is_told_with_the_nearest_one(
     code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert (code, "did you mean" in found["error"]["what"]) == (4, True)
     assert not is_imported()
-
-
-def test_the_options_of_an_algorithm_are_in_the_runs_config_and_stay_when_it_resumes(run: Path) -> None:
-    stored = (run / "config.toml").read_text()
-    assert "tau = 0.1" in stored
-    assert "gamma = 0.9" in stored
-    (run.parent / "other.toml").write_text('[algorithm]\nname = "valued_cloning"\ntau = 0.2\n[network]\nname = "residual"\n')
-    with pytest.raises(BadConfig, match=r"algorithm.tau: the run has 0.1, this call asks for 0.2"):
-        train_bc(run.parent / "data", run, resume=True, config=run.parent / "other.toml")
 
 
 def test_a_plugin_that_fails_to_import_is_named_with_its_package_when_it_is_asked_for(
@@ -328,40 +208,10 @@ def test_a_plugin_that_fails_to_import_is_named_with_its_package_when_it_is_aske
     assert "torn-package" in found["error"]["fix"]
 
 
-def test_a_plugin_that_fails_to_import_and_is_not_asked_for_is_one_note(
-    run: Path, install: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    entries = {"networks": {"whole": "torn:Torn"}, "connectors": {"half": "torn:Half"}}
-    install("torn-package", entries, torn="raise RuntimeError('no licence')")
-    with caplog.at_level(logging.WARNING):
-        load_policy(run, plugins=[PACKAGE, "torn-package"])
-    notes = [line for line in caplog.messages if "torn-package" in line]
-    assert len(notes) == 1
-    assert notes[0].startswith("note: network 'whole' of the package torn-package cannot be imported")
-    assert "piece 'half'" in notes[0]
-
-
-def test_naming_a_package_that_is_not_installed_is_a_missing_package(run: Path, call: Call) -> None:
-    code, found = call("evaluate", run, "--env", "Sign-v0", "--plugin", "nowhere")
-    assert (code, found["error"]["fix"]) == (6, "pip install nowhere (installed plug-ins: valued-cloning)")
-
-
-def test_one_text_for_the_packages_is_not_taken_for_its_letters(run: Path) -> None:
-    with pytest.raises(UsageError, match=r"plugins=\['valued-cloning'\]"):
-        load_policy(run, plugins=PACKAGE)
-
-
 def test_one_name_of_two_packages_is_refused(write_dataset: Write, tmp_path: Path, install: Install) -> None:
     install("twin", {"algorithms": {"valued_cloning": "twin:Twin"}}, twin="")
     (tmp_path / "c.toml").write_text(CONFIG)
     with pytest.raises(BadConfig, match="'valued_cloning' is registered by twin and by valued-cloning"):
-        train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml")
-
-
-def test_what_is_registered_and_is_no_algorithm_is_refused(write_dataset: Write, tmp_path: Path, install: Install) -> None:
-    install("odd", {"algorithms": {"odd": "odd:x"}}, odd="x = 3")
-    (tmp_path / "c.toml").write_text('[algorithm]\nname = "odd"\n')
-    with pytest.raises(BadConfig, match="not a class derived from Algorithm"):
         train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml")
 
 
@@ -423,7 +273,7 @@ MISSHAPEN = """
 from torch import nn
 from offline_cli.modules.network import Network
 class Given(Network):
-    def features(self, observation_space, *, uint8_scaling="bounds"):
+    def features(self, observation_space):
         return self.given
 class Linear(nn.Linear):
     def __init__(self, size=None):
@@ -460,79 +310,3 @@ def test_features_that_are_not_as_a_network_says_are_told_as_its_mistake(
     code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert (code, what.format(rows=1 if streaming else 32) in found["error"]["what"]) == (4, True), found
     assert not (tmp_path / "run").exists()
-
-
-UNLEARNABLE = """
-import torch
-from torch import nn
-from offline_cli.modules.distributions import build_head
-from offline_cli.modules.network import Network
-from offline_cli.modules.rl_module import RLModule
-class Wide(RLModule):
-    def __init__(self, observation_space, action_space, head):
-        super().__init__(observation_space, action_space, head)
-        self.last = nn.Linear(3, head.size + 4)
-    def _forward(self, batch):
-        return {"action_dist_inputs": self.last(batch["obs"])}
-class InPlace(Wide):
-    def _forward(self, batch):
-        found = torch.exp(self.last(batch["obs"])[:, :-4])
-        found += 1  # exp needs its result for the gradient
-        return {"action_dist_inputs": found}
-class Unlearnable(Network):
-    def features(self, observation_space, *, uint8_scaling="bounds"):
-        raise AssertionError
-    def policy(self, observation_space, action_space, *, action_scale, uint8_scaling="bounds"):
-        return self.kind(observation_space, action_space, build_head(action_space, action_scale=action_scale))
-class WideNetwork(Unlearnable):
-    kind = Wide
-class InPlaceNetwork(Unlearnable):
-    kind = InPlace
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        ("WideNetwork", "Wide puts out 'action_dist_inputs' of width "),
-        ("InPlaceNetwork", "its losses have no gradient that can be computed: one of the variables needed for gradient"),
-    ],
-)
-def test_a_policy_that_cannot_be_learned_is_told_as_its_mistake_and_leaves_no_run(
-    write_dataset: Write, tmp_path: Path, install: Install, call: Call, kind: str, what: str
-) -> None:
-    install("unlearnable", {"networks": {"it": f"unlearnable:{kind}"}}, unlearnable=UNLEARNABLE)
-    (tmp_path / "c.toml").write_text('batch_size = 32\n[network]\nname = "it"\n')
-    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
-    assert (code, what in found["error"]["what"]) == (4, True), found
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("group", "table", "base"),
-    [
-        ("algorithms", "algorithm", "offline_cli.training.algorithms.bc import BC"),
-        ("networks", "network", "offline_cli.modules.network import Mlp"),
-    ],
-)
-def test_a_schema_that_is_none_is_a_mistake_of_the_plugin(
-    write_dataset: Write, tmp_path: Path, install: Install, call: Call, group: str, table: str, base: str
-) -> None:
-    name = base.rpartition(" ")[2]
-    code = f'from {base}\nclass It({name}):\n    schema = {{"properties": {{"x": {{"type": "numbr"}}}}}}\n'
-    install("broken", {group: {"it": "broken:It"}}, broken=code)
-    (tmp_path / "c.toml").write_text(f'[{table}]\nname = "it"\n')
-    exit_code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
-    (problem,) = found["error"]["problems"]
-    said = f"{table}.name: {table} 'it' of the package broken has an invalid schema: properties.x.type: 'numbr'"
-    assert (exit_code, problem.startswith(said)) == (4, True), problem
-
-
-@pytest.mark.parametrize(("key", "value"), [("tau", "nan"), ("tau", "-inf"), ("beta", "inf")])
-def test_an_option_with_limits_is_a_finite_number(
-    write_dataset: Write, tmp_path: Path, call: Call, key: str, value: str
-) -> None:
-    (tmp_path / "c.toml").write_text(f'[algorithm]\nname = "valued_cloning"\n{key} = {value}\n')
-    code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
-    (problem,) = found["error"]["problems"]
-    assert (code, problem.startswith(f"algorithm.{key}: must be a finite number at least 0")) == (4, True)

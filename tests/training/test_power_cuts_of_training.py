@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from power_cuts import killed_before_the_last_sync, power_cuts, recorded, tree_of
+from power_cuts import power_cuts, recorded, tree_of
 from recorded_disk import Log
 
 from offline_cli import train_bc
@@ -132,18 +132,3 @@ def test_of_a_run_that_is_replaced(disk: Path, judge: Judge, train: Train) -> No
     old = weights(disk / "run")
     log = recorded(disk, lambda: train(disk / "run", overwrite=True))
     judge(log, lambda run: train(run, overwrite=True), before="old", old=old)
-
-
-def test_of_a_run_that_is_replaced_no_more(disk: Path, judge: Judge, train: Train) -> None:
-    train(disk / "run", seed=7)
-    old = weights(disk / "run")
-    log = recorded(disk, lambda: train(disk / "run", overwrite=True))
-    judge(log, lambda run: train(run, resume=True), before="old", old=old, ends=("old", "new"))
-
-
-def test_of_a_trainer_that_finds_nothing_left_to_do(disk: Path, tmp_path: Path, train: Train) -> None:
-    """The one before may have been killed when everything had its name, and nothing was kept."""
-    run = disk / "run"
-    log = killed_before_the_last_sync(disk, lambda: train(run), lambda: train(run, resume=True))
-    trees = [cut.tree for cut in power_cuts(log) if cut.is_after_the_end]
-    assert trees == [tree_of(disk)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +40,7 @@ def spoiled(tmp_path: Path, random_batch: Batches) -> str:
     return write(tmp_path / "D", replace(batch, rewards=rewards))
 
 
-MANNERS = [{}, {"val_fraction": 0.4}, {"streaming": True}, {"streaming": True, "val_fraction": 0.4}]
+MANNERS = [{}, {"streaming": True, "val_fraction": 0.4}]
 
 
 @pytest.mark.parametrize("manner", MANNERS, ids=str)
@@ -58,25 +57,9 @@ def test_they_are_counted_and_named_and_training_goes_on(
     assert train_bc(spoiled, tmp_path / "run", **OPTIONS, **manner, resume=True).as_dict() == result.as_dict()
 
 
-def test_finite_rewards_are_not_spoken_of(tmp_path: Path, random_batch: Batches) -> None:
-    result = train_bc(write(tmp_path / "D", random_batch(*SPACES)), tmp_path / "run", **OPTIONS)
-    assert (result.rewards_not_finite, result.notes) == ({}, [])
-
-
 def test_they_are_refused_where_a_piece_makes_observations_of_them(spoiled: str, tmp_path: Path) -> None:
     pieces = tmp_path / "pieces.toml"
     pieces.write_text('kind = "learner"\n[[pieces]]\nname = "prev_actions_prev_rewards"\n', encoding="utf-8")
     with pytest.raises(BadData, match="NaN or infinity") as caught:
         train_bc(spoiled, tmp_path / "run", pipeline=str(pieces), **OPTIONS)
     assert caught.value.exit_code == 3
-
-
-def test_the_command_says_them(spoiled: str, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from offline_cli.cli.app import app
-
-    words = ["train-bc", spoiled, "--out", str(tmp_path / "run"), "--updates", "2", "--device", "cpu", "--json"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["rewards_not_finite"] == {"nan-in-rewards": 2, "infinite-in-rewards": 1}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from offline_cli.errors import BadData, OutputExists, StorageError, UsageError
+from offline_cli.errors import BadData, StorageError
 from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
@@ -94,22 +94,6 @@ def test_metrics_are_cut_back_to_the_checkpoint(folder: RunFolder) -> None:
     assert folder.metrics() == [{"update": 1}]
 
 
-@pytest.mark.parametrize("allowed", range(12))
-def test_dying_while_a_run_begins_leaves_a_place_that_can_begin_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
-) -> None:
-    run = RunFolder(tmp_path / "new" / "run")
-    with monkeypatch.context() as patched:
-        _operations(patched, allowed)
-        with contextlib.suppress(Killed):
-            run.begin(BCConfig(), {"spaces": 1})
-    run.claim(resume=True, overwrite=False)
-    assert run.load_checkpoint() is None
-    run.begin(BCConfig(), {"spaces": 1})
-    run.save_checkpoint(TrainState(update=5), tensors(1.0))
-    assert sorted(path.name for path in Path(run.url).iterdir()) == ["checkpoints", "config.toml", "policy.json"]
-
-
 @pytest.mark.parametrize("allowed", range(20))
 def test_dying_while_a_run_is_replaced_never_leaves_an_old_checkpoint_under_a_new_config(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, allowed: int
@@ -129,14 +113,6 @@ def test_dying_while_a_run_is_replaced_never_leaves_an_old_checkpoint_under_a_ne
     assert sorted(path.name for path in Path(folder.url).iterdir()) == ["checkpoints", "config.toml", "policy.json"]
 
 
-def test_going_on_keeps_the_policy_but_no_result(folder: RunFolder) -> None:
-    folder.finish(tensors(1.0), {"loss": 1.0})
-    folder.go_on(BCConfig(updates=9), 0)
-    assert folder.result() is None
-    assert folder.resolved_config().updates == 9
-    assert (Path(folder.url) / "policy.safetensors").is_file()
-
-
 def test_a_full_disk_is_a_storage_error_that_names_the_file(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -145,31 +121,6 @@ def test_a_full_disk_is_a_storage_error_that_names_the_file(folder: RunFolder, m
     with pytest.raises(StorageError, match="no space left") as caught:
         folder.save_checkpoint(TrainState(update=5), tensors(1.0))
     assert caught.value.where.startswith(str(Path(folder.url)))
-
-
-def test_an_existing_run_is_not_touched_unasked(folder: RunFolder) -> None:
-    with pytest.raises(OutputExists, match="a run is there already") as caught:
-        folder.claim(resume=False, overwrite=False)
-    assert "--resume" in caught.value.fix
-    folder.claim(resume=True, overwrite=False)
-    folder.claim(resume=False, overwrite=True)
-
-
-def test_going_on_and_replacing_at_once_is_refused(folder: RunFolder) -> None:
-    with pytest.raises(UsageError, match="mutually exclusive"):
-        folder.claim(resume=True, overwrite=True)
-
-
-def test_a_folder_of_something_else_is_never_taken(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("do not lose")
-    with pytest.raises(OutputExists, match="something else"):
-        RunFolder(tmp_path).claim(resume=True, overwrite=False)
-    with pytest.raises(OutputExists, match="something else"):
-        RunFolder(tmp_path / "thesis.tex").claim(resume=False, overwrite=True)
-
-
-def test_an_empty_folder_is_free(tmp_path: Path) -> None:
-    RunFolder(tmp_path).claim(resume=False, overwrite=False)
 
 
 def test_other_files_in_a_run_survive_overwriting(folder: RunFolder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.connectors import FrameStacking
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import PipelineSpec
-from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, OfflineCliError
+from offline_cli.errors import BadEpisode, OfflineCliError
 from offline_cli.files.locations import open_location
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_source import UsedExtras
@@ -92,63 +89,6 @@ def test_what_cloning_does_not_use_does_not_decide(mixed: Mixed, config: Path, t
     assert policy(runs[0]) == policy(runs[1])
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_run_of_such_sources_resumes_bit_for_bit(mixed: Mixed, config: Path, tmp_path: Path, streaming: bool) -> None:
-    sources, whole, cut = mixed[0], tmp_path / "whole", tmp_path / "cut"
-    train_bc(sources, whole, config=config, updates=20, streaming=streaming)
-    train_bc(sources, cut, config=config, updates=11, streaming=streaming)
-    train_bc(sources, cut, updates=20, resume=True)
-    assert policy(whole) == policy(cut)
-
-
-def test_episodes_that_differ_in_nothing_that_is_used_are_one(
-    make_batch: Make, write: Callable[..., Path], config: Path, tmp_path: Path
-) -> None:
-    batch = make_batch(episodes=4)
-    result = train_bc([write(batch, "a"), write(told(batch), "b", "columns")], tmp_path / "run", config=config, updates=2)
-    assert result.episodes == 4
-
-
-def test_sources_of_other_formats_differ_too(
-    make_batch: Make, write: Callable[..., Path], config: Path, tmp_path: Path
-) -> None:
-    rows = {"eps_id": [1, 1, 1], "t": [0, 1, 2], "obs": [[0.5, 0.0, 1.0]] * 3, "actions": [0, 1, 0], "rewards": [1.0] * 3}
-    line = rows | {
-        "terminateds": [False, False, True],
-        "truncateds": [False] * 3,
-        "new_obs": rows["obs"],
-        "vf_preds": [0.5] * 3,
-    }
-    lines, table = tmp_path / "lines", tmp_path / "table"
-    for folder, name, text in (
-        (lines, "a.json", json.dumps({"type": "SampleBatch", **line}) + "\n"),
-        (
-            table,
-            "t.csv",
-            "eps_id,t,x,y,z,a,r,end,battery\n" + "".join(f"7,{t},0.5,1.5,2.5,{t % 2},1,{t == 3},0.9\n" for t in range(4)),
-        ),
-    ):
-        folder.mkdir()
-        (folder / name).write_text(text)
-    named = '[columns]\neps_id = "eps_id"\nt = "t"\nobs = ["x", "y", "z"]\nactions = "a"\nrewards = "r"\nterminateds = "end"\n'
-    (tmp_path / "m.toml").write_text(named)
-    convert(table, tmp_path / "converted", mapping=str(tmp_path / "m.toml"), env="Sign-v0")
-    ours = write(told(make_batch(episodes=3)), "ours")
-    result = train_bc([ours, lines, tmp_path / "converted"], tmp_path / "run", config=config, updates=2, env="Sign-v0")
-    assert (result.episodes, result.steps) == (5, make_batch(episodes=3).num_steps + 7)
-
-
-def test_a_table_too_large_to_hold_is_trained_on_without_its_unused_columns(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", 0)
-    rows = [f"{i // 20},{i % 20},{i * 0.1},{i % 2},1,{int(i % 20 == 19)},{i * 0.5}" for i in range(400)]
-    source = tmp_path / "steps.csv"
-    source.write_text("\n".join(["eps_id,t,obs,actions,rewards,terminateds,battery", *rows]))
-    result = train_bc(str(source), out=tmp_path / "run", config=config, updates=1, device="cpu")
-    assert (result.episodes, result.steps) == (20, 400)
-
-
 def test_a_mask_is_used_so_the_source_without_one_is_named(
     make_batch: Make, write: Callable[..., Path], config: Path, tmp_path: Path
 ) -> None:
@@ -159,12 +99,6 @@ def test_a_mask_is_used_so_the_source_without_one_is_named(
         train_bc([masked, bare], tmp_path / "run", config=config, updates=2)
     assert str(bare) in caught.value.where
     assert str(masked) not in caught.value.where
-
-
-def test_convert_still_makes_no_dataset_of_two_structures(mixed: Mixed, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="two kinds of episodes"):
-        convert([str(source) for source in mixed[0]], tmp_path / "all")
-    assert not (tmp_path / "all").exists()
 
 
 # ---- pieces ----
@@ -192,22 +126,7 @@ class Direct(ConnectorV2):
         return batch
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_pieces_that_use_no_extra_output_take_such_sources(
-    mixed: Mixed, config: Path, tmp_path: Path, streaming: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    runs = [tmp_path / name for name in ALIKE]
-    options: dict[str, Any] = {"config": config, "updates": 12, "streaming": streaming}
-    for sources, run in zip(mixed, runs, strict=True):
-        train_bc(sources, run, pipeline=FrameStacking(num_frames=2, as_learner_connector=True), **options)
-    assert policy(runs[0]) == policy(runs[1])
-    notes = [line for line in caplog.messages if "pieces do not see" in line]
-    assert len(notes) == 1
-    assert f"action_logp: float32 in {mixed[0][0]}, none in {mixed[0][1]}, float64 (3,) in {mixed[0][2]}" in notes[0]
-
-
-@pytest.mark.parametrize("piece", [Weighted, Direct])
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("piece", "streaming"), [(Weighted, False), (Direct, True)])
 def test_an_output_that_a_piece_uses_has_to_be_in_every_source(
     mixed: Mixed, config: Path, tmp_path: Path, streaming: bool, piece: type[ConnectorV2]
 ) -> None:
@@ -216,14 +135,6 @@ def test_an_output_that_a_piece_uses_has_to_be_in_every_source(
     assert caught.value.exit_code == 3
     assert f"none in {mixed[0][1]}" in caught.value.what
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("piece", [Weighted, Direct])
-def test_an_output_that_a_piece_uses_is_there_where_the_sources_differ_in_others(
-    mixed: Mixed, config: Path, tmp_path: Path, piece: type[ConnectorV2]
-) -> None:
-    sources = [mixed[0][0], mixed[0][2]]  # both have `vf`, and two forms of `action_logp`
-    assert train_bc(sources, tmp_path / "run", config=config, updates=2, pipeline=piece()).episodes == 10
 
 
 def test_without_a_pipeline_an_output_is_kept_that_the_algorithm_learns_from_and_no_other() -> None:

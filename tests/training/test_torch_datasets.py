@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from offline_cli import EpisodeBatch, open_dataset, write_dataset
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import BadConfig, MissingPackage, UsageError
+from offline_cli.errors import BadConfig, UsageError
 
 NESTED = spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(9), spaces.Box(-9, 9, (2, 3), np.float64)])})
 
@@ -87,29 +85,6 @@ def test_workers_share_a_stream_without_a_step_twice(dataset: Dataset, batch_siz
         assert sorted(torch.cat([part.reshape(-1) for part in found]).tolist()) == list(range(110))
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("travelled", [False, True])
-def test_workers_that_outlive_an_epoch_shuffle_as_the_next_one_says(tmp_path: Path, travelled: bool) -> None:
-    write_dataset(numbered(), tmp_path / "D", max_rows_per_file=2)
-    stream = open_dataset(tmp_path / "D").to_torch(["rewards"], streaming=True, batch_size=16, shuffle=True)
-    stream = pickle.loads(pickle.dumps(stream)) if travelled else stream
-    orders = []
-    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
-    for epoch in (0, 1, 0):
-        stream.set_epoch(epoch)
-        orders.append(torch.cat([batch["rewards"] for batch in loader]).tolist())
-    assert all(sorted(order) == list(range(110)) for order in orders)
-    assert orders[0] == orders[2] != orders[1]
-
-
-@pytest.mark.integration
-def test_spawned_workers_get_the_dataset_too(tmp_path: Path) -> None:
-    write_dataset(numbered(), tmp_path / "D", max_rows_per_file=2)
-    stream = open_dataset(tmp_path / "D").to_torch(["rewards"], streaming=True, batch_size=16)
-    loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="spawn")
-    assert sorted(torch.cat([batch["rewards"] for batch in loader]).tolist()) == list(range(110))
-
-
 def test_a_stream_in_one_process_has_the_order_of_the_dataset_unless_it_is_shuffled_by_seed_and_epoch(dataset: Dataset) -> None:
     def order(stream: Any) -> list[float]:
         return [float(step) for batch in stream for step in batch["rewards"]]
@@ -122,13 +97,6 @@ def test_a_stream_in_one_process_has_the_order_of_the_dataset_unless_it_is_shuff
     assert order(stream) == first == order(dataset.to_torch(streaming=True, batch_size=7, shuffle=True, seed=3))
     stream.set_epoch(1)
     assert order(stream) not in (first, list(range(110)))
-
-
-def test_two_iterators_of_one_stream_do_not_disturb_each_other_and_one_may_end_early(dataset: Dataset) -> None:
-    stream = dataset.to_torch(["rewards"], streaming=True)
-    next(iter(stream))
-    pairs = list(zip(stream, stream, strict=True))
-    assert [float(one["rewards"]) for one, _ in pairs] == [float(other["rewards"]) for _, other in pairs] == list(range(110))
 
 
 def test_nested_spaces_are_trees_of_tensors(random_nested: EpisodeBatch, tmp_path: Path) -> None:
@@ -168,11 +136,3 @@ def test_wrong_columns_and_options_are_named(dataset: Dataset) -> None:
         dataset.to_torch([])
     with pytest.raises(BadConfig, match="batch_size of 0"):
         dataset.to_torch(streaming=True, batch_size=0)
-
-
-def test_without_torch_the_error_says_what_to_install(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "offline_cli.training.torch_datasets", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingPackage, match="torch is missing") as caught:
-        dataset.to_torch()
-    assert (caught.value.exit_code, caught.value.fix) == (6, "pip install torch")

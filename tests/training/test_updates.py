@@ -9,14 +9,13 @@ import torch
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.algorithms.bc import bc_loss
-from offline_cli.training.flat_adam import FlatAdam
 from offline_cli.training.learner import cloning_learner
 from offline_cli.training.loader import WEIGHTS, StepLoader
 from offline_cli.training.memory_store import MemoryStore
+from offline_cli.training.optimizer import Optimizer
 from offline_cli.training.updates import Update, captured, rate_factor, unchanged
 
 BOX = spaces.Box(-9, 9, (3,))
@@ -34,18 +33,24 @@ def make(seed: int = 0, rows: int = 32) -> tuple[Any, dict[str, Any]]:
     return module, batch
 
 
-def test_the_optimizer_takes_the_same_steps_as_torchs_adam() -> None:
+def test_gradients_are_clipped_weights_decay_and_their_average_follows_each_step() -> None:
     (ours, batch), (theirs, _) = make(), make()
-    flat, reference = FlatAdam(ours.parameters(), lr=3e-3), torch.optim.Adam(theirs.parameters(), lr=3e-3)
-    for _ in range(50):
-        flat.zero_grad()
+    optimizer = Optimizer(list(ours.named_parameters()), lr=3e-3, weight_decay=0.3, clip_norm=0.05, ema=0.9)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.3)
+    average = torch.cat([one.detach().reshape(-1) for one in theirs.parameters()])
+    for number in range(1, 31):
+        optimizer.zero_grad()
         bc_loss(ours, batch).backward()
-        flat.step()
+        optimizer.step()
         reference.zero_grad()
         bc_loss(theirs, batch).backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
         reference.step()
+        decay = min(0.9, (1 + number) / (10 + number))
+        average = decay * average + (1 - decay) * torch.cat([one.detach().reshape(-1) for one in theirs.parameters()])
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(torch.cat([one.reshape(-1) for one in optimizer.averages]), average, rtol=1e-3, atol=2e-5)
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood() -> None:
@@ -87,19 +92,6 @@ def test_a_seeded_run_gives_known_losses() -> None:
     assert update.steps[0].sums["nll"].item() == pytest.approx(sum(losses), abs=1e-4)
 
 
-def test_a_seeded_run_on_box_actions_gives_known_losses_at_the_limit_of_its_spread() -> None:
-    module = build_module(BOX, spaces.Box(-1.0, 1.0, (2,)), hidden=[16, 16], action_scale="normalized", seed=3)
-    obs = torch.randn(32, 3, generator=torch.Generator().manual_seed(3))
-    batch = {Columns.OBS: obs, Columns.ACTIONS: obs[:, :2] / 2, WEIGHTS: torch.full((32,), 1 / 32)}
-    update = Update(cloning_learner(module), batch, lr=1e-2)
-    losses = []
-    for number in range(101):
-        losses += [bc_loss(module, batch).item()] if number % 50 == 0 else []
-        update()
-    assert losses == pytest.approx([2.04656, -3.85875, -4.143], abs=5e-3)
-    assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][:, 2:].min().item() == LOG_STD_RANGE[0]
-
-
 def test_a_spread_that_observations_far_from_zero_have_made_too_large_comes_down_again() -> None:
     module = build_module(BOX, spaces.Box(-1.0, 1.0, (2,)), hidden=[64, 64], action_scale="normalized", seed=3)
     shift = torch.randn(256, 3, generator=torch.Generator().manual_seed(3))
@@ -112,33 +104,6 @@ def test_a_spread_that_observations_far_from_zero_have_made_too_large_comes_down
 
 
 KNOWN = [1.40499, 1.37588, 1.35442, 1.33742, 1.32336]  # of the first correct run; they change only where arithmetic does
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_parameters_of_several_dtypes_are_refused_by_name(named: bool) -> None:
-    module, _ = make()
-    module.network[2].double()
-    before = [parameter.dtype for parameter in module.parameters()]
-    with pytest.raises(BadConfig, match=r"parameter .* is torch\.float64 on cpu, most are torch\.float32") as caught:
-        FlatAdam(module.named_parameters() if named else module.parameters(), lr=1e-2)
-    assert [parameter.dtype for parameter in module.parameters()] == before
-    assert ("network.2.weight" if named else "parameter 2 ") in caught.value.what
-
-
-def test_parameters_of_another_precision_keep_it() -> None:
-    module, _ = make()
-    adam = FlatAdam(module.double().named_parameters(), lr=1e-2)
-    assert adam.weights.dtype == torch.float64
-    assert all(parameter.dtype == torch.float64 for parameter in module.parameters())
-
-
-def test_weights_stay_views_of_one_tensor_so_that_loading_them_loads_the_optimizer_too() -> None:
-    module, batch = make()
-    adam = FlatAdam(module.parameters(), lr=1e-2)
-    adam.weights.zero_()
-    assert all((parameter == 0).all() for parameter in module.parameters())
-    bc_loss(module, batch).backward()
-    assert adam.gradients.abs().sum() > 0
 
 
 def test_warming_up_leaves_everything_as_it_was() -> None:
@@ -160,20 +125,8 @@ def test_captured_and_eager_updates_agree() -> None:
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-5)
 
 
-def test_updates_read_what_the_batch_holds_then_and_not_what_it_held() -> None:
-    """What a captured graph relies on: tensors that are filled anew in place, here against a batch made anew each time."""
-    module, _ = make()
-    loader = columns(torch.device("cpu"))
-    update = Update(cloning_learner(module), {}, lr=1e-2)
-    for number in range(50):
-        loader.fill(number)
-        update.steps[0].batch = {name: tensor.clone() for name, tensor in loader.batch.items()}
-        update()
-    torch.testing.assert_close(trained(torch.device("cpu"), capture=False)["weights"], weights_of(update), rtol=0, atol=0)
-
-
 def weights_of(update: Update) -> torch.Tensor:
-    return update.steps[0].adam.weights
+    return torch.cat([one.detach().reshape(-1) for one in update.steps[0].adam.parameters])
 
 
 def columns(device: torch.device) -> StepLoader:
@@ -195,22 +148,6 @@ def trained(device: torch.device, *, capture: bool) -> dict[str, torch.Tensor]:
         loader.fill(number)
         launch(number)
     return {"weights": weights_of(update), **update.optimizer_tensors()}
-
-
-def test_weight_decay_and_clipping_are_those_of_torch() -> None:
-    (ours, batch), (theirs, _) = make(), make()
-    flat = FlatAdam(ours.parameters(), lr=3e-3, weight_decay=0.3, clip_norm=0.05)
-    reference = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.3)
-    for _ in range(50):
-        flat.zero_grad()
-        bc_loss(ours, batch).backward()
-        flat.step()
-        reference.zero_grad()
-        bc_loss(theirs, batch).backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
-        reference.step()
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])

@@ -35,10 +35,6 @@ def test_at_least_one_episode_is_held_out_and_never_all(fraction: float) -> None
     assert len(held_out(IDS[:2], fraction)) == 1
 
 
-def test_an_id_that_is_no_unicode_can_be_held_out() -> None:
-    assert len(held_out(["half a pair \ud800", "b"], 0.5)) == 1
-
-
 def test_one_episode_cannot_be_divided() -> None:
     with pytest.raises(ValueError, match="fewer than two"):
         held_out(IDS[:1], 0.5)

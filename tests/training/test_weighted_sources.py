@@ -90,19 +90,7 @@ def test_no_step_comes_again_before_all_of_its_source_have_come(sources: list[st
             assert set(mine[first : first + len(steps)]) == steps
 
 
-@MANNERS
-def test_sources_without_a_weight_share_the_rest_by_their_steps(
-    write_dataset: Write, make_batch: Make, sources: list[str], streaming: bool
-) -> None:
-    three = [*sources, str(write_dataset(make_batch(episodes=3, seed=3), name="third"))]
-    told = loaded(three, [f"{sources[0]}=0.2"], streaming=streaming).seen["weights"]
-    left = told[three[1]]["steps"] + told[three[2]]["steps"]
-    assert told[three[1]]["weight"] == pytest.approx(0.8 * told[three[1]]["steps"] / left)
-    assert sum(one["per_epoch"] for one in told.values()) == sum(one["steps"] for one in told.values())
-
-
-@MANNERS
-@pytest.mark.parametrize("more", [{}, {"top_fraction": 0.9, "val_fraction": 0.3}], ids=str)
+@pytest.mark.parametrize(("streaming", "more"), [(False, {}), (True, {"top_fraction": 0.9, "val_fraction": 0.3})], ids=str)
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(
     sources: list[str], tmp_path: Path, streaming: bool, more: dict[str, Any]
 ) -> None:
@@ -141,39 +129,12 @@ def test_all_mistakes_are_told_at_once(sources: list[str], tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("shares", "what"), [((0.7, 0.4), "add up to 1.1, more than 1"), ((0.3, 0.3), "add up to 0.6 and not to 1")]
-)
-def test_weights_of_all_sources_add_up_to_1(sources: list[str], tmp_path: Path, shares: tuple[float, ...], what: str) -> None:
-    with pytest.raises(UsageError, match=what):
-        train(sources, tmp_path / "run", weight=dict(zip(sources, shares, strict=True)), **OPTIONS)
-
-
 def test_a_source_of_weight_0_is_left_out_and_one_without_steps_is_refused(sources: list[str], tmp_path: Path) -> None:
     result = train(sources, tmp_path / "run", weight={sources[1]: 0.0}, **OPTIONS)
     assert [one["per_epoch"] for one in result.weights.values()] == [result.steps, 0]
     same = [sources[0], f"{sources[0]}/../{Path(sources[0]).name}"]  # the second holds copies of the first alone
     with pytest.raises(NoData, match="no step to learn from is in"):
         train(same, tmp_path / "twice", weight={same[1]: 0.5}, **OPTIONS)
-
-
-@MANNERS
-def test_files_that_follow_each_other_are_sources_of_their_own(tmp_path: Path, streaming: bool) -> None:
-    for number, name in enumerate(("a", "b")):
-        rows = [f"{name}-{e},{t},{number},{t % 2},1,{int(t == 4)}" for e in range(5 + number * 5) for t in range(5)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["eps_id,t,obs,actions,rewards,terminated", *rows]) + "\n")
-    columns = {name: name for name in ("eps_id", "t", "actions", "rewards")} | {"obs": ["obs"], "terminateds": "terminated"}
-    files = [str(tmp_path / f"{name}.csv") for name in ("a", "b")]
-    how: dict[str, Any] = {**OPTIONS, "mapping": {"columns": columns}, "streaming": streaming}
-    result = train(files, tmp_path / "run", weight=[f"{files[0]}=0.2"], **how)
-    assert [(one["steps"], one["per_epoch"]) for one in result.weights.values()] == [(25, 15), (50, 60)]
-
-
-def test_a_pattern_is_one_source(sources: list[str], tmp_path: Path, write_dataset: Write, make_batch: Make) -> None:
-    pattern = str(Path(sources[0]).parent / "[ls]*l*")
-    third = str(write_dataset(make_batch(seed=3), name="third"))
-    result = train([pattern, third], tmp_path / "run", weight={pattern: 0.5}, **OPTIONS)
-    assert list(result.weights) == [pattern, third]
 
 
 def test_a_pipeline_whose_rows_are_not_the_steps_is_refused(
@@ -218,11 +179,3 @@ def test_a_mixture_counts_whole_steps_of_many_sources_and_blocks(monkeypatch: py
     assert Counter((first // 1000)[:500].tolist())[3] == pytest.approx(155, abs=16)
     assert not torch.equal(first, second)
     assert torch.equal(first, MixedOrder(5, mixture, rows).of_steps(0, 1000))
-
-
-def test_a_heavy_small_source_comes_again_and_again_in_the_order_of_an_epoch() -> None:
-    steps = [10, 1_000_000]
-    mixture = Mixture.of(Weights(("a", "b"), {"a": 0.5}), steps)
-    order = MixedOrder(5, mixture, [torch.arange(10), torch.arange(1_000_000)])
-    found = order.of_steps(3, sum(steps))
-    assert np.bincount(found[found < 10].numpy(), minlength=10).min() > 40_000

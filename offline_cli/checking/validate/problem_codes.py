@@ -110,7 +110,7 @@ CODES: Final[dict[str, Code]] = {
         "note",
         "episode",
         "in which an agent acts by another module than in its first",
-        "nothing, or name the module that learns from each agent: --module-of",
+        "nothing, or choose the module that is learned: --module-id",
     ),
     "missing-final-observation": Code(
         "warning", "episode", "no observation after the last step (the last one is repeated)", "record new_obs too"

@@ -31,7 +31,6 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, GaussianForm
-from offline_cli.modules.encoders import BY_BOUNDS
 from offline_cli.modules.network import Critic, Network
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.slots import draw, for_torch
@@ -120,7 +119,6 @@ class Task:
     action_scale: str  # "env" | "normalized"; "unknown" only where no action is a Box
     network: Network
     seed: int = 0
-    uint8_scaling: str = BY_BOUNDS
     weights: Mapping[str, Tensor] | None = None  # that the policy begins with, and copies of it; None: fresh ones
     log_std: tuple[float | None, float | None] = (None, None)  # limits in place of the algorithm's; None: that stays
     made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
@@ -140,7 +138,6 @@ class Task:
                 self.observation_space,
                 self.action_space,
                 action_scale=self.action_scale,
-                uint8_scaling=self.uint8_scaling,
                 **form,
             )
         if self.weights is not None:
@@ -174,7 +171,7 @@ class Task:
         self._critics += 1
         with _seeded(draw(self.seed, CRITIC_WEIGHTS, self._critics)):
             actions = self.action_space if of_actions else None
-            return network.critic(self.observation_space, actions, outputs=outputs, uint8_scaling=self.uint8_scaling)
+            return network.critic(self.observation_space, actions, outputs=outputs)
 
 
 @contextmanager

@@ -18,9 +18,8 @@ from rllib_answers import Answers, asked_nightly
 from signal_at import signal_at
 
 from offline_cli.connectors.learner.returns import discounted, factors
-from offline_cli.errors import BadConfig, Interrupted, TrainingDiverged
+from offline_cli.errors import Interrupted, TrainingDiverged
 from offline_cli.modules.network import Mlp
-from offline_cli.policies.by_name import load_policy
 from offline_cli.spaces import Space
 from offline_cli.training.algorithms.algorithm import Task, algorithm_kind
 from offline_cli.training.config import BCConfig, filled
@@ -174,7 +173,7 @@ def test_loss_its_parts_and_all_gradients_are_rllibs(
 # ---- runs ----
 
 SMALL = "hidden = [8]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
-OPTIONS: dict[str, Any] = {"updates": 70, "seed": 4, "device": "cpu"}
+OPTIONS: dict[str, Any] = {"updates": 45, "seed": 4, "device": "cpu"}
 
 
 @pytest.fixture
@@ -206,7 +205,7 @@ def saved(run: Path) -> bytes:
     return (run / "policy.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("more", [{}, {"val_fraction": 0.25, "eval_every": 15}, {"streaming": True}], ids=str)
+@pytest.mark.parametrize("more", [{"val_fraction": 0.25, "eval_every": 15}, {"streaming": True}], ids=str)
 def test_with_beta_0_a_run_is_behaviour_cloning_to_the_last_bit(
     make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path, more: dict[str, Any]
 ) -> None:
@@ -249,35 +248,7 @@ def test_steps_that_the_recording_leaves_out_are_not_learned_from(
     held.close()
 
 
-def test_values_of_many_observations_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = marwil(spaces.Discrete(2))
-    value: Any = learner.algorithm.rl_module(learner.modules)
-    batch = batch_of(spaces.Discrete(2))
-    whole = value.compute_values(batch)
-    monkeypatch.setattr("offline_cli.training.algorithms.algorithm.AT_A_TIME", 5)
-    torch.testing.assert_close(value.compute_values(batch), whole)
-
-
-def test_actions_that_went_better_are_preferred_and_cloning_knows_no_difference(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(0)
-    batch = make_batch(episodes=40)
-    actions = rng.integers(0, 2, len(batch.actions))
-    data = write_dataset(replace(batch, actions=actions, rewards=actions.astype(np.float64)))
-    probabilities = {}
-    for beta in (0, 1):
-        run = tmp_path / f"run-{beta}"
-        options = {"gamma": 0.5, "moving_average_sqd_adv_norm_start": 0.3}
-        train_bc(data, run, config=config(beta=beta, **options), **{**OPTIONS, "updates": 300})
-        obs = torch.from_numpy(batch.obs)
-        logits = load_policy(run).module.forward_inference({"obs": obs})["action_dist_inputs"]
-        probabilities[beta] = float(torch.softmax(logits.detach(), -1)[:, 1].mean())
-    assert probabilities[0] == pytest.approx(0.5, abs=0.05)
-    assert probabilities[1] > 0.75
-
-
-@pytest.mark.parametrize("update", [10, 20, 33, 59])
+@pytest.mark.parametrize("update", [20, 33])
 def test_a_run_with_recomputed_value_targets_resumes_bit_for_bit(
     make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path, update: int
 ) -> None:
@@ -290,37 +261,6 @@ def test_a_run_with_recomputed_value_targets_resumes_bit_for_bit(
     assert saved(tmp_path / "whole") == saved(tmp_path / "cut")
     train_bc(data, tmp_path / "once", config=config(refresh_every=0, lambda_=0.9), **OPTIONS)
     assert saved(tmp_path / "whole") != saved(tmp_path / "once")
-
-
-def test_the_moving_average_is_kept_in_checkpoints(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
-) -> None:
-    data = write_dataset(rewarded(make_batch))
-    file = config(moving_average_sqd_adv_norm_update_rate=0.5)
-    train_bc(data, tmp_path / "whole", config=file, **OPTIONS)
-    train_bc(data, tmp_path / "more", config=file, **{**OPTIONS, "updates": 30})
-    train_bc(data, tmp_path / "more", resume=True, updates=70)
-    assert saved(tmp_path / "whole") == saved(tmp_path / "more")
-
-
-def test_a_stream_gives_the_losses_of_memory(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
-) -> None:
-    data = write_dataset(rewarded(make_batch, truncated=True))
-    file = config(SMALL.replace("batch_size = 32", "batch_size = 4096"), refresh_every=0)  # each batch is all steps
-    for streaming in (False, True):
-        train_bc(data, tmp_path / f"run-{streaming}", config=file, streaming=streaming, **OPTIONS)
-    losses = [losses_of(tmp_path / f"run-{streaming}") for streaming in (False, True)]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-
-
-def test_a_stream_wants_value_targets_that_are_computed_once_and_no_data_is_read_to_say_so(
-    config: Callable[..., Path], tmp_path: Path
-) -> None:
-    with pytest.raises(BadConfig, match="recomputes its columns every 500 updates") as caught:
-        train_bc(tmp_path / "nowhere", tmp_path / "run", config=config(), streaming=True, **OPTIONS)
-    assert caught.value.where == "--streaming"
-    assert "--set refresh_every=0" in caught.value.fix
 
 
 @pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
@@ -339,21 +279,6 @@ def test_it_learns_through_pieces_that_learn_and_is_validated_and_played_with_th
     assert found.losses.keys() == {"policy", "vf"}
 
 
-def test_the_validation_loss_counts_rows_as_the_policys_loss_does() -> None:
-    learner = marwil(spaces.Discrete(4), moving_average_sqd_adv_norm_update_rate=0)
-    batch = batch_of(spaces.Discrete(4))
-    (group,) = learner.groups
-    scores = learner.algorithm.scores(learner.modules, batch)
-    torch.testing.assert_close(scores["loss"].mean(), group.loss(batch)["policy"])
-
-
-def test_more_spread_is_for_box_actions(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
-) -> None:
-    with pytest.raises(BadConfig, match="bc_logstd_coeff is for Box actions"):
-        train_bc(write_dataset(rewarded(make_batch)), tmp_path / "run", config=config(bc_logstd_coeff=0.1), **OPTIONS)
-
-
 # ---- losses that are no numbers ----
 
 
@@ -367,14 +292,3 @@ def test_rewards_too_large_for_the_norm_end_with_exit_7_and_the_option_that_help
     assert caught.value.exit_code == 7
     assert "moving_average_sqd_adv_norm_start" in caught.value.fix
     train_bc(data, tmp_path / "other", config=config(moving_average_sqd_adv_norm_start=1e10), **OPTIONS)
-
-
-def test_a_run_that_diverges_keeps_its_last_finite_checkpoint(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
-) -> None:
-    data = write_dataset(rewarded(make_batch))
-    with pytest.raises(TrainingDiverged) as caught:
-        train_bc(data, tmp_path / "run", config=config(), lr=30.0, **{**OPTIONS, "updates": 400}, checkpoint_every=1)
-    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert 0 < int(kept.name) < caught.value.details["update"]
-    assert all(bool(torch.isfinite(part).all()) for part in load_policy(tmp_path / "run").module.parameters())

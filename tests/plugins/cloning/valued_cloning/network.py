@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from offline_cli.modules.encoders import BY_BOUNDS, ObservationEncoder
+from offline_cli.modules.encoders import ObservationEncoder
 from offline_cli.modules.network import Network
 from offline_cli.spaces import Space
 
@@ -18,8 +18,8 @@ class Residual(Network):
         "properties": {"width": {"description": "Features.", "type": "integer", "minimum": 1, "default": 16}}
     }
 
-    def features(self, observation_space: Space, *, uint8_scaling: str = BY_BOUNDS) -> nn.Module:
-        return Block(ObservationEncoder(observation_space, uint8_scaling=uint8_scaling), self.options["width"])
+    def features(self, observation_space: Space) -> nn.Module:
+        return Block(ObservationEncoder(observation_space), self.options["width"])
 
 
 class Block(nn.Module):
