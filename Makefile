@@ -68,12 +68,7 @@ fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hour
 	OFFLINE_CLI_EXAMPLES=2000 $(BIN)/python -m pytest -q -m nightly tests/sizes/test_written_is_read.py
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
-# MuJoCo's tasks, with what gymnasium's renderer imports; the same versions as d3rlpy's environment has.
-$(VENV)/.installed-mujoco: $(VENV)/.installed-full benchmarks/rivals/requirements/d3rlpy.txt
-	$(PIP) $$(grep -E '^(mujoco|imageio)==' benchmarks/rivals/requirements/d3rlpy.txt)
-	touch $@
-
-bench: $(VENV)/.installed-mujoco  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
+bench: $(VENV)/.installed-full  ## Measure against RLlib and Minari, in an environment of their own; rewrite docs/benchmarks.md.
 	$(BIN)/python -m benchmarks.rival_environments
 	$(BIN)/python -m benchmarks.run
 
@@ -82,7 +77,7 @@ gpu:  ## Run the CUDA tests and GPU questions with the torch of $(PYTHON), in ni
 	@$(PYTHON) -m benchmarks.gpu --wheels $(GPU_WHEELS)
 
 gpu-wheels:  ## Get wheels of the small packages that `make gpu` needs, on a machine with a network.
-	$(PYTHON) -m benchmarks.gpu_packages download $(GPU_WHEELS) --python $(GPU_PYTHONS)
+	$(PYTHON) -m benchmarks.gpu --wheels $(GPU_WHEELS) --download $(GPU_PYTHONS)
 
 sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again; RECORDING=folder copies RLlib's recording again.
 	$(BIN)/python sample_data/train_experts.py

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,20 +155,6 @@ def test_every_piece_gets_the_same_shared_data_and_what_else_was_given() -> None
     pipeline(episodes=[], explore=True, rl_module="module", color="red")
     assert seen[0] == seen[1]
     assert seen[0][1:] == (True, "module", "red")
-
-
-def test_each_piece_is_timed_under_its_unique_name() -> None:
-    keys: list[Any] = []
-
-    class Metrics:
-        @contextmanager
-        def log_time(self, key: Any) -> Iterator[None]:
-            yield
-            keys.append(key)
-
-    ConnectorPipelineV2(connectors=[Piece(), Piece()])(episodes=[], metrics=Metrics(), metrics_prefix_key=("learner",))
-    timers = ("learner", "timers", "connectors")
-    assert keys == [(*timers, "Piece"), (*timers, "Piece_2"), ("learner", "connector_pipeline_timer")]
 
 
 def test_what_a_nested_pipeline_does_to_whole_arrays_is_seen_after_it() -> None:
