@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 Call = Callable[..., Any]
-TESTDATA = Path(__file__).resolve().parent.parent / "testdata"
 MAPPING = (
     '[columns]\neps_id = "eps_id"\nt = "t"\nobs = "obs"\nnew_obs = "new_obs"\nactions = "a"\nrewards = "r"\nterminateds = "d"\n'
 )
@@ -42,39 +40,15 @@ def rows_of(text: str) -> dict[str, str]:
     return {" ".join(line[:2]): " ".join(line[2:]) for line in words if len(line) > 2}
 
 
-@pytest.mark.parametrize(("on_error", "other"), [("skip", "quarantined"), ("quarantine", "skipped")])
-def test_the_summary_says_skipped_of_rows_that_were_kept_nowhere(
-    on_error: str, other: str, log: list[Any], call: Call, tmp_path: Path
-) -> None:
-    done = call("convert", *log, "--out", tmp_path / "D", "--on-error", on_error)
-    said = rows_of(done.stdout)
-    assert done.exit_code == 0
-    assert said["rows skipped" if on_error == "skip" else "rows quarantined"] == "8"
-    assert said["episodes lost"] == "2"
-    assert f"rows {other}" not in said
-    assert (tmp_path / "D" / "quarantine").exists() == (on_error == "quarantine")
-
-
 def test_json_says_how_many_episodes_were_lost_and_why(log: list[Any], call_json: Call, tmp_path: Path) -> None:
     code, told = call_json("convert", *log, "--out", tmp_path / "D", "--on-error", "skip")
     assert (code, told["episodes"], told["episodes_lost"], told["rows_quarantined"]) == (0, 4, 2, 8)
     assert told["assumptions"]["lost-episode-bad-row"] == 2
 
 
-def test_a_dry_run_says_what_would_be_lost(log: list[Any], call_json: Call, tmp_path: Path) -> None:
-    code, told = call_json("convert", *log, "--out", tmp_path / "D", "--on-error", "skip", "--dry-run")
-    assert (code, told["episodes_lost"]) == (0, 2)
-
-
 def test_inspect_says_how_many_episodes_a_dataset_lost(lossy: Path, call: Call, call_json: Call) -> None:
     assert call_json("inspect", lossy, "--quiet")[1]["episodes_lost"] == 2
     assert rows_of(call("inspect", lossy, "--quiet").stdout)["lost episodes"] == "2"
-
-
-def test_inspect_says_that_it_is_not_known_of_a_manifest_of_version_1(call: Call, call_json: Call) -> None:
-    old = TESTDATA / "manifest_v1" / "episodes"
-    assert call_json("inspect", old, "--quiet")[1]["episodes_lost"] is None
-    assert rows_of(call("inspect", old, "--quiet").stdout)["lost episodes"] == "not known"
 
 
 def test_strict_validation_fails_on_lost_episodes_and_says_why(lossy: Path, call_json: Call) -> None:
@@ -96,14 +70,6 @@ def test_lost_episodes_that_are_allowed_are_a_note(lossy: Path, call_json: Call)
     assert (code, problem["severity"]) == (0, "note")
 
 
-@pytest.mark.parametrize("name", ["episodes", "columns"])
-def test_what_version_1_does_not_say_is_no_problem(name: str, call_json: Call) -> None:
-    _, told = call_json("validate", TESTDATA / "manifest_v1" / name, "--deep", "--quiet")
-    assert {one["code"] for one in told["problems"] if one["severity"] != "note"} == {
-        "missing-final-observation"
-    }  # which it counts
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_repair_keeps_the_count_of_lost_episodes(broken: bool, lossy: Path, call_json: Call) -> None:
     manifest = lossy / "manifest.json"
@@ -114,12 +80,3 @@ def test_repair_keeps_the_count_of_lost_episodes(broken: bool, lossy: Path, call
         (lossy / "_writing.json").write_text("{}", encoding="utf-8")
     assert call_json("repair", lossy, "--quiet")[0] == 0
     assert json.loads(manifest.read_text(encoding="utf-8"))["episodes_lost"] == 2
-
-
-def test_repair_of_a_manifest_of_version_1_does_not_make_up_that_nothing_was_lost(tmp_path: Path, call_json: Call) -> None:
-    shutil.copytree(TESTDATA / "manifest_v1" / "columns", tmp_path / "D")
-    document = json.loads((tmp_path / "D" / "manifest.json").read_text(encoding="utf-8"))
-    (tmp_path / "D" / "manifest.json").write_text(json.dumps({**document, "counts": None}), encoding="utf-8")
-    assert call_json("repair", tmp_path / "D", "--quiet")[0] == 0
-    rebuilt = json.loads((tmp_path / "D" / "manifest.json").read_text(encoding="utf-8"))
-    assert (rebuilt["version"], "episodes_lost" in rebuilt) == (2, False)

@@ -43,12 +43,6 @@ def test_a_run_of_train_bc_is_called_that_by_every_command_that_reads_recordings
     assert "this is a run of train-bc" in told["problems"][0]["what"]
 
 
-def test_recordings_beside_a_run_are_read_as_before(call_json: Call, recording: Path, run_folder: Path) -> None:
-    code, told = call_json("inspect", recording)
-    (recording / "config.toml").write_text("a = 1\n", encoding="utf-8")
-    assert (code, call_json("inspect", recording)[1]["episodes"]) == (0, told["episodes"])
-
-
 LINKS: dict[str, tuple[str, list[str]]] = {
     "a source": ("link", ["inspect", "{link}"]),
     "a file below a link": ("link", ["inspect", "{link}/a.parquet"]),
@@ -81,10 +75,3 @@ def test_a_link_without_its_target_is_called_that(place: str, call_json: Call, r
     assert (code, told["error"]["code"]) == (5, "storage-not-found"), told
     assert told["error"]["what"] == f"{link} is a link, and its target {target} does not exist"
     assert told["error"]["where"] == str(link)
-
-
-def test_a_place_that_is_no_link_is_missing_as_before(call_json: Call, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    code, told = call_json("inspect", tmp_path / "link" / "a.parquet")
-    assert (code, told["error"]["what"]) == (5, f"{tmp_path}/link/a.parquet does not exist")
