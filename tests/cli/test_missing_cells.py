@@ -184,7 +184,7 @@ def test_agents_that_share_an_episode_are_filled_and_split_each_by_itself(call_j
 
 
 def test_previous_crosses_the_borders_of_chunks(call_json: Call, tmp_path: Path) -> None:
-    steps = 300_000
+    steps = 60_000  # more than one block of a CSV file
     missing = np.random.default_rng(1).random(2 * steps) < 0.3
     missing[::steps] = False
     value = np.arange(2 * steps) / 2
