@@ -10,7 +10,7 @@ AZURITE := 3.35.0
 GPU_WHEELS ?= .gpu-wheels
 GPU_PYTHONS ?= 3.11 3.12
 
-.PHONY: help demo test integration nightly check format fuzz bench gpu gpu-wheels sample-data docs clean
+.PHONY: help demo test integration nightly mutants check format fuzz bench gpu gpu-wheels sample-data docs clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ integration: $(VENV)/.installed-full  ## Run those against RLlib, Ray, torchrun,
 
 nightly: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run what CI has no time for: hours, and 12 GB of rivals' environments.
 	.ci/nightly
+
+mutants: $(VENV)/.installed-dev  ## Mutate 200 operators of the heart, one at a time: how many do the tests catch? At most three hours.
+	$(BIN)/python tests/defects/mutants.py
 
 check: $(VENV)/.installed-dev  ## Check format, lint, types and import rules.
 	$(BIN)/ruff format --check .

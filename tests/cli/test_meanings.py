@@ -145,7 +145,6 @@ def test_a_single_column_gives_its_name_and_a_part_of_a_dict_has_its_own(logs: L
         ("convert",),
         ("merge",),
         ("repack", "--format", "columns"),
-        ("repack", "--hash-ids"),
         ("filter", "--where", "length > 0"),
         ("sample", "--episodes", "1"),
     ],
@@ -264,6 +263,3 @@ def test_names_in_a_mapping_bring_two_tables_together(logs: Logs, tmp_path: Path
     table, mapping = logs.source("B", **OTHERS["names of elements"][0], names={"humidity": "fan_speed"})
     offline_cli.convert(table, tmp_path / "B", mapping=mapping)
     assert offline_cli.merge([logs.dataset("A"), tmp_path / "B"], tmp_path / "out").episodes == 4
-
-
-# ---- what is shown ----

@@ -282,9 +282,6 @@ def test_pieces_of_installed_packages_go_by_the_name_they_registered(write: Writ
     assert pipeline["Plain"].bound == 3.0
 
 
-# ---- the registry ----
-
-
 # ---- specifications ----
 
 
