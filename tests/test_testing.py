@@ -52,13 +52,9 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
-def test_a_difference_between_batches_is_seen(difference: str) -> None:
+def test_a_difference_between_batches_and_their_episodes_is_seen(difference: str) -> None:
     with pytest.raises(AssertionError):
         assert_same_batch(batch_of(), batch_of(**DIFFERENCES[difference]))
-
-
-@pytest.mark.parametrize("difference", DIFFERENCES)
-def test_a_difference_between_episodes_is_seen(difference: str) -> None:
     with pytest.raises(AssertionError):
         assert_same_episode(batch_of()[0], batch_of(**DIFFERENCES[difference])[0])
 

@@ -135,20 +135,10 @@ def test_an_episode_without_steps_is_an_episode_of_its_dataset(
 # ---- expectations ----
 
 
-@pytest.mark.parametrize(
-    "expect",
-    [
-        "episodes>=8",
-        "episodes<=8",
-        "episodes >= 7.5",
-        "episodes==8",
-        "episodes = 8",
-        "return.max>=-1e9",
-        "columns.obs.count<=52",
-    ],
-)
-def test_bounds_that_hold_change_nothing(expect: str, dataset: Path, call: Call) -> None:
-    assert call("inspect", dataset, "--expect", expect).exit_code == 0
+def test_bounds_that_hold_change_nothing(dataset: Path, call: Call) -> None:
+    bounds = ("episodes>=8", "episodes <= 8", "episodes=8", "return.max>=-1e9", "columns.obs.count<=52")
+    for bound in bounds:
+        assert call("inspect", dataset, "--expect", bound).exit_code == 0, bound
 
 
 def test_a_bound_of_what_is_not_known_is_not_met(dataset: Path, call_json: Call) -> None:

@@ -44,25 +44,13 @@ def test_a_run_of_train_bc_is_called_that_by_every_command_that_reads_recordings
 
 
 LINKS: dict[str, tuple[str, list[str]]] = {
-    "a source": ("link", ["inspect", "{link}"]),
-    "a file below a link": ("link", ["inspect", "{link}/a.parquet"]),
     "an entry of a folder": ("recording/z.parquet", ["inspect", "{recording}"]),
-    "an entry that a pattern finds": ("recording/z.parquet", ["convert", "{recording}/*.parquet", "--out", "{tmp}/D"]),
     "a mapping": ("m.toml", ["convert", "{recording}", "--out", "{tmp}/D", "--mapping", "{link}"]),
-    "a config": ("c.toml", ["train-bc", "{recording}", "--out", "{tmp}/R", "--config", "{link}"]),
-    "a pipeline": ("p.toml", ["train-bc", "{recording}", "--out", "{tmp}/R", "--pipeline", "{link}"]),
-    "pieces beside an environment": (
-        "p.toml",
-        ["record", "CartPole-v1", "--policy", "random", "--episodes", "1", "--out", "{tmp}/D", "--env-to-module", "{link}"],
-    ),
     "a run folder": ("run", ["evaluate", "{link}", "--env", "CartPole-v1"]),
     "a policy file": (
         "model.zip",
         ["record", "CartPole-v1", "--policy", "sb3:{link}", "--episodes", "1", "--out", "{tmp}/D"],
     ),
-    "a dataset to repair": ("link", ["repair", "{link}"]),
-    "an output": ("link", ["convert", "{recording}", "--out", "{link}"]),
-    "a folder above the output": ("link", ["convert", "{recording}", "--out", "{link}/D"]),
 }
 
 
