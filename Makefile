@@ -10,7 +10,7 @@ AZURITE := 3.35.0
 GPU_WHEELS ?= .gpu-wheels
 GPU_PYTHONS ?= 3.11 3.12
 
-.PHONY: help demo test integration nightly check format fuzz bench gpu gpu-wheels sample-data docs clean
+.PHONY: help demo test integration nightly mutants check format fuzz bench gpu gpu-wheels sample-data docs clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,9 @@ integration: $(VENV)/.installed-full  ## Run those against RLlib, Ray, torchrun,
 nightly: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run what CI has no time for: hours, and 12 GB of rivals' environments.
 	.ci/nightly
 
+mutants: $(VENV)/.installed-dev  ## Mutate 200 operators of the heart, one at a time: how many do the tests catch? At most three hours.
+	$(BIN)/python tests/defects/mutants.py
+
 check: $(VENV)/.installed-dev  ## Check format, lint, types and import rules.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -66,12 +69,7 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see docs/fuzzing.md).
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
-# MuJoCo's tasks, with what gymnasium's renderer imports; the same versions as d3rlpy's environment has.
-$(VENV)/.installed-mujoco: $(VENV)/.installed-full benchmarks/rivals/requirements/d3rlpy.txt
-	$(PIP) $$(grep -E '^(mujoco|imageio)==' benchmarks/rivals/requirements/d3rlpy.txt)
-	touch $@
-
-bench: $(VENV)/.installed-mujoco  ## Measure against rivals, each in an environment of its own; rewrite docs/benchmarks.md and its plot.
+bench: $(VENV)/.installed-full  ## Measure against RLlib and Minari, in an environment of their own; rewrite docs/benchmarks.md.
 	$(BIN)/python -m benchmarks.rival_environments
 	$(BIN)/python -m benchmarks.run
 
@@ -80,7 +78,7 @@ gpu:  ## Run the CUDA tests and GPU questions with the torch of $(PYTHON), in ni
 	@$(PYTHON) -m benchmarks.gpu --wheels $(GPU_WHEELS)
 
 gpu-wheels:  ## Get wheels of the small packages that `make gpu` needs, on a machine with a network.
-	$(PYTHON) -m benchmarks.gpu_packages download $(GPU_WHEELS) --python $(GPU_PYTHONS)
+	$(PYTHON) -m benchmarks.gpu --wheels $(GPU_WHEELS) --download $(GPU_PYTHONS)
 
 sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again; RECORDING=folder copies RLlib's recording again.
 	$(BIN)/python sample_data/train_experts.py

@@ -1,242 +1,273 @@
-"""`make gpu`, or `python -m benchmarks.gpu`: the tests marked `gpu` and every GPU question, in nine minutes, as one JSON.
+"""What does training cost on a GPU? Rivals: a bare PyTorch loop over the same network and batches, and the same on the CPU.
 
-It takes the Python and torch that are there, installs nothing and needs no network; small packages that are missing come from
-wheels (`--wheels`, filled by `make gpu-wheels`) through a temporary folder. Every test run and question is a process of its own
-with a time limit, and the JSON is written anew after each, so that what was measured is kept however this ends.
-`python -m benchmarks.page gpu.json` takes it into docs/benchmarks.md.
+`make gpu`, or `python -m benchmarks.gpu`, runs the tests marked `gpu` and these questions with the Python and torch that are
+there, without a network, and writes one gpu.json; `python -m benchmarks.run --gpu gpu.json` takes it into docs/benchmarks.md.
+Small packages that are missing come from wheels (`--wheels`, filled by `make gpu-wheels`), through a temporary folder. Tests
+and each question are a process of their own with a time limit; the file is written anew after each.
 
-Exit status: 0 all passed and was measured; 1 a test or question failed or was not reached; 6 no GPU, or packages are missing.
+Exit status: 0 all passed and was measured; 1 a test or question failed; 6 no GPU, or packages are missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
-import xml.etree.ElementTree as ET  # of a file that pytest has just written
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.gpu_packages import SMALL, missing, provided
+if TYPE_CHECKING:
+    import torch
 
-__all__ = ["FORMAT", "LIMITS", "collect", "main"]
+    from benchmarks.harness import Rate, Row
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-FORMAT = "offline-cli-gpu"
-BUDGET = 530.0  # seconds for all of it: nine minutes, less the start and the end
-TESTS = "tests"
-LIMITS: Mapping[str, float] = {
-    TESTS: 180.0,
-    "cuda_small_update": 60.0,
-    "cuda_algorithms": 60.0,
-    "cuda_large_update": 90.0,
-    "cuda_frames": 90.0,
-    "cuda_utilisation": 60.0,
-    "cuda_cold_start": 240.0,
+REPOSITORY: Final = Path(__file__).resolve().parent.parent
+LIMITS: Final = {"tests": 180.0, "small_update": 60.0, "large_update": 90.0, "frames": 60.0, "cold_start": 140.0}  # seconds
+THERE: Final = ("torch", "numpy", "pyarrow", "matplotlib", "typer", "rich", "pytest")
+SMALL: Final = {
+    "gymnasium": "gymnasium",
+    "cloudpickle": "cloudpickle",
+    "farama_notifications": "farama-notifications",
+    "typing_extensions": "typing-extensions",
+    "fsspec": "fsspec",
+    "safetensors": "safetensors",
+    "msgpack": "msgpack",
+    "lz4": "lz4",
+    "orjson": "orjson",
+    "tomli_w": "tomli-w",
+    "jsonschema": "jsonschema",
+    "jsonschema_specifications": "jsonschema-specifications",
+    "referencing": "referencing",
+    "rpds": "rpds-py",
+    "attrs": "attrs",
 }
-"""Seconds for each part, in order; where the budget is nearly spent, what is left of it."""
-
-LEAST = 15.0  # seconds with which a part is worth starting
-MARK = "mark.gpu"  # in the files whose tests need a GPU: only these are imported, the others need more packages
-PYTEST = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+"""Packages that come from wheels: by the name that is imported the name of the distribution. Those of THERE must be there."""
 DONE, FAILED, NO_GPU = 0, 1, 6
-PROBE = """
-import json, torch
-found = torch.cuda.is_available()
-about = {"torch": torch.__version__, "cuda": torch.version.cuda, "found": found}
-if found:
-    properties = torch.cuda.get_device_properties(0)
-    about |= {"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
-    about |= {"capability": f"{properties.major}.{properties.minor}"}
-print(json.dumps(about))
-"""
-Run = Callable[[list[str], float], tuple[int | None, str]]
-"""Runs Python with arguments for so many seconds; its exit status, None where the time was over, and what it printed."""
 
 
-class NoGpu(Exception):
-    """Why nothing can be measured here, and what to do."""
+# ---- questions, each in a process of its own ----
+
+
+def small_update(count: int = 2000) -> Row:
+    from benchmarks.harness import Floor
+
+    floor = Floor(1 / 60e-6, of="ours", words="<= 60 us per update")
+    question = "one update on the GPU, MLP 256x256, batch 1024, batches drawn"
+    return _steps(question, (4,), (256, 256), batch=1024, held=100_000, precision="fp32", count=count, amount=1, floor=floor)
+
+
+def large_update(count: int = 30) -> Row:
+    question = "samples per second on the GPU, MLP 4 x 2048, batch 65,536, bf16"
+    return _steps(question, (256,), (2048,) * 4, batch=65_536, held=1_000_000, precision="bf16", count=count, amount=65_536)
+
+
+def frames(count: int = 100) -> Row:
+    question = "samples per second on the GPU, CNN on 84x84x4 uint8 frames, batch 512"
+    return _steps(question, (84, 84, 4), (512,), batch=512, held=20_000, precision="bf16", count=count, amount=512)
+
+
+def cold_start() -> Row:
+    from benchmarks.harness import paired
+    from benchmarks.update_and_cold_start import seconds
+
+    with tempfile.TemporaryDirectory() as folder:
+        numbers, sample = itertools.count(), str(REPOSITORY / "sample_data" / "rllib_cartpole_expert")
+
+        def rate(device: str) -> float:
+            return 1 / seconds(f"{folder}/{next(numbers)}", sample, device=device)
+
+        question = "train-bc --device cuda on 8,981 expert steps of CartPole, process start to a confirmed return of 450"
+        return paired(
+            question, lambda: rate("cuda"), lambda: rate("cpu"), unit="runs/s", rival_name="the same on the CPU", pairs=3
+        )
+
+
+QUESTIONS: Final[dict[str, Callable[[], Row]]] = {one.__name__: one for one in (small_update, large_update, frames, cold_start)}
+
+
+def _steps(
+    question: str,
+    shape: tuple[int, ...],
+    hidden: Sequence[int],
+    *,
+    batch: int,
+    held: int,
+    precision: str,
+    count: int,
+    amount: int,
+    floor: Any = None,
+) -> Row:
+    """Batch drawn and update, ours and as one writes it down, both with the data on the device."""
+    import numpy as np
+    import torch
+    from gymnasium import spaces
+    from torch import nn
+
+    from benchmarks.harness import NO_FLOOR, paired
+    from offline_cli.modules.devices import autocast
+    from offline_cli.modules.policy_modules import build_module
+    from offline_cli.training.learner import cloning_learner
+    from offline_cli.training.loader import StepLoader
+    from offline_cli.training.memory_store import MemoryStore
+    from offline_cli.training.updates import Update, captured
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = len(shape) == 3
+    space = spaces.Box(0, 255, shape, np.uint8) if images else spaces.Box(-np.inf, np.inf, shape, np.float32)
+    obs = torch.randint(0, 256, (held, *shape), dtype=torch.uint8) if images else torch.randn(held, *shape)
+    columns = {"obs": obs, "actions": torch.randint(0, 2, (held,))}
+
+    module = build_module(space, spaces.Discrete(2), hidden=hidden, action_scale="env", seed=0).to(device).train()
+    loader = StepLoader(MemoryStore(columns), batch_size=batch, seed=0, device=device)
+    update = Update(cloning_learner(module), loader.batch, lr=1e-3, precision=precision)
+    loader.fill(0)
+    launch, numbers = captured(update) if device.type == "cuda" else update, itertools.count()
+
+    def ours() -> None:
+        number = next(numbers)
+        loader.fill(number)
+        launch(number)
+
+    bare = build_module(space, spaces.Discrete(2), hidden=hidden, action_scale="env", seed=0).to(device).train()
+    there = {name: column.to(device) for name, column in columns.items()}
+    optimizer = torch.optim.Adam(bare.parameters(), lr=1e-3, fused=device.type == "cuda")
+
+    def rival() -> None:
+        chosen = torch.randint(0, held, (batch,), device=device)
+        with autocast(device, precision):
+            logits = bare.forward_train({"obs": there["obs"][chosen]})["action_dist_inputs"]
+            loss = nn.functional.cross_entropy(logits, there["actions"][chosen])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    unit, rates = "updates/s" if amount == 1 else "samples/s", [_rate_of(step, count, amount, device) for step in (ours, rival)]
+    return paired(question, *rates, unit=unit, rival_name="a bare PyTorch loop", floor=floor or NO_FLOOR, pairs=min(count, 7))
+
+
+def _rate_of(step: Callable[[], None], count: int, amount: int, device: torch.device) -> Rate:
+    """Units per second of `count` steps in a row, waiting for the device only before and after."""
+    import torch
+
+    from benchmarks.harness import timed
+
+    def work() -> None:
+        for _ in range(count):
+            step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return timed(work, count * amount)
+
+
+# ---- all of them, and the tests ----
 
 
 def main(arguments: list[str]) -> int:
-    """See the module."""
-    options = _options(arguments)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="offline-cli-gpu-") as unpacked:
-        try:
-            about = _probed(_runner(os.environ))
-            run = _runner(_environment(options.wheels, Path(unpacked)))
-        except NoGpu as why:
-            print(f"no GPU figures: {why}\nexit status {NO_GPU}", file=sys.stderr)
-            return NO_GPU
-        options.out.mkdir(parents=True, exist_ok=True)
-        target = options.out / "gpu.json"
-        found = collect(run, about, target, budget=BUDGET - (time.monotonic() - began))
-    status = DONE if not found["failed"] and not found["not_reached"] else FAILED
-    for what, names in (("failed", found["failed"]), ("not reached", found["not_reached"])):
-        if names:
-            print(f"{what}: {', '.join(names)}", file=sys.stderr)
-    print(f"{target}: {found['seconds']:.0f} s\nexit status {status}", file=sys.stderr)
-    return status
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     out = Path(os.environ.get("OUT") or REPOSITORY / "out")
     parser.add_argument("--out", type=Path, default=out, help="folder for gpu.json; default: $OUT, else out")
-    wheels = REPOSITORY / ".gpu-wheels"
-    parser.add_argument("--wheels", type=Path, default=wheels, help="folder of wheels of packages that are missing")
-    return parser.parse_args(arguments)
+    parser.add_argument("--wheels", type=Path, default=REPOSITORY / ".gpu-wheels", help="folder of wheels of missing packages")
+    parser.add_argument("--download", nargs="+", metavar="PYTHON", help="fill --wheels for these versions of Python, and end")
+    parser.add_argument("--question", choices=QUESTIONS, help="print the row of this one alone")
+    options = parser.parse_args(arguments)
+    if options.download:
+        return download(options.wheels, options.download)
+    if options.question:
+        print(json.dumps(QUESTIONS[options.question]().as_dict()))
+        return DONE
+    with tempfile.TemporaryDirectory(prefix="offline-cli-gpu-") as unpacked:
+        lacking = unpack(options.wheels, unpacked)
+        found = importlib.util.find_spec("torch") is not None and _card()
+        if lacking or not found:
+            why = f"{sys.executable} lacks {', '.join(lacking)}" if lacking else "torch finds no usable GPU"
+            print(f"no GPU figures: {why}\nexit status {NO_GPU}", file=sys.stderr)
+            return NO_GPU
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), unpacked, os.environ.get("PYTHONPATH"))))
+        return measure({**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}, str(found), options.out)
 
 
-def _environment(wheels: Path, unpacked: Path) -> dict[str, str]:
-    """For child processes: they can import what had to be unpacked. Raises NoGpu naming all that is missing."""
-    absent = missing()
-    lacking = provided(absent, wheels, unpacked)
-    if lacking:
-        named = ", ".join(SMALL.get(name, name) for name in lacking)
-        fix = f"`make gpu-wheels`, on a machine with a network, puts wheels of the small ones into {wheels}"
-        raise NoGpu(f"{sys.executable} lacks {named}; {fix}")
-    path = [str(REPOSITORY), *([str(unpacked)] if absent else []), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONDONTWRITEBYTECODE": "1"}
+def download(folder: Path, pythons: Sequence[str]) -> int:
+    """Wheels of all small packages, for Linux on x86-64; pip's exit status."""
+    platforms = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_24_x86_64", "manylinux_2_28_x86_64")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]
+    command += ["--dest", str(folder), "--constraint", str(REPOSITORY / ".ci" / "constraints.txt"), *SMALL.values()]
+    command += [word for name in platforms for word in ("--platform", name)]
+    return max(subprocess.run([*command, "--python-version", python], check=False).returncode for python in pythons)
 
 
-def _runner(environment: Mapping[str, str]) -> Run:
-    def run(arguments: list[str], limit: float) -> tuple[int | None, str]:
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=REPOSITORY,
-            env=dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # so that what it starts ends with it
-        )
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            said, _ = process.communicate()
-            return None, said
-        return process.returncode, said
-
-    return run
+def unpack(wheels: Path, folder: str) -> list[str]:
+    """Put the small packages that are missing into `folder`; gives those that are missing and have no wheel."""
+    absent = [name for name in (*THERE, *SMALL) if importlib.util.find_spec(name) is None]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", folder]
+    pip += ["--find-links", str(wheels)]
+    return [name for name in absent if name not in SMALL or subprocess.run([*pip, SMALL[name]], check=False).returncode]
 
 
-def _probed(run: Run) -> dict[str, Any]:
-    """Card, driver and torch. Raises NoGpu."""
-    if missing(["torch"]):
-        raise NoGpu(f"{sys.executable} has no torch; name a Python that has it: make gpu PYTHON=/path/to/python")
-    status, said = run(["-c", PROBE], 120.0)
-    if status != 0:
-        raise NoGpu(f"torch cannot be used: {_last(said)}")
-    about: dict[str, Any] = json.loads(said.splitlines()[-1])
-    if not about["found"]:
-        built = "without CUDA" if about["cuda"] is None else f"for CUDA {about['cuda']}"
-        raise NoGpu(f"torch {about['torch']}, built {built}, finds no usable GPU")
-    return about | {"driver": _driver()}
+def _card() -> str:
+    """`NVIDIA H100 80GB HBM3, torch 2.13.0, CUDA 12.8`; empty without one."""
+    code = "import torch; c = torch.cuda; "
+    code += "print(f'{c.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}' if c.is_available() else '')"
+    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
-def _driver() -> str:
+def measure(environment: dict[str, str], card: str, out: Path) -> int:
+    """Run every part, and keep what came of it in `out`/gpu.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    about = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "processor": f"{os.cpu_count()} cores"}
+    about |= {"load": "unknown", "busy": "", "python": sys.version.split()[0], "versions": card.partition(", ")[2], "gpu": card}
+    found: dict[str, Any] = {"machine": about, "rows": [], "tests": "", "failed": {}}
+    for name, limit in LIMITS.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        words = _pytest() if name == "tests" else ["-m", "benchmarks.gpu", "--question", name]
+        said, error = _ended(words, limit, environment)
+        if error:
+            found["failed"][name] = error
+            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+        if name == "tests":
+            found["tests"] = said
+        else:
+            found["rows"].append(_failed(name, error) if error else json.loads(said))
+        (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    status = FAILED if found["failed"] else DONE
+    print(f"{out / 'gpu.json'}\nexit status {status}", file=sys.stderr)
+    return status
+
+
+def _pytest() -> list[str]:
+    """Only the files that hold such tests are imported: the others need more packages."""
+    files = [
+        file for file in sorted((REPOSITORY / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text(encoding="utf-8")
+    ]
+    return ["-m", "pytest", "-q", "-m", "gpu", "--no-skips", "-p", "no:cacheprovider", *map(str, files)]
+
+
+def _ended(words: list[str], limit: float, environment: dict[str, str]) -> tuple[str, str]:
+    """The last line that Python prints to stdout, and what went wrong; what it starts ends with it."""
+    command = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": REPOSITORY, "start_new_session": True}
+    process = subprocess.Popen([sys.executable, *words], **command)  # type: ignore[call-overload]
     try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()[0].strip()
-    except (OSError, subprocess.SubprocessError, IndexError) as err:
-        return f"unknown ({err})"
+        said, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return "", f"no end within {limit:.0f} s"
+    last = (said.strip().splitlines() or [""])[-1]
+    return last, f"exit status {process.returncode}: {last}" if process.returncode else ""
 
 
-def collect(run: Run, about: Mapping[str, Any], target: Path, *, budget: float) -> dict[str, Any]:
-    """Run every part within `budget` seconds and keep what came of it in `target`, written anew after each."""
-    began = time.monotonic()
-    found: dict[str, Any] = {
-        "format": FORMAT,
-        "version": 1,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "gpu": dict(about),
-        "python": sys.version.split()[0],
-        "tests": None,
-        "questions": {},
-        "failed": [],
-        "not_reached": list(LIMITS),
-        "seconds": 0.0,
-    }
-    for name, most in LIMITS.items():
-        limit = min(most, budget - (time.monotonic() - began))
-        if limit >= LEAST:
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            part = _tested(run, limit) if name == TESTS else _answered(run, name, limit)
-            found["not_reached"].remove(name)
-            if part["error"]:
-                found["failed"].append(name)
-                print(f"{name} failed: {part['error']}", file=sys.stderr, flush=True)
-            if name == TESTS:
-                found["tests"] = part
-            else:
-                found["questions"][name] = part
-        found["seconds"] = round(time.monotonic() - began, 1)
-        target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
+def _failed(name: str, error: str) -> dict[str, Any]:
+    from benchmarks.harness import missing
 
-
-def _tested(run: Run, limit: float) -> dict[str, Any]:
-    """What came of the tests marked `gpu`; an error where one failed or was skipped, none ran, or the time was over."""
-    with tempfile.TemporaryDirectory(prefix="offline-cli-gpu-") as folder:
-        report = Path(folder) / "report.xml"
-        status, said = run([*PYTEST, *_test_files(), f"--junit-xml={report}", f"--basetemp={folder}/tests"], limit)
-        cases = list(ET.parse(report).getroot().iter("testcase")) if report.is_file() else []
-    results = {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
-    wrong = [name for name, outcome in results.items() if outcome != "passed"]
-    error = ""
-    if status is None:
-        error = f"no end within {limit:.0f} s"
-    elif status or wrong or not results:
-        error = f"{len(wrong)} of {len(results)} did not pass (pytest's exit status {status})"
-    return {"passed": len(results) - len(wrong), "results": results, "error": error, "said": said[-6000:] if error else ""}
-
-
-def _test_files() -> list[str]:
-    files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
-    return [str(file.relative_to(REPOSITORY)) for file in files if MARK in file.read_text(encoding="utf-8")]
-
-
-def _outcome(case: ET.Element) -> str:
-    for kind in ("failure", "error", "skipped"):
-        found = case.find(kind)
-        if found is not None:
-            return f"{kind}: {found.get('message', '')}"[:500]
-    return "passed"
-
-
-def _answered(run: Run, name: str, limit: float) -> dict[str, Any]:
-    """The rows of a question with the machine; an error where the process failed or a row was not measured."""
-    status, said = run(["-m", "benchmarks.gpu", "--question", name], limit)
-    if status != 0:
-        error = f"no end within {limit:.0f} s" if status is None else f"exit status {status}: {_last(said)}"
-        return {"machine": None, "rows": [], "error": error, "said": said[-6000:]}
-    answer: dict[str, Any] = json.loads(said.splitlines()[-1])
-    reasons = [row["not_measured"] for row in answer["rows"] if row["not_measured"]]
-    return {**answer, "error": f"not measured: {'; '.join(reasons)}" if reasons or not answer["rows"] else "", "said": ""}
-
-
-def _last(said: str) -> str:
-    return (said.strip().splitlines() or ["it said nothing"])[-1]
-
-
-def answer(name: str) -> None:
-    """In a process of its own: print the rows of a question, as one line of JSON."""
-    from benchmarks.run import answered
-
-    print(json.dumps(answered(name)))
+    return missing(name, error).as_dict()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--question"]:
-        answer(sys.argv[2])
-    else:
-        sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

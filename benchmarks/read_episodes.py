@@ -1,7 +1,8 @@
-"""How fast are packed episodes read, ours and RLlib's own? Rival: msgpack with msgpack-numpy's hook, as RLlib calls it."""
+"""How fast are episodes read, ours, RLlib's and Minari's? Rivals: msgpack with msgpack-numpy's hook, as in RLlib; Minari."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import msgpack
@@ -10,22 +11,33 @@ import numpy as np
 import pyarrow.parquet as pq
 from gymnasium import spaces
 
-from benchmarks.floors import bytes_floor
-from benchmarks.harness import Row, paired, versions
-from benchmarks.targets import Target
+from benchmarks.harness import HERE, Floor, Row, against, paired, timed, versions
+from offline_cli import convert, write_dataset
+from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import decode_batch, encode_batch
 from offline_cli.tally import Rejects, Tally
 
-TARGETS = {
-    500: Target(5e6, of="ours", words=">= 5 M steps/s"),
-    20: Target(1e6, of="ours", words=">= 1 M steps/s"),
-}
-SAMPLE = Path(__file__).resolve().parent.parent / "sample_data" / "rllib_cartpole_expert"
+FLOORS = {500: Floor(5, words=">= 5x plain msgpack-numpy"), 20: Floor(2.5, words=">= 2.5x plain msgpack-numpy")}
+RLLIBS = Floor(9, words=">= 9x plain msgpack-numpy")
+MINARI = Floor(1, words="as fast as Minari's own iteration")
+LENGTH = 500
 
 
-def rows() -> list[Row]:
-    return [ours(500, 200), ours(20, 5000), rllibs()]
+def rows(small: bool = False) -> list[Row]:
+    share = 100 if small else 1
+    made = [packed(500, 200 // share), packed(20, 5000 // share)]
+    theirs = sorted((HERE.parent / "sample_data" / "rllib_cartpole_expert").glob("*.parquet"))
+    items = [item for file in theirs for item in pq.read_table(file)["item"].to_pylist()]
+    pairs = 1 if small else 7
+    return [
+        *(
+            decoded(f"read our episodes of {length} steps, observations of 4 floats", part, floor, pairs)
+            for part, (length, floor) in zip(made, FLOORS.items(), strict=True)
+        ),
+        decoded("read RLlib's own episodes, not numpy'ized", items, RLLIBS, pairs),
+        minari(1500 // share, pairs),
+    ]
 
 
 def episodes(length: int, number: int) -> EpisodeBatch:
@@ -45,6 +57,16 @@ def episodes(length: int, number: int) -> EpisodeBatch:
     )
 
 
+def packed(length: int, number: int) -> list[bytes]:
+    return encode_batch(episodes(length, number), where="benchmark", tally=Tally())
+
+
+def decoded(question: str, items: list[bytes], floor: Floor, pairs: int) -> Row:
+    ours, rival = timed(lambda: read(items), read(items)), timed(lambda: plain(items), read(items))
+    name = f"plain {versions('msgpack-numpy')}"
+    return paired(question, ours, rival, unit="steps/s", rival_name=name, floor=floor, pairs=pairs)
+
+
 def read(items: list[bytes]) -> int:
     return sum(b.num_steps for b in decode_batch(items, where=str, rejects=Rejects(), tally=Tally()))
 
@@ -53,29 +75,20 @@ def plain(items: list[bytes]) -> int:
     return sum(msgpack.unpackb(item, object_hook=msgpack_numpy.decode, strict_map_key=False)["t"] for item in items)
 
 
-def ours(length: int, number: int) -> Row:
-    items = encode_batch(episodes(length, number), where="benchmark", tally=Tally())
-    return paired(
-        f"read our episodes of {length} steps, observations of 4 floats",
-        amount=length * number,
-        unit="steps/s",
-        ours=lambda: read(items),
-        rival=lambda: plain(items),
-        rival_name=f"plain {versions('msgpack-numpy')}",
-        floor=bytes_floor(sum(map(len, items)) / (length * number), "step"),
-        target=TARGETS[length],
-    )
-
-
-def rllibs() -> Row:
-    items = [item for file in sorted(SAMPLE.glob("*.parquet")) for item in pq.read_table(file)["item"].to_pylist()]
-    return paired(
-        "read RLlib's own episodes, not numpy'ized",
-        amount=read(items),
-        unit="steps/s",
-        ours=lambda: read(items),
-        rival=lambda: plain(items),
-        rival_name=f"plain {versions('msgpack-numpy')}",
-        floor=bytes_floor(sum(map(len, items)) / read(items), "step"),
-        target=Target(10, words=">= 10x plain msgpack-numpy"),
-    )
+def minari(number: int, pairs: int) -> Row:
+    """The same HDF5 file read by both."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "root", "made", "cartpole-v0")
+        write_dataset(episodes(LENGTH, number), f"{folder}/D", action_scale="env")
+        convert(f"{folder}/D", str(file), to="minari")
+        return against(
+            "minari_read.py",
+            f"read {number:,} episodes of {LENGTH} steps from Minari's HDF5",
+            timed(lambda: sum(batch.num_steps for batch in read_episodes([str(file)])), LENGTH * number),
+            unit="steps/s",
+            rival_name="Minari, HDF5",
+            floor=MINARI,
+            pairs=pairs,
+            root=f"{folder}/root",
+            name="made/cartpole-v0",
+        )

@@ -1,149 +1,140 @@
-"""How fast are episodes recorded? Rival: the bare loop of environment and policy, which keeps nothing.
+"""How fast are episodes recorded? Rivals: RLlib with two env runners, a bare loop over SyncVectorEnv, and play without pieces.
 
-Same environment, same weights, one torch thread on both sides, everything in this process. Ours is the whole command but for
-starting Python: opening the environment, playing, writing Parquet, commit.
+Same environment and policy, one torch thread on both sides. Ours is the whole command but for starting Python: opening the
+environment, playing, writing Parquet, commit. RLlib's is one evaluation, after Ray has started and its runners are warm.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import record_policies
-from benchmarks.floors import Floor
-from benchmarks.harness import Row, paired, versions
-from benchmarks.targets import NO_TARGET, Target
-from offline_cli.modules.policy_modules import FeedForwardPolicy
+from benchmarks.harness import Floor, Row, against, paired, timed, versions
+from offline_cli import record, train_bc
+from offline_cli.modules.policy_modules import FeedForwardPolicy, build_module
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.recording.record import record
 
-CARTPOLE, ACROBOT = "CartPole-v1", "Acrobot-v1"
-OWN, SLOTS, STEPS = "vector_entry_point", 64, 1_000_000
-OWN_CLASS = Target(0.7, words=">= 0.7 of the bare loop")
-RANDOM = Target(0.5, words=">= 0.5 of the bare loop")
-SYNC = Target(0.8, words=">= 0.8 of the bare sync loop")
-Loop = Callable[[str, RLModule, int], None]
+ENV, SLOTS, LENGTH = "CartPole-v1", 64, 500
+RLLIB = {1: Floor(35, words=">= 35x RLlib, 2 runners of 1"), 32: Floor(3, words=">= 3x RLlib, 2 runners of 32")}
+BARE = Floor(0.7, words=">= 0.7 of the bare loop")
+PIECES = Floor(0.2, words=">= 0.2 of the speed without pieces")
+PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 4\n'
 
 
-def rows() -> list[Row]:
+def balancing() -> RLModule:
+    """An MLP 64x64 with weights set by hand, the same on every machine: the pole stays up for 500 steps (rivals/data.py)."""
+    with gym.make(ENV) as made:
+        module = build_module(made.observation_space, made.action_space, hidden=(64, 64), action_scale="env", seed=0)
+    assert isinstance(module, FeedForwardPolicy)
+    first, second, last = (layer for layer in module.network if isinstance(layer, nn.Linear))
+    with torch.no_grad():
+        for parameter in module.network.parameters():
+            parameter.mul_(1e-3)
+        for unit, sign in ((0, 1.0), (1, -1.0)):
+            first.weight[unit] = sign * torch.tensor([0.02, 0.2, 1.0, 0.5])  # place, speed, angle, its speed
+            second.weight[unit, unit] = 1.0
+        last.weight[1, 0] = last.weight[0, 1] = 1.0
+    return module
+
+
+BALANCING = balancing()
+
+
+def single_cartpole() -> Any:
+    """CartPole without its vector class."""
+    return gym.make(ENV, disable_env_checker=True)
+
+
+def rows(small: bool = False) -> list[Row]:
     torch.set_num_threads(1)
-    return [
-        one(CARTPOLE, "BALANCING", OWN, own_loop, episodes=600, pairs=9, target=OWN_CLASS),
-        one(CARTPOLE, "UNTRAINED", OWN, own_loop, episodes=10_000, pairs=5),
-        one(CARTPOLE, "BALANCING", "sync", gymnasium_loop, episodes=300, pairs=5),
-        one(CARTPOLE, "BALANCING", "sync", sync_loop, episodes=300, pairs=7, target=SYNC),
-        one(ACROBOT, "SWINGING", "sync", gymnasium_loop, episodes=200, pairs=5),
-        one(ACROBOT, "SWINGING", "sync", sync_loop, episodes=200, pairs=5, target=SYNC),
-        random_play(),
-    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        return [
+            bare_loop(folder, 2 if small else 300, 1 if small else 7),
+            *(rllib(folder, envs, 2 if small else 600, 1 if small else 3) for envs in RLLIB),
+            through_pieces(folder, 2 if small else 160, 1 if small else 5),
+        ]
 
 
-def random_play() -> Row:
-    """A million steps of the policy `random`, short episodes all of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"policy": "random", "num_envs": SLOTS, "device": "cpu", "overwrite": True}
-        return paired(
-            f"record {CARTPOLE}, --policy random, {OWN}, {SLOTS} envs, {STEPS:,} steps",
-            amount=STEPS,
-            unit="steps/s",
-            ours=lambda: record(CARTPOLE, Path(folder) / "D", steps=STEPS, **options),
-            rival=random_loop,
-            rival_name=f"the bare loop over its vector class ({versions('gymnasium')})",
-            floor=Floor("the rival: the environment's steps"),
-            target=RANDOM,
-            pairs=5,
-        )
-
-
-def one(env: str, policy: str, vectorize: str, loop: Loop, *, episodes: int, pairs: int, target: Target = NO_TARGET) -> Row:
-    """Ours records `episodes`; the rival makes as many steps."""
-    with tempfile.TemporaryDirectory() as folder:
-        ours = partial(recorded, env, policy, vectorize, episodes, Path(folder) / "D")
-        steps = ours()
-        played = f"{env}, MLP 64x64 ({policy.lower()}), {vectorize}, {SLOTS} envs"
-        return paired(
-            f"record {played}, {episodes:,} episodes of {steps / episodes:.0f} steps",
-            amount=steps,
-            unit="steps/s",
-            ours=ours,
-            rival=partial(loop, env, getattr(record_policies, policy), -(-steps // SLOTS)),
-            rival_name=f"{RIVALS[loop]} ({versions('gymnasium', 'torch')})",
-            floor=Floor("the rival: the environment's steps and the forward pass"),
-            target=target,
-            pairs=pairs,
-        )
-
-
-def recorded(env: str, policy: str, vectorize: str, episodes: int, out: Path) -> int:
+def recorded(env: str, policy: str, episodes: int, out: Path, **options: Any) -> int:
     """Record over what is there; the number of steps."""
-    name = f"python:benchmarks.record_policies:{policy}"
-    options: dict[str, Any] = {"policy": name, "num_envs": SLOTS, "vectorize": vectorize, "device": "cpu", "overwrite": True}
-    return record(env, out, episodes=episodes, **options).steps
+    return record(env, out, policy=policy, episodes=episodes, device="cpu", overwrite=True, **options).steps
 
 
-# ---- the rival ----
+def rllib(folder: Path, envs: int, episodes: int, pairs: int) -> Row:
+    """RLlib with that many environments in each runner: 1 is its default."""
+    ours = partial(recorded, ENV, "python:benchmarks.record:BALANCING", episodes, folder / "D", num_envs=SLOTS)
+    return against(
+        "rllib_record.py",
+        f"record {ENV}, MLP 64x64, {SLOTS} envs, {episodes} episodes of {LENGTH} steps",
+        timed(ours, episodes * LENGTH),
+        unit="steps/s",
+        rival_name=f"RLlib, 2 env runners of {envs} env{'s' * (envs > 1)}",
+        floor=RLLIB[envs],
+        pairs=pairs,
+        runners=2,
+        envs=envs,
+        episodes=max(20, 2 * envs),
+    )
 
 
-def own_loop(env: str, policy: RLModule, steps: int) -> None:
-    """The environment's own vector class, which resets itself."""
-    vector_loop(gym.make_vec(env, SLOTS, vectorization_mode=OWN), policy, steps)
+def bare_loop(folder: Path, episodes: int, pairs: int) -> Row:
+    options: dict[str, Any] = {"num_envs": SLOTS, "vectorize": "sync"}
+    ours = partial(recorded, ENV, "python:benchmarks.record:BALANCING", episodes, folder / "D", **options)
+    steps = episodes * LENGTH
+    return paired(
+        f"record {ENV}, MLP 64x64 (balancing), sync, {SLOTS} envs, {episodes} episodes of {LENGTH} steps",
+        timed(ours, steps),
+        timed(lambda: gymnasium_loop(-(-steps // SLOTS)), steps),
+        unit="steps/s",
+        rival_name=f"the bare loop over gymnasium's SyncVectorEnv and the policy ({versions('gymnasium', 'torch')})",
+        floor=BARE,
+        pairs=pairs,
+    )
 
 
-def random_loop() -> None:
-    """Random actions, and nothing kept."""
-    vector, rng = gym.make_vec(CARTPOLE, SLOTS, vectorization_mode=OWN), np.random.default_rng(0)
-    vector.reset(seed=0)
-    for _ in range(-(-STEPS // SLOTS)):
-        vector.step(rng.integers(0, 2, SLOTS))
-    vector.close()
-
-
-def gymnasium_loop(env: str, policy: RLModule, steps: int) -> None:
-    """gymnasium's own way to step copies in turn."""
-    vector_loop(gym.make_vec(env, SLOTS, vectorization_mode="sync"), policy, steps)
-
-
-def vector_loop(vector: gym.vector.VectorEnv[Any, Any, Any], policy: RLModule, steps: int) -> None:
-    net = bare_network(policy)
+def gymnasium_loop(steps: int) -> None:
+    assert isinstance(BALANCING, FeedForwardPolicy)
+    vector, net = gym.make_vec(ENV, SLOTS, vectorization_mode="sync"), BALANCING.network.eval()
     observations, _ = vector.reset(seed=0)
     with torch.inference_mode():
         for _ in range(steps):
-            actions = net(torch.from_numpy(observations)).argmax(-1).numpy()
-            observations, _, _, _, _ = vector.step(actions)
+            observations, _, _, _, _ = vector.step(net(torch.from_numpy(observations)).argmax(-1).numpy())
     vector.close()
 
 
-def sync_loop(env: str, policy: RLModule, steps: int) -> None:
-    """Copies in turn, as one would write it down: reset at the end, no wrapper in between, nothing kept."""
-    net, copies = bare_network(policy), [gym.make(env, disable_env_checker=True) for _ in range(SLOTS)]
-    observations = np.stack([copy.reset(seed=seed)[0] for seed, copy in enumerate(copies)])
-    with torch.inference_mode():
-        for _ in range(steps):
-            actions = net(torch.from_numpy(observations)).argmax(-1).numpy()
-            for slot, copy in enumerate(copies):
-                observations[slot], _, terminated, truncated, _ = copy.step(actions[slot])
-                if terminated or truncated:
-                    observations[slot], _ = copy.reset()
-    for copy in copies:
-        copy.close()  # type: ignore[no-untyped-call]
+def through_pieces(folder: Path, episodes: int, pairs: int) -> Row:
+    """Two runs that learned from one recording, through a filter and stacked frames and without, record whole episodes."""
+    (folder / "pipeline.toml").write_text(PIPELINE, encoding="utf-8")
+    recorded(ENV, "python:benchmarks.record:BALANCING", min(episodes, 100), folder / "expert", num_envs=SLOTS)
+    for name, pipeline in (("plain", None), ("pieces", str(folder / "pipeline.toml"))):
+        options: dict[str, Any] = {"batch_size": 256, "updates": 400 if episodes > 2 else 2, "seed": 0, "device": "cpu"}
+        train_bc(str(folder / "expert"), str(folder / name), hidden=[64, 64], pipeline=pipeline, **options)
 
+    def rate(name: str) -> float:
+        """Each policy has its own number of steps."""
+        steps = 0
 
-RIVALS: dict[Loop, str] = {
-    own_loop: "the bare loop over its vector class and the policy",
-    gymnasium_loop: "the bare loop over gymnasium's SyncVectorEnv and the policy",
-    sync_loop: "the bare loop over the copies and the policy, by hand",
-}
+        def play() -> None:
+            nonlocal steps
+            cartpole, out = "python:benchmarks.record:single_cartpole", folder / f"{name}-recorded"
+            steps = recorded(cartpole, str(folder / name), episodes, out, num_envs=16, vectorize="sync")
 
+        calls_per_second = timed(play, 1)()
+        return steps * calls_per_second
 
-def bare_network(policy: RLModule) -> nn.Module:
-    """Its layers alone."""
-    assert isinstance(policy, FeedForwardPolicy)
-    return policy.network.eval()
+    return paired(
+        f"record {ENV} through a filter and 4 stacked frames, MLP 64x64, sync, 16 envs",
+        partial(rate, "pieces"),
+        partial(rate, "plain"),
+        unit="steps/s",
+        rival_name="the same without pieces",
+        floor=PIECES,
+        pairs=pairs,
+    )

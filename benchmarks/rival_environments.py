@@ -1,7 +1,6 @@
-"""`python -m benchmarks.rival_environments`: a virtual environment for each rival, beside ours; refuses to touch ours.
+"""`python -m benchmarks.rival_environments`: a virtual environment for RLlib with Minari, beside ours; `d3rlpy`: one for tests.
 
-One for each file of rivals/requirements: imitation wants gymnasium 0.29, d3rlpy 1.0.0 and RLlib 1.2.2, so that no two of
-them fit into one. The versions are pinned there. What cannot be installed leaves its error behind, for the row's place.
+The versions are pinned in rivals/requirements. What cannot be installed leaves its error behind, for the row's place.
 """
 
 from __future__ import annotations
@@ -12,13 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.harness import Missing
-
-__all__ = ["install", "interpreter", "root"]
+__all__ = ["REQUIREMENTS", "Missing", "install", "interpreter", "root"]
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE / "rivals" / "requirements"
 INSTALLED, FAILED = "installed.txt", "failed.txt"
+
+
+class Missing(Exception):
+    """What a row needs is not on this machine: a rival, a recording, a device. Says which, and why."""
 
 
 def root() -> Path:
@@ -59,12 +60,12 @@ def _reason(words: str) -> str:
     return lines[-1] if lines else words.strip().splitlines()[-1] if words.strip() else "pip said nothing"
 
 
-def main() -> None:
-    """Install all; a rival that cannot be installed is no failure of ours."""
-    for requirements in sorted(REQUIREMENTS.glob("*.txt")):
-        usable = install(requirements.stem, requirements)
-        print(f"{requirements.stem}: {'ready' if usable else 'cannot be installed'}", file=sys.stderr)
+def main(names: list[str]) -> None:
+    """Install them; a rival that cannot be installed is no failure of ours."""
+    for name in names:
+        usable = install(name, REQUIREMENTS / f"{name}.txt")
+        print(f"{name}: {'ready' if usable else 'cannot be installed'}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or ["rllib"])

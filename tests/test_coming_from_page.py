@@ -59,15 +59,7 @@ def ran(library: str, script: str, folder: Path, shell: Shell) -> str:
     return done.stdout
 
 
-def test_each_library_has_a_section_of_at_most_four_commands_and_what_it_lacks() -> None:
-    assert SECTIONS.keys() == NEEDS.keys()
-    for name, script in SECTIONS.items():
-        commands = [line.split()[1] for line in script.splitlines()]
-        assert len(commands) <= 4, name
-        assert {"validate", "train"} < set(commands), name
-
-
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize("library", SECTIONS)
 def test_the_commands_of_a_section_run_one_after_the_other(library: str, tmp_path: Path, script_shell: Shell) -> None:
     short = re.sub(r"--updates \d+", "--updates 4", SECTIONS[library])
@@ -83,7 +75,7 @@ def test_the_policy_of_a_section_plays_well(library: str, least: float, tmp_path
     assert float(re.findall(r"^return mean +(\S+)$", said, re.MULTILINE)[-1].replace(",", "")) >= least
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize("sample", ["foreign/minari_hdf5", "foreign/d3rlpy_discrete.h5", "lerobot/v21"])
 def test_a_file_that_the_library_itself_wrote_is_validated_converted_and_learned_from(
     sample: str, tmp_path: Path, script_shell: Shell

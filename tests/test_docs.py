@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from xml.etree import ElementTree
 
-from offline_cli.cli.app import COMMANDS
 from offline_cli.tally import KINDS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -48,12 +46,3 @@ def test_every_target_and_marker_that_contributors_are_told_of_is_there() -> Non
     options = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     markers = {line.partition(":")[0] for line in options["markers"]}
     assert set(re.findall(r"^\| `([a-z]+)` \|", page, flags=re.MULTILINE)) == markers
-
-
-def test_the_first_screen_of_the_readme_shows_a_picture_that_is_small_and_has_words_for_who_cannot_see_it() -> None:
-    first = (REPOSITORY / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
-    ((words, picture),) = re.findall(r"!\[([^]]+)\]\(([^)]+\.svg)\)", first)
-    drawn = (REPOSITORY / picture).read_bytes()
-    assert len(drawn) < 30_000
-    text = " ".join(ElementTree.fromstring(drawn).itertext())
-    assert [name for name in COMMANDS if name not in text or name not in words] == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from offline_cli.environments import open_environment, spaces_of_env
+from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment, UnsupportedSpace
 
 SOURCE = """
@@ -67,23 +67,6 @@ def test_code_in_the_current_folder_can_be_named(here: Path, name: str) -> None:
         assert (env.name, env.action_space) == (name, gym.spaces.Discrete(3))
 
 
-def test_a_registered_id_brings_its_own_vector_class() -> None:
-    with open_environment("CartPole-v1") as env:
-        assert env.has_vector_class
-        assert env.vector(3).num_envs == 3
-        assert len(env.singles(2)) == 2
-
-
-def test_a_function_brings_no_vector_class() -> None:
-    with open_environment("python:gymnasium.envs.classic_control.cartpole:CartPoleEnv") as env:
-        assert not env.has_vector_class
-
-
-def test_spaces_are_those_of_the_environment_and_its_copy_is_closed(here: Path) -> None:
-    assert spaces_of_env("python:envs_good:make") == (gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3))
-    assert sys.modules["envs_good"].Here.closed == 1
-
-
 def test_every_copy_is_closed_when_its_use_raises(here: Path) -> None:
     with pytest.raises(KeyError), open_environment("python:envs_good:make") as env:
         env.singles(3)
@@ -135,12 +118,6 @@ def test_whatever_is_wrong_is_said_with_the_name(here: Path, name: str, error: t
     assert caught.value.fix
 
 
-def test_an_environment_that_cannot_be_closed_is_named(here: Path) -> None:
-    env = open_environment("python:envs_good:make_clinging")
-    with pytest.raises(BadData, match="closing python:envs_good:make_clinging raised OSError"):
-        env.close()
-
-
 def test_an_environment_that_lacks_a_package_gives_the_line_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> gym.Env[object, object]:
         raise gym.error.DependencyNotInstalled("box2d is not installed, run `pip install 'gymnasium[box2d]'`")
@@ -171,13 +148,6 @@ def test_text_observations_are_refused_and_the_copy_is_closed() -> None:
     finally:
         del gym.registry["Talking-v0"]
     assert closed == [1]
-
-
-def test_a_module_without_the_id_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "found_module.py").write_text("import gymnasium\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnknownEnvironment, match="the module found_module neither registers 'Nix' nor has such a class"):
-        spaces_of_env("found_module:Nix")
 
 
 WALK = """\
@@ -213,35 +183,7 @@ def test_a_file_alone_is_refused_with_the_names_that_it_defines(
     assert caught.value.details["near"] == [f"python:{module}:{one}" for one in ("make_env", "Walk", "helper", "make_walk")]
 
 
-@pytest.mark.parametrize("text", ["", "def broken(:\n", "LIMIT = 3\n", "\x00"])
-def test_a_file_that_defines_nothing_is_said_to_be_one(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "walk.py").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnknownEnvironment, match=r"walk\.py is a file: it defines no function or class"):
-        open_environment("walk.py")
-
-
-def test_a_file_that_is_not_there_is_said_not_to_be() -> None:
-    with pytest.raises(UnknownEnvironment, match=r"there is no file 'nowhere\.py'"):
-        open_environment("nowhere.py")
-
-
-def test_a_name_that_a_file_lacks_is_refused_with_those_that_it_defines(tmp_path: Path) -> None:
-    (tmp_path / "walk.py").write_text("def start():\n    pass\n", encoding="utf-8")
-    with pytest.raises(UnknownEnvironment) as caught:
-        open_environment(f"python:{tmp_path}/walk.py:unlike")
-    assert caught.value.details["near"] == [f"python:{tmp_path}/walk.py:start"]
-
-
 @pytest.mark.parametrize("wrapper", ["NormalizeObservation", "NormalizeReward"])
 def test_a_wrapper_whose_statistics_run_on_and_are_lost_is_refused(wrapper: str) -> None:
     with pytest.raises(BadConfig, match=wrapper), open_environment("CartPole-v1", wrappers=[wrapper]) as environment:
         assert environment.observation_space
-
-
-def test_a_normalizing_wrapper_that_stands_still_is_an_environments_own_affair() -> None:
-    from offline_cli.environments import _check_keeps_no_moments
-
-    env = gym.wrappers.NormalizeObservation(gym.make("CartPole-v1"))
-    env.update_running_mean = False
-    _check_keeps_no_moments(gym.wrappers.FlattenObservation(env), "CartPole-v1")

@@ -26,11 +26,6 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_tour_has_commands_for_every_step() -> None:
-    commands = {command.split()[1] for command in tour_commands() if command.startswith("offline-cli")}
-    assert commands == {"record", "convert", "inspect", "validate", "apply", "train-bc", "evaluate"}
-
-
 @pytest.mark.integration
 def test_the_tour_of_the_readme_runs_as_it_stands(workplace: Path, script_shell: Shell) -> None:
     done = script_shell("\n".join(tour_commands()), workplace)

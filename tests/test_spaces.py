@@ -14,7 +14,6 @@ from offline_cli.errors import UnsupportedSpace
 from offline_cli.json_documents import mistakes
 from offline_cli.spaces import (
     Space,
-    check_supported,
     describe,
     infer_space,
     leaf_spaces,
@@ -23,7 +22,6 @@ from offline_cli.spaces import (
     space_from_rllib,
     space_to_json,
     space_to_rllib,
-    tree_from_lists,
 )
 from offline_cli.testing import spaces
 
@@ -92,16 +90,6 @@ def test_what_is_no_space_is_refused_by_place(node: dict[str, Any]) -> None:
     assert caught.value.where == "manifest.json"
 
 
-def test_a_part_that_cannot_be_stored_is_named() -> None:
-    space = gym_spaces.Dict({"words": gym_spaces.Tuple([gym_spaces.Discrete(2), gym_spaces.Text(5)])})
-    for refuse in (lambda: check_supported(space, where="observations"), lambda: space_to_json(space)):
-        with pytest.raises(UnsupportedSpace, match="Text spaces"):
-            refuse()
-    with pytest.raises(UnsupportedSpace) as caught:
-        check_supported(space, where="observations")
-    assert caught.value.where == "observations, part 'words.1'"
-
-
 def test_spaces_that_differ_in_one_bound_or_in_the_order_of_keys_are_not_the_same() -> None:
     one, two = (gym_spaces.Box(np.array([0.0, low]), np.array([1.0, 1.0]), dtype=np.float64) for low in (0.0, 1e-9))
     assert not same_space(one, two)
@@ -129,21 +117,6 @@ def test_spaces_that_differ_in_one_bound_or_in_the_order_of_keys_are_not_the_sam
 )
 def test_a_space_is_guessed_that_holds_the_values(values: Any, expected: Space) -> None:
     assert infer_space(values, discrete=True) == expected
-
-
-def test_numbers_are_not_taken_for_choices_unless_asked() -> None:
-    assert infer_space(np.array([0, 1], np.int8), discrete=False) == gym_spaces.Box(-128, 127, (), np.int8)
-
-
-@pytest.mark.parametrize("values", [np.array(["a", "b"]), np.array([1j, 2])], ids=str)
-def test_no_space_is_guessed_for_text_and_complex_numbers(values: Any) -> None:
-    with pytest.raises(UnsupportedSpace, match=str(values.dtype)):
-        infer_space(values, discrete=True)
-
-
-def test_lists_become_tuples_only_where_the_space_has_them() -> None:
-    space = gym_spaces.Dict({"a": gym_spaces.Tuple([gym_spaces.Discrete(2), gym_spaces.Box(0, 1, (2,))])})
-    assert tree_from_lists({"a": [1, [0.5, 0.5]], "more": [1]}, space) == {"a": (1, [0.5, 0.5]), "more": [1]}
 
 
 def test_choices_are_read_where_gymnasium_has_them_without_a_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

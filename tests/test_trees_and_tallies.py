@@ -6,7 +6,7 @@ import pytest
 
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.tally import Lost, OnError, Rejects, RejectsAhead, Tally
-from offline_cli.trees import flatten, leaves, map_leaves, paths, unflatten_like
+from offline_cli.trees import flatten, map_leaves, paths
 
 TREE = {"b": (1, {"c": 2}), "a": 3}
 
@@ -25,13 +25,6 @@ def test_trees_are_mapped_together_by_key_not_by_order() -> None:
 def test_another_structure_is_refused(other: object) -> None:
     with pytest.raises(ValueError, match="against"):
         map_leaves(lambda x, y: x, TREE, other)
-
-
-def test_leaves_are_put_back_where_they_came_from() -> None:
-    assert unflatten_like(TREE, [10 * leaf for leaf in leaves(TREE)]) == {"b": (10, {"c": 20}), "a": 30}
-    for wrong in ([1, 2], [1, 2, 3, 4]):
-        with pytest.raises(ValueError, match="for a tree of 3"):
-            unflatten_like(TREE, wrong)
 
 
 def test_no_assumption_is_ever_taken_back_and_none_of_a_kind_is_not_listed() -> None:

@@ -9,20 +9,13 @@ from torch import nn
 
 __all__ = ["cartpole_steps", "make_it_balance"]
 
-DIRECTION = (0.02, 0.2, 1.0, 0.5)  # CartPole's place, speed, angle and its speed: the same as in record_policies.py
+DIRECTION = (0.02, 0.2, 1.0, 0.5)  # CartPole's place, speed, angle and its speed: the same as in record.py
 
 
-def cartpole_steps(number: int, *, length: int = 500) -> dict[str, NDArray[np.generic]]:
-    """`number` steps like CartPole's, in episodes of `length`: obs, actions, rewards, ends."""
+def cartpole_steps(number: int) -> dict[str, NDArray[np.generic]]:
+    """Observations and actions of `number` steps like CartPole's."""
     rng = np.random.default_rng(0)
-    ends = np.zeros(number, bool)
-    ends[length - 1 :: length] = True
-    return {
-        "obs": rng.normal(size=(number, 4)).astype(np.float32),
-        "actions": rng.integers(0, 2, number),
-        "rewards": np.ones(number, np.float32),
-        "ends": ends,
-    }
+    return {"obs": rng.normal(size=(number, 4)).astype(np.float32), "actions": rng.integers(0, 2, number)}
 
 
 def make_it_balance(layers: list[nn.Linear]) -> None:

@@ -1,8 +1,6 @@
 """RLlib: packed columns to packed episodes, by the loop of its page "Working with offline data".
 
-`through` says what feeds the loop: `ray.data`, as the page has it, which also writes the episodes; or `pyarrow`, in this
-process, which writes nothing: what remains of the script when Ray Data costs nothing. The page leaves out that packed cells
-have to be unpacked; that is done here as RLlib's own reader does it.
+The page leaves out that packed cells have to be unpacked; that is done here as RLlib's own reader does it.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Any
 import msgpack
 import msgpack_numpy
 import pyarrow.parquet as pq
+from ray import data
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.compression import unpack_if_needed
 from serving import serve
@@ -23,25 +22,17 @@ EXTRA = ("action_dist_inputs", "action_logp")
 CHUNK = 50  # episodes that the page writes at a time
 
 
-def prepare(files: list[str], through: str) -> Callable[[], float]:
+def prepare(files: list[str]) -> Callable[[], float]:
     rows = sum(pq.read_metadata(file).num_rows for file in files)
-    work = with_ray_data if through == "ray.data" else with_pyarrow
 
     def run() -> float:
-        work(files)
+        convert(files)
         return rows
 
     return run
 
 
-def with_pyarrow(files: list[str]) -> None:
-    for _ in packed_episodes(row for file in files for row in pq.read_table(file).to_pylist()):
-        pass
-
-
-def with_ray_data(files: list[str]) -> None:
-    from ray import data
-
+def convert(files: list[str]) -> None:
     with tempfile.TemporaryDirectory() as out:
         chunk: list[bytes] = []
         for number, packed in enumerate(packed_episodes(data.read_parquet(files).iter_rows())):

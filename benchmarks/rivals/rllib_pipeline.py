@@ -17,13 +17,13 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from serving import serve
 
 
-def prepare(number: int, length: int, stateful: bool) -> Callable[[], float]:
+def prepare(number: int, length: int) -> Callable[[], float]:
     seen, done = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2)
     spec = RLModuleSpec(
         module_class=DefaultBCTorchRLModule,
         observation_space=seen,
         action_space=done,
-        model_config=vars(DefaultModelConfig(use_lstm=stateful, lstm_cell_size=8, max_seq_len=20)),
+        model_config=vars(DefaultModelConfig()),
         catalog_class=BCCatalog,
     )
     pipeline = AlgorithmConfig().framework("torch").build_learner_connector(seen, done)

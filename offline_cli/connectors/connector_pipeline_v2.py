@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, overload
 
 import gymnasium as gym
@@ -61,13 +60,12 @@ class ConnectorPipelineV2(ConnectorV2):
     ) -> Batch:
         """The batch after the last piece.
 
-        `metrics`: anything with RLlib's `log_time(key)`; each piece's time is logged under its unique name. Raises BadPiece,
-        naming the piece, where one gives no batch; errors of pieces pass through, with a note that names the piece.
+        `metrics` is handed to every piece. Raises BadPiece, naming the piece, where one gives no batch; errors of pieces pass
+        through, with a note that names the piece.
         """
         call = {"rl_module": rl_module, "explore": explore, "shared_data": {} if shared_data is None else shared_data}
-        return self._through({} if batch is None else batch, self._prepared(episodes), {**call, "metrics": metrics, **kwargs})[
-            0
-        ]
+        call |= {"metrics": metrics, **kwargs}
+        return self._through({} if batch is None else batch, self._prepared(episodes), call)[0]
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, Episodes]:
         """As a piece of another pipeline: what the pieces here change in the episodes is seen by those after it."""
@@ -78,8 +76,6 @@ class ConnectorPipelineV2(ConnectorV2):
     def on_slots(self, *, batch: Batch, slots: SlotWindows, **call: Any) -> tuple[Batch, Any]:
         """The batch after the last piece, and the slots, or the episodes where a piece left what has no form in arrays."""
         left: Any = slots
-        if call.get("metrics") is not None:
-            return self._through(batch, left, call)
         for piece in self.connectors:
             batch, left = self._step(piece, batch, left, call)
         return batch, left
@@ -113,16 +109,13 @@ class ConnectorPipelineV2(ConnectorV2):
         return self._steps({} if batch is None else batch, self._prepared(episodes), given)
 
     def _through(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> tuple[Batch, Episodes]:
-        with _timed(call.get("metrics"), (*call.get("metrics_prefix_key", ()), "connector_pipeline_timer")):
-            for _, after, left in self._steps(batch, episodes, call):
-                batch, episodes = after, left
+        for _, after, left in self._steps(batch, episodes, call):
+            batch, episodes = after, left
         return batch, episodes
 
     def _steps(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> Iterator[tuple[str, Batch, Episodes]]:
-        metrics, prefix = call.get("metrics"), tuple(call.get("metrics_prefix_key", ()))
         for name, piece in self.named():
-            with _timed(metrics, (*prefix, "timers", "connectors", name)):
-                batch, episodes = self._step(piece, batch, episodes, call)
+            batch, episodes = self._step(piece, batch, episodes, call)
             yield name, batch, episodes
 
     def _step(self, piece: ConnectorV2, batch: Batch, episodes: Any, call: dict[str, Any]) -> tuple[Batch, Any]:
@@ -335,13 +328,6 @@ class ConnectorPipelineV2(ConnectorV2):
         self._pieces_of(names)
         pieces = dict(self.named())
         return {name: pieces[name].merge_states([state[name] for state in states if name in state]) for name in names}
-
-
-def _timed(metrics: Any, key: tuple[Any, ...]) -> AbstractContextManager[Any]:
-    if metrics is None:
-        return nullcontext()
-    timer: AbstractContextManager[Any] = metrics.log_time(key)
-    return timer
 
 
 def _names(components: str | Iterable[str] | None) -> set[str] | None:

@@ -125,6 +125,11 @@ def _beyond(option: Option, value: Any) -> str:
     return ""
 
 
+def _number(value: Any) -> Any:
+    """Python's own for a scalar of numpy or torch, which JSON does not take."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
 def _is_of(kind: Any, value: Any) -> bool:
     """Whether `value` is of a declared type; of one that is not known here, whatever it is."""
     origin = get_origin(kind) or kind
@@ -133,8 +138,7 @@ def _is_of(kind: Any, value: Any) -> bool:
     if origin in (Sequence, list, tuple):
         items = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
         return items and all(_is_of(get_args(kind)[0], item) for item in value)
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of numpy or torch
-        value = value.item()
+    value = _number(value)
     if origin in (int, float):
         return isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
     return origin not in WORDS or isinstance(value, origin)
@@ -186,7 +190,7 @@ def takes(options: type[Any], *, where: str | None = None, checks: bool = True) 
             if missing:
                 raise _missing(function.__name__, missing)
             check_values(options, {name: value for name, value in given.items() if name in checked}, command=command)
-            said = {name: value for name, value in given.items() if value is not None or name not in never_none}
+            said = {name: _number(value) for name, value in given.items() if value is not None or name not in never_none}
             return function(*args, **{**defaults, **said})
 
         call.__signature__ = _signature(own, declared, defaults)  # type: ignore[attr-defined]

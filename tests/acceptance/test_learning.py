@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from offline_cli import load_policy, open_dataset
+from offline_cli import EpisodeBatch, load_policy, open_dataset
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = HERE.parent / "testdata" / "recordings"
@@ -134,6 +134,45 @@ def test_apply_writes_a_row_for_each_step_with_the_actions_of_the_data(pipeline:
     steps = pl.read_parquet(tmp_path / "D" / "data")
     assert told["rows"] == len(rows) == len(steps)
     assert rows["actions"].to_list() == steps["actions"].to_list()
+
+
+PIECES = {
+    "frames": '[[pieces]]\nname = "frame_stacking"\nnum_frames = 3\n',
+    "filter": '[[pieces]]\nname = "mean_std_filter"\n',
+    "returns": '[[pieces]]\nname = "compute_returns_to_go"\ngamma = 0.99\n',
+    "next": '[[pieces]]\nname = "add_next_observations_from_episodes_to_train_batch"\n',
+}
+
+
+def expected_columns(episodes: list[EpisodeBatch]) -> dict[str, tuple[str, np.ndarray[Any, Any]]]:
+    """By the name of PIECES the column that it changes or adds, and what that holds, computed step by step."""
+    frames, returns = [], []
+    for episode in episodes:
+        rows = np.concatenate([np.zeros((2, 4), np.float32), episode.obs[:-1]])
+        frames += [rows[step : step + 3].ravel() for step in range(episode.num_steps)]
+        total, sums = 0.0, []
+        for reward in episode.rewards[::-1]:
+            total = float(reward) + 0.99 * total
+            sums.append(total)
+        returns += sums[::-1]
+    obs = np.concatenate([episode.obs[:-1] for episode in episodes]).astype(np.float64)
+    return {
+        "frames": ("obs", np.stack(frames)),
+        "filter": ("obs", (obs - obs.mean(0)) / (obs.std(0, ddof=1) + 1e-6)),
+        "returns": ("returns_to_go", np.array(returns)),
+        "next": ("new_obs", np.concatenate([episode.obs[1:] for episode in episodes])),
+    }
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+def test_train_batches_hold_what_a_loop_over_the_steps_gives(pieces: str, done: Done, tmp_path: Path) -> None:
+    done("convert", CARTPOLE, "--limit", 5, "--out", tmp_path / "D")
+    (tmp_path / "p.toml").write_text(f'kind = "learner"\n{PIECES[pieces]}', encoding="utf-8")
+    done("apply", tmp_path / "D", "--pipeline", tmp_path / "p.toml", "--out", tmp_path / "A")
+    rows = pl.concat([pl.read_parquet(file) for file in sorted(tmp_path.glob("A/**/*.parquet"))])
+    batch = EpisodeBatch.concat(list(open_dataset(str(tmp_path / "D")).batches()))
+    name, expected = expected_columns([batch.select([number]) for number in range(len(batch))])[pieces]
+    np.testing.assert_allclose(rows[name].to_numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bc", "bc through pieces", "bc of Box actions"])

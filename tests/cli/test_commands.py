@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,40 +15,6 @@ import pytest
 from offline_cli.cli.app import command_named
 
 Call = Callable[..., Any]
-
-
-def test_inspect_tells_what_a_recording_holds(recording: Path, call_json: Call) -> None:
-    code, told = call_json("inspect", recording)
-    assert code == 0
-    assert told.keys() >= set(command_named("inspect").keys)
-    assert (told["episodes"], told["steps"]) == (8, 52)
-
-
-def test_inspect_shows_a_table_to_people(recording: Path, call: Call) -> None:
-    done = call("inspect", recording)
-    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert (rows["episodes"], rows["steps"]) == ("8", "52")
-    assert "Box(4, float32)" in done.stdout
-
-
-def test_an_expectation_that_holds_changes_nothing(recording: Path, call_json: Call) -> None:
-    assert call_json("inspect", recording, "--expect", "episodes=8", "--expect", "steps=52")[0] == 0
-
-
-def test_convert_makes_a_dataset_that_inspect_knows(recording: Path, tmp_path: Path, call_json: Call) -> None:
-    code, told = call_json("convert", recording, "--out", tmp_path / "D")
-    assert code == 0
-    assert told.keys() >= set(command_named("convert").keys)
-    assert (told["episodes"], told["steps"]) == (8, 52)
-    assert (tmp_path / "D" / "manifest.json").is_file()
-    assert call_json("inspect", tmp_path / "D", "--expect", "episodes=8")[1]["format"] == "episodes"
-
-
-def test_convert_to_columns_makes_a_row_per_step(recording: Path, tmp_path: Path, call_json: Call) -> None:
-    import pyarrow.parquet as pq
-
-    assert call_json("convert", recording, "--out", tmp_path / "D", "--to", "columns")[0] == 0
-    assert pq.read_table(tmp_path / "D" / "data").num_rows == 52
 
 
 def test_a_dry_run_counts_and_writes_nothing(recording: Path, tmp_path: Path, call_json: Call) -> None:
@@ -97,41 +61,6 @@ def test_a_dry_run_of_training_checks_everything_and_writes_nothing(recording: P
     assert not (tmp_path / "run").exists()
 
 
-def test_a_finished_run_is_given_more_updates_with_resume(recording: Path, tmp_path: Path, call_json: Call) -> None:
-    args = ("train-bc", recording, "--out", tmp_path / "run", "--device", "cpu")
-    assert call_json(*args, "--updates", "2")[1]["updates"] == 2
-    assert call_json(*args, "--updates", "5", "--resume")[1]["updates"] == 5
-    assert call_json(*args, "--updates", "5", "--resume", "--overwrite")[0] == 2
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_training_that_is_stopped_says_what_was_saved_and_how_to_resume(
-    number: int, exit_code: int, recording: Path, tmp_path: Path, child_env: dict[str, str]
-) -> None:
-    run = tmp_path / "run"
-    args = ["train-bc", str(recording), "--out", str(run), "--device", "cpu", "--seed", "1"]
-    command = [sys.executable, "-m", "offline_cli", *args, "--updates", "1000000", "--json", "--quiet"]
-    process = subprocess.Popen(
-        command,
-        env=child_env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    until = time.monotonic() + 60
-    while not (run / "metrics.jsonl").is_file() and time.monotonic() < until:
-        time.sleep(0.05)
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
-    told = json.loads(stdout)
-    assert (process.returncode, told["exit_code"], told["error"]["code"]) == (exit_code, exit_code, "interrupted")
-    assert "--resume" in told["error"]["fix"]
-    assert "Traceback" not in stderr
-    assert told["error"]["updates"] > 0
-
-
 def test_a_gate_that_is_not_met_is_exit_7_with_the_figures(recording: Path, tmp_path: Path, call: Call) -> None:
     run = tmp_path / "run"
     assert call("train-bc", recording, "--out", run, "--updates", "1", "--device", "cpu").exit_code == 0
@@ -143,15 +72,6 @@ def test_a_gate_that_is_not_met_is_exit_7_with_the_figures(recording: Path, tmp_
 def test_progress_goes_to_stderr_and_not_at_all_with_quiet(recording: Path, call: Call) -> None:
     assert "kB, rows 8" in call("inspect", recording).stderr
     assert call("inspect", recording, "--quiet").stderr == ""
-
-
-def test_json_does_not_load_rich(recording: Path, shell: Call) -> None:
-    script = (
-        "import sys\nfrom offline_cli.cli.app import app\n"
-        f"app(['inspect', {str(recording)!r}, '--json', '--quiet'], standalone_mode=False)\n"
-        "print('rich' in sys.modules)"
-    )
-    assert shell("-c", script).stdout.splitlines()[-1] == "False"
 
 
 NEEDLESS = ("torch", "polars", "jsonschema", "pydantic", "pandas", "matplotlib")

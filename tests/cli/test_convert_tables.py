@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +11,9 @@ import pytest
 from warm_commands import Shell
 
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.formats.tables.mapping import mapping_of
 
 TABLES = Path(__file__).resolve().parents[1] / "testdata" / "tables"
 Call = Callable[..., Any]
-
-
-def test_a_robot_log_becomes_a_dataset(call_json: Call, tmp_path: Path) -> None:
-    out = tmp_path / "D"
-    code, told = call_json("convert", TABLES / "robot_log.csv", "--out", out, "--mapping", TABLES / "robot_log.toml")
-    assert code == 0
-    assert (told["episodes"], told["steps"], told["rows_in"], told["rows_quarantined"]) == (3, 12, 12, 0)
-    assert told["action_scale"] == "env"
-    code, shown = call_json("inspect", out)
-    assert (code, shown["episodes"], shown["unfinished"]) == (0, 3, 0)
 
 
 def test_a_table_is_inspected_by_its_mapping_as_it_would_be_converted(call_json: Call) -> None:
@@ -33,14 +21,6 @@ def test_a_table_is_inspected_by_its_mapping_as_it_would_be_converted(call_json:
         "inspect", TABLES / "robot_log.csv", "--mapping", TABLES / "robot_log.toml", "--expect", "episodes=3"
     )
     assert (code, told["format"], told["steps"], told["complete"]) == (0, "table", 12, True)
-
-
-def test_columns_that_are_left_out_are_named(call_json: Call, tmp_path: Path) -> None:
-    log, mapping = tmp_path / "a.csv", tmp_path / "m.toml"
-    log.write_text("e,x,a,note\n1,0.5,1,slow\n", encoding="utf-8")
-    mapping.write_text('[columns]\neps_id = "e"\nobs = "x"\nactions = "a"\n', encoding="utf-8")
-    code, told = call_json("convert", log, "--out", tmp_path / "D", "--mapping", mapping)
-    assert (code, told["dropped_columns"], told["assumptions"]["dropped-column"]) == (0, ["note"], 1)
 
 
 @pytest.mark.parametrize("to", ["episodes", "columns"])
@@ -102,29 +82,6 @@ def test_a_table_without_a_mapping_is_exit_4_with_one_to_start_from(call: Call, 
     assert 'obs = ["joint_a", "joint_b", "gripper"' in start
 
 
-def test_every_option_of_tables_reaches_the_reader(call_json: Call, tmp_path: Path) -> None:
-    table, mapping = TABLES / "falling_back.csv", tmp_path / "m.toml"
-    mapping.write_text('[columns]\nt = "tick"\nobs = ["x", "y"]\nactions = "a"\n', encoding="utf-8")
-    command = ("convert", table, "--mapping", mapping, "--temp-dir", tmp_path, "--memory-limit", "300MiB")
-    assert call_json(*command, "--out", tmp_path / "A")[0] == 4
-    assert call_json(*command, "--out", tmp_path / "B", "--episode-ends", "t")[1]["episodes"] == 3
-    assert call_json(*command, "--out", tmp_path / "C", "--rows-as-episodes")[1]["episodes"] == 12
-    code, told = call_json(*command[:-1], "plenty", "--out", tmp_path / "D")
-    assert (code, told["error"]["where"]) == (2, "--memory-limit")
-
-
-def test_another_mapping_is_another_conversion_to_resume(call_json: Call, tmp_path: Path) -> None:
-    mapping = tmp_path / "m.toml"
-    mapping.write_bytes((TABLES / "robot_log.toml").read_bytes())
-    command = ("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D", "--mapping", mapping)
-    assert call_json(*command)[0] == 0
-    mapping.write_text(mapping.read_text(encoding="utf-8") + '\n[dtypes]\nobs = "float32"\n', encoding="utf-8")
-    note = {**json.loads((tmp_path / "D" / "manifest.json").read_text(encoding="utf-8"))}
-    assert note["spaces_inferred"]
-    code, told = call_json(*command, "--overwrite")
-    assert (code, told["episodes"]) == (0, 3)
-
-
 @pytest.mark.integration
 def test_the_guide_to_tables_runs_as_it_stands(tmp_path: Path, script_shell: Shell) -> None:
     guide = (TABLES.parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
@@ -132,12 +89,3 @@ def test_the_guide_to_tables_runs_as_it_stands(tmp_path: Path, script_shell: She
     done = script_shell(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert Dataset.open(str(tmp_path / "rides")).manifest.counts.episodes == 2
-
-
-def test_the_mappings_of_the_guide_are_mappings() -> None:
-    guide = (TABLES.parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
-    parts, more = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
-    columns = {"eps_id": "run", "dones": "done", "infos": "i"}
-    named = "".join(f'{ours} = "{theirs}"\n' for ours, theirs in columns.items())
-    mapping = mapping_of(f"{more}\n{parts}\n{named}", "guide")
-    assert {part.name for part in mapping.of("obs")} == {"obs.camera", "obs.arm"}

@@ -12,10 +12,8 @@ import pytest
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.errors import BadConfig
 from offline_cli.files.locations import open_location
-from offline_cli.formats.asked_environment import AskedEnvironment, refused
-from offline_cli.training.train import train_bc
+from offline_cli.formats.asked_environment import refused
 
 Call = Callable[..., Any]
 KWARGS = '{"g": 5.0}'
@@ -80,14 +78,6 @@ def test_flags_win_over_the_data_each_for_itself(
     assert json.loads(done.stdout)["length_mean"] == 200.0
 
 
-def test_what_is_given_as_the_data_has_it_is_no_note(
-    recorded: Path, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
-) -> None:
-    words = ("train-bc", recorded, "--out", tmp_path / "run", "--env", "Pendulum-v1", "--epochs", "1", *CPU)
-    assert call(*words, "--env-kwargs", KWARGS, "--wrapper", SHORT, "--wrapper", SCALED).exit_code == 0
-    assert "note:" not in caplog.text
-
-
 def test_an_evaluation_elsewhere_than_the_run_says_so(
     recorded: Path, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,59 +87,6 @@ def test_an_evaluation_elsewhere_than_the_run_says_so(
     done = call("evaluate", tmp_path / "run", "--episodes", "1", "--json", *longer, *CPU)
     assert json.loads(done.stdout)["length_mean"] == 30.0
     assert f"is of Pendulum-v1 with other wrappers: --wrapper {SHORT}" in caplog.text
-
-
-def test_a_wrapper_without_an_argument_that_it_needs_is_told_as_such(tmp_path: Path, call_json: Call) -> None:
-    words = ("record", "CartPole-v1", "--out", tmp_path / "E", "--policy", "random", "--episodes", "1", *CPU)
-    code, told = call_json(*words, "--wrapper", "TimeLimit")
-    assert (code, told["error"]["where"]) == (4, "--wrapper TimeLimit")
-    assert "max_episode_steps" in told["error"]["what"]
-
-
-OTHERWISE = {
-    "another value": ({"g": 5.0}, {"g": 1.0}, "--env-kwargs '{\"g\": 1.0}'"),
-    "another value beside a secret": ({"g": 5.0, "api_key": "mine"}, {"g": 1.0, "api_key": "***"}, '"api_key": "***"'),
-    "a secret that was blanked out": ({"api_key": "mine"}, {"api_key": "***"}, ""),
-    "a password in a URL": ({}, {"db": "postgres://u:hunter2@host/db"}, "postgres://***@host/db"),
-}
-
-
-@pytest.mark.parametrize("what", OTHERWISE)
-def test_notes_on_other_arguments_show_no_secret(what: str) -> None:
-    given, said, shown = OTHERWISE[what]
-    asked = AskedEnvironment("Pendulum-v1", given, ())
-    _, notes = asked.chosen([("D", EnvironmentSpec("Pendulum-v1", said))])
-    assert len(notes) == bool(shown)
-    assert shown in "".join(notes)
-    assert "hunter2" not in "".join(notes)
-
-
-WRITTEN = {
-    "with a space": ("TimeLimit: max_episode_steps=20", SHORT),
-    "in another order": ("RescaleAction:max_action=1,min_action=-1", SCALED),
-    "with a secret that was blanked out": ("mine:Wrap:api_key=x1y2z3", "mine:Wrap:api_key=***"),
-}
-
-
-@pytest.mark.parametrize("how", WRITTEN)
-def test_a_wrapper_that_is_written_otherwise_is_no_other_one(how: str) -> None:
-    given, said = WRITTEN[how]
-    _, notes = AskedEnvironment("Pendulum-v1", {}, (given,)).chosen([("D", EnvironmentSpec("Pendulum-v1", {}, (said,)))])
-    assert notes == []
-
-
-def test_datasets_that_were_made_alike_have_one_note() -> None:
-    known = [(f"D{number}", EnvironmentSpec("Pendulum-v1", {}, (SHORT,))) for number in range(300)]
-    _, notes = AskedEnvironment("Pendulum-v1", {}, ()).chosen(known)
-    assert notes == [f"D0 and 299 more are of Pendulum-v1 with other wrappers: --wrapper {SHORT}"]
-
-
-def test_a_run_that_was_never_measured_knows_what_its_data_is_of(recorded: Path, tmp_path: Path, call_json: Call) -> None:
-    assert call_json("train-bc", recorded, "--out", tmp_path / "run", "--epochs", "1", *CPU)[0] == 0
-    code, told = call_json("evaluate", tmp_path / "run", "--episodes", "1", *CPU)
-    assert (code, told["error"]["fix"]) == (4, "--env Pendulum-v1")
-    code, told = call_json("evaluate", tmp_path / "run", "--env", "Pendulum-v1", "--episodes", "1", *CPU)
-    assert (code, told["length_mean"], told["env_kwargs"]) == (0, 20.0, {"g": 5.0})
 
 
 @pytest.mark.parametrize("command", ["validate", "apply"])
@@ -231,12 +168,6 @@ def test_plain_wrappers_and_arguments_are_taken(wrapper: str) -> None:
     assert refused(EnvironmentSpec("E", kwargs, (wrapper,))) == ([], [])
 
 
-@pytest.mark.parametrize("wrapper", ["FrameStackObservation:stack_size=20000000", "ResizeObservation:shape=[30000,30000]"])
-def test_sizes_that_cost_memory_are_not_taken_from_data(wrapper: str) -> None:
-    assert refused(EnvironmentSpec("E", {}, ("TimeLimit:max_episode_steps=100000",)))[1] == []
-    assert "is beyond 4096" in refused(EnvironmentSpec("E", {}, (wrapper,)))[1][0]
-
-
 @pytest.mark.parametrize("kwargs", [{"render_mode": "human"}, {"num_envs": 10**9}, {"file": {"name": "passwd"}}])
 def test_arguments_that_open_windows_or_name_places_are_not_taken_from_data(kwargs: dict[str, Any]) -> None:
     assert len(refused(EnvironmentSpec("E", kwargs, ()))[0]) == 1
@@ -278,12 +209,6 @@ def test_a_secret_of_a_wrapper_is_stored_nowhere(tmp_path: Path, call: Call) -> 
     assert (done.exit_code, "hunter2" in done.output + done.stderr) == (4, False)
 
 
-def test_another_environment_than_the_datas_is_a_note(tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture) -> None:
-    assert call("record", "CartPole-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", *CPU).exit_code == 0
-    done = call("train-bc", tmp_path / "D", "--out", tmp_path / "run", "--env", "CartPole-v0", "--epochs", "1", *CPU)
-    assert (done.exit_code, "is of CartPole-v1, and --env is CartPole-v0" in caplog.text) == (0, True), done.output
-
-
 def test_what_is_not_taken_from_data_of_another_name_is_said_with_the_flags_to_add(
     tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,32 +227,6 @@ def test_what_is_not_taken_from_data_of_another_name_is_said_with_the_flags_to_a
     caplog.clear()
     assert call("validate", tmp_path / "D", "--env", "CartPole-v0", *made).exit_code == 0
     assert "not taken" not in caplog.text
-
-
-def test_data_of_one_environment_made_in_two_ways_asks_which(recorded: Path, tmp_path: Path, call_json: Call) -> None:
-    words = ("record", "Pendulum-v1", "--out", tmp_path / "E", "--policy", "random", "--episodes", "1", *CPU)
-    assert call_json(*words, "--env-kwargs", '{"g": 6.0}', "--wrapper", SHORT, "--wrapper", SCALED)[0] == 0
-    words = ("validate", recorded, tmp_path / "E", "--env", "Pendulum-v1")
-    code, told = call_json(*words)
-    assert (code, told["error"]["fix"].endswith(f"--env-kwargs {shlex.quote(KWARGS)}")) == (4, True)
-    assert call_json(*words, "--env-kwargs", KWARGS)[0] == 0
-
-
-@pytest.mark.parametrize("words", [("--env-kwargs", "{}"), ("--wrapper", "TimeLimit")])
-@pytest.mark.parametrize("command", ["convert", "validate", "apply", "train-bc"])
-def test_arguments_without_an_environment_are_a_usage_error(
-    command: str, words: tuple[str, ...], recorded: Path, tmp_path: Path, call_json: Call
-) -> None:
-    (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
-    more = {"validate": (), "apply": ("--pipeline", tmp_path / "p.toml", "--show")}.get(command, ("--out", tmp_path / "X"))
-    assert call_json(command, recorded, *more, *words)[0] == 2
-
-
-def test_arguments_in_python_have_to_be_json(recorded: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="JSON"):
-        train_bc(str(recorded), str(tmp_path / "run"), env="Pendulum-v1", env_kwargs={"f": print})
-    with pytest.raises(BadConfig, match="null"):
-        train_bc(str(recorded), str(tmp_path / "run"), env="Pendulum-v1", env_kwargs={"f": None})
 
 
 def test_a_config_file_may_say_them(recorded: Path, tmp_path: Path, call_json: Call) -> None:
@@ -352,38 +251,3 @@ def test_all_mistakes_of_wrappers_are_named_at_once(tmp_path: Path, call_json: C
     assert "a is given twice" in problems[3]
     code, told = call_json(*words, "--wrapper", "TimeLimit:no=1")
     assert (code, "no" in told["error"]["what"]) == (4, True)
-
-
-@pytest.mark.integration
-def test_wrappers_take_arguments_in_worker_processes(tmp_path: Path, call_json: Call) -> None:
-    words = ("record", "CartPole-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", *CPU)
-    more = ("--wrapper", "TimeLimit:max_episode_steps=3", "--wrapper", "ReshapeObservation:shape=[2,2]")
-    code, told = call_json(*words, *more, "--vectorize", "async", "--num-env-runners", "1")
-    assert (code, told["steps"]) == (0, 6)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--epochs", "0"),
-        ("--lr", "-1"),
-        ("--batch-size", "0"),
-        ("--val-fraction", "2"),
-        ("--memory-limit", "0"),
-        ("--seed", "-1"),
-    ],
-)
-def test_numbers_outside_their_limits_end_alike(
-    option: str, value: str, recorded: Path, tmp_path: Path, call_json: Call
-) -> None:
-    code, told = call_json("train-bc", recorded, "--out", tmp_path / "run", option, value)
-    assert (code, told["error"]["code"]) == (2, "usage-error")
-    assert told["error"]["what"].startswith(f"{option} {value} is ")
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"), [("ppo.zip", "sb3:ppo.zip"), ("pol:act", "python:pol:act"), ("pol.py:act", "python:pol.py:act")]
-)
-def test_a_policy_without_its_prefix_is_told_with_it(name: str, meant: str, tmp_path: Path, call_json: Call) -> None:
-    code, told = call_json("record", "CartPole-v1", "--out", tmp_path / "D", "--policy", name, "--episodes", "1", *CPU)
-    assert (code, told["error"]["fix"]) == (5, f"did you mean {meant}?")

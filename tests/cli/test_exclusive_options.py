@@ -42,15 +42,6 @@ def test_training_options_that_cannot_be_meant_together_are_usage_and_no_data_is
     assert (code, what in found["error"]["what"]) == (2, True), found
 
 
-@pytest.mark.parametrize("text", ["updates = 5\nepochs = 3\n", "until_return = 450\n", "patience = 3\n"])
-def test_keys_of_a_file_that_contradict_each_other_are_a_bad_config(
-    text: str, call_json: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
-) -> None:
-    (tmp_path / "c.toml").write_text(text)
-    code, _ = call_json("train-bc", str(tmp_path), "--out", str(tmp_path / "run"), "--config", str(tmp_path / "c.toml"))
-    assert code == 4
-
-
 def test_a_policy_that_nobody_knows_is_named_beside_those_that_there_are(
     call_json: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
 ) -> None:

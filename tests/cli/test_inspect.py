@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.checking.inspect import inspect
-from offline_cli.cli.data_commands import _figures
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
-from offline_cli.report.inspection import ASCII, BLOCKS, bars_of, sparkline, spread_of
+from offline_cli.report.inspection import BLOCKS
 
 Call = Callable[..., Any]
 TABLES = Path(__file__).resolve().parents[1] / "testdata" / "tables"
@@ -77,29 +74,6 @@ def test_deep_reads_the_steps_for_histograms_that_count_each_value(
     assert "--deep" not in shown
 
 
-def test_deep_changes_no_other_figure(dataset: Path, call_json: Call) -> None:
-    plain, deep = call_json("inspect", dataset)[1], call_json("inspect", dataset, "--deep")[1]
-    differing = {name for name in plain if plain[name] != deep[name]}
-    assert differing == {"histograms", "agents", "modules"}
-    assert deep["from_manifest"]
-
-
-def test_recordings_that_are_read_in_any_case_show_histograms(recording: Path, call: Call) -> None:
-    shown = call("inspect", recording).stdout
-    assert set(cells(shown, "rewards")[-1]) <= set(BLOCKS)
-    assert "--deep" not in shown
-
-
-def test_elements_of_a_vector_have_the_names_of_a_tables_columns_in_a_dataset_too(call: Call, tmp_path: Path) -> None:
-    table, mapping = TABLES / "robot_log.csv", TABLES / "robot_log.toml"
-    convert(table, tmp_path / "D", mapping=mapping)
-    for place in ((table, "--mapping", mapping), (tmp_path / "D",)):
-        shown = call("inspect", *place).stdout
-        assert cells(shown, "obs joint_a")
-        assert cells(shown, "actions cmd_lift")
-        assert "obs[" not in shown
-
-
 def test_agents_and_modules_are_counted(tmp_path: Path, call: Call, call_json: Call) -> None:
     table = TABLES / "two_agents.jsonl"
     convert(table, tmp_path / "D", mapping=TABLES / "two_agents.toml")
@@ -111,46 +85,6 @@ def test_agents_and_modules_are_counted(tmp_path: Path, call: Call, call_json: C
     assert len(read["agents"]) == 2
     assert sum(read["agents"].values()) == read["episodes"]
     assert "episodes by agent" in call("inspect", tmp_path / "D", "--deep").stdout
-
-
-def test_a_table_of_columns_is_bounded_and_says_what_it_leaves_out(make_wide: Path, call: Call) -> None:
-    shown = call("inspect", make_wide).stdout
-    rows = [line for line in shown.splitlines() if line.startswith("obs.")]
-    assert len(rows) == 40
-    assert "and 43 more columns or elements: --json has all" in shown
-
-
-@pytest.fixture
-def make_wide(random_batch: Callable[..., Any], tmp_path: Path) -> Path:
-    """A dataset of 82 observed numbers, of which 16 are a vector, and an image."""
-    parts = {f"part{number:02}": spaces.Box(-1, 1, (), np.float32) for number in range(64)}
-    space = spaces.Dict({**parts, "vector": spaces.Box(-1, 1, (16,), np.float32), "wide": spaces.Box(-1, 1, (17,), np.float32)})
-    batch = random_batch(space, spaces.Box(-1, 1, (), np.float32), lengths=(3, 2))
-    return write(tmp_path / "W", batch)
-
-
-def test_sparklines_are_ascii_where_stdout_cannot_show_blocks(
-    recording: Path, shell: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(shell.__closure__[0].cell_contents, "PYTHONIOENCODING", "ascii")
-    done = shell("-m", "offline_cli", "inspect", str(recording))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.isascii()
-    assert "\\u" not in done.stdout
-    assert "\x1b" not in done.stdout
-    assert set(cells(done.stdout, "obs[0]")[-1]) <= set(ASCII)
-
-
-def test_bars_from_quantiles_hold_the_shares_between_them() -> None:
-    percents = (0, 1, 5, 25, 50, 75, 95, 99, 100)
-    ascending = {str(percent): float(percent) for percent in percents}
-    assert bars_of(spread_of({"quantiles": ascending})) == pytest.approx([100 / 16] * 16)
-    assert bars_of(spread_of({"quantiles": dict.fromkeys(map(str, percents), 7.0)})) == [100.0]
-    assert bars_of(spread_of({"quantiles": dict.fromkeys(map(str, percents))})) == []
-    most = bars_of(spread_of({"quantiles": {**ascending, "50": 100, "75": 100, "95": 100, "99": 100}}))
-    assert sum(most) == pytest.approx(100)
-    assert sparkline(most, BLOCKS)[-1] == "█"
-    assert sparkline([0, 1, 8, None], BLOCKS) == "·▁█·"
 
 
 # ---- episodes ----
@@ -181,26 +115,9 @@ def test_one_episode_is_shown_with_its_ends_and_its_columns_over_time(
     assert cells(shown, recorded.ids[4])[1] == "12"
 
 
-def test_an_episode_of_a_table_is_found_by_the_id_in_the_table(call_json: Call, tmp_path: Path) -> None:
-    table, mapping = TABLES / "robot_log.csv", TABLES / "robot_log.toml"
-    convert(table, tmp_path / "D", mapping=mapping)
-    for place in ((table, "--mapping", mapping), (tmp_path / "D",)):
-        one = call_json("inspect", *place, "--episode", "run-01")[1]["shown_episode"]
-        assert (one["source_id"], one["length"]) == ("run-01", 4)
-        assert one["eps_id"].endswith("-run-01")
-
-
 def test_an_episode_that_is_not_there_is_a_usage_error_that_names_the_way_to_ids(dataset: Path, call_json: Call) -> None:
     code, told = call_json("inspect", dataset, "--episode", "nobody")
     assert (code, "'nobody'" in told["error"]["what"], "--head" in told["error"]["fix"]) == (2, True, True)
-
-
-def test_head_reads_no_more_shards_than_it_needs(recording: Path, tmp_path: Path, call_json: Call) -> None:
-    convert(recording, tmp_path / "D", max_rows_per_file=2)
-    shards = sorted((tmp_path / "D" / "data").iterdir())
-    assert len(shards) == 4
-    shards[-1].unlink()
-    assert len(call_json("inspect", tmp_path / "D", "--head", "3")[1]["first_episodes"]) == 3
 
 
 def test_an_episode_without_steps_is_an_episode_of_its_dataset(
@@ -215,52 +132,13 @@ def test_an_episode_without_steps_is_an_episode_of_its_dataset(
     assert call("inspect", tmp_path / "D", "--episode", batch.ids[0]).exit_code == 0
 
 
-@pytest.mark.parametrize("asked", [("--head", "1"), ("--episode", "a")])
-def test_steps_that_were_read_are_shown_beside_the_episodes_that_were_asked_for(
-    asked: tuple[str, str], random_batch: Callable[..., Any], tmp_path: Path, call: Call
-) -> None:
-    batch = random_batch(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), lengths=(4, 3))
-    write(tmp_path / "D", replace(batch, ids=["a", "b"]))
-    plain, deep = (call("inspect", tmp_path / "D", *asked, *more).stdout for more in ((), ("--deep",)))
-    assert ("histogram" in plain, "histogram" in deep) == (False, True)
-    assert ("ended by" in plain, "ended by" in deep) == (False, True)
-    assert plain in deep
-
-
-def test_episodes_of_a_dataset_elsewhere_are_shown_too(recording: Path) -> None:
-    convert(recording, "memory://inspect-test/D", overwrite=True)
-    told = inspect("memory://inspect-test/D", head=2, deep=True)
-    assert told.first_episodes is not None
-    assert [row["length"] for row in told.first_episodes] == [5, 9]
-    assert told.histograms is not None
-
-
 # ---- expectations ----
 
 
-@pytest.mark.parametrize(
-    "expect",
-    [
-        "episodes>=8",
-        "episodes<=8",
-        "episodes >= 7.5",
-        "episodes==8",
-        "episodes = 8",
-        "return.max>=-1e9",
-        "columns.obs.count<=52",
-    ],
-)
-def test_bounds_that_hold_change_nothing(expect: str, dataset: Path, call: Call) -> None:
-    assert call("inspect", dataset, "--expect", expect).exit_code == 0
-
-
-def test_both_bounds_of_one_figure_may_be_given_and_all_that_are_not_met_are_named(dataset: Path, call_json: Call) -> None:
-    bounds = ("episodes>=1", "episodes<=7", "steps>=53", "length.mean<=100", "format=other")
-    code, told = call_json("inspect", dataset, *(word for bound in bounds for word in ("--expect", bound)))
-    assert code == 7
-    assert told["error"]["what"].startswith("episodes is 8, expected <= 7; steps is 52, expected >= 53; format is ")
-    assert told["error"]["differences"]["episodes<="] == {"is": 8, "expected": "7"}
-    assert {"key": "episodes", "is": 8, "order": "<=", "value": 7} in told["error"]["unmet"]
+def test_bounds_that_hold_change_nothing(dataset: Path, call: Call) -> None:
+    bounds = ("episodes>=8", "episodes <= 8", "episodes=8", "return.max>=-1e9", "columns.obs.count<=52")
+    for bound in bounds:
+        assert call("inspect", dataset, "--expect", bound).exit_code == 0, bound
 
 
 def test_a_bound_of_what_is_not_known_is_not_met(dataset: Path, call_json: Call) -> None:
@@ -282,21 +160,7 @@ def test_all_keys_orders_and_bounds_that_cannot_be_are_named_at_once_before_anyt
         assert part in told["error"]["what"]
 
 
-def test_nested_keys_that_are_not_there_and_bounds_of_no_numbers_are_named_at_once(dataset: Path, call_json: Call) -> None:
-    code, told = call_json(
-        "inspect", dataset, "--expect", "return.men>=1", "--expect", "complete>=1", "--expect", "columns.x=1"
-    )
-    assert code == 2
-    for part in ("'return.men'", "True has no order", "'columns.x'"):
-        assert part in told["error"]["what"]
-
-
 # ---- shards ----
-
-
-def test_shards_that_are_there_are_said_not_to_be_read(dataset: Path, call: Call, call_json: Call) -> None:
-    assert "all there, not read: validate reads them" in call("inspect", dataset).stdout
-    assert call_json("inspect", dataset)[1]["wrong_shards"] == []
 
 
 def test_a_missing_shard_is_named_and_the_manifest_stays_the_one_that_says_complete(
@@ -309,17 +173,3 @@ def test_a_missing_shard_is_named_and_the_manifest_stays_the_one_that_says_compl
     assert " ".join(cells(done.stdout, "complete")) == "complete yes, says the manifest"
     told = call_json("inspect", dataset)[1]
     assert (told["shards"], told["wrong_shards"], told["complete"]) == (1, [f"data/{shard.name} is missing"], True)
-
-
-def test_a_shard_of_another_size_is_named(dataset: Path, call: Call) -> None:
-    (shard,) = (dataset / "data").iterdir()
-    size = shard.stat().st_size
-    shard.write_bytes(b"short")
-    assert f"has 5 bytes, not {size}" in call("inspect", dataset).stdout
-
-
-def test_shards_in_a_storage_are_not_looked_at_and_the_table_says_so(dataset: Path) -> None:
-    convert(dataset, "memory://inspected/D", overwrite=True)
-    told = inspect("memory://inspected/D").as_dict()
-    assert told["wrong_shards"] is None
-    assert _figures(told)["shards"] == "1, not looked at: validate reads them"

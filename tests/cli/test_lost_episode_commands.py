@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 Call = Callable[..., Any]
-TESTDATA = Path(__file__).resolve().parent.parent / "testdata"
 MAPPING = (
     '[columns]\neps_id = "eps_id"\nt = "t"\nobs = "obs"\nnew_obs = "new_obs"\nactions = "a"\nrewards = "r"\nterminateds = "d"\n'
 )
@@ -41,28 +40,10 @@ def rows_of(text: str) -> dict[str, str]:
     return {" ".join(line[:2]): " ".join(line[2:]) for line in words if len(line) > 2}
 
 
-@pytest.mark.parametrize(("on_error", "other"), [("skip", "quarantined"), ("quarantine", "skipped")])
-def test_the_summary_says_skipped_of_rows_that_were_kept_nowhere(
-    on_error: str, other: str, log: list[Any], call: Call, tmp_path: Path
-) -> None:
-    done = call("convert", *log, "--out", tmp_path / "D", "--on-error", on_error)
-    said = rows_of(done.stdout)
-    assert done.exit_code == 0
-    assert said["rows skipped" if on_error == "skip" else "rows quarantined"] == "8"
-    assert said["episodes lost"] == "2"
-    assert f"rows {other}" not in said
-    assert (tmp_path / "D" / "quarantine").exists() == (on_error == "quarantine")
-
-
 def test_json_says_how_many_episodes_were_lost_and_why(log: list[Any], call_json: Call, tmp_path: Path) -> None:
     code, told = call_json("convert", *log, "--out", tmp_path / "D", "--on-error", "skip")
     assert (code, told["episodes"], told["episodes_lost"], told["rows_quarantined"]) == (0, 4, 2, 8)
     assert told["assumptions"]["lost-episode-bad-row"] == 2
-
-
-def test_a_dry_run_says_what_would_be_lost(log: list[Any], call_json: Call, tmp_path: Path) -> None:
-    code, told = call_json("convert", *log, "--out", tmp_path / "D", "--on-error", "skip", "--dry-run")
-    assert (code, told["episodes_lost"]) == (0, 2)
 
 
 def test_inspect_says_how_many_episodes_a_dataset_lost(lossy: Path, call: Call, call_json: Call) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 import offline_cli
-from offline_cli.errors import BadMapping, OutputExists, UsageError
-from offline_cli.formats.tables import TableOptions
-from offline_cli.formats.tables.mapping import given_mapping
+from offline_cli.errors import BadMapping, UsageError
 
 Call = Callable[..., Any]
 
@@ -53,15 +51,6 @@ def test_train_bc_takes_a_table_with_its_mapping_and_resumes_with_it(call_json: 
     assert (code, told["error"]["code"]) == (4, "bad-mapping")
 
 
-def test_apply_takes_a_mapping_and_records_it(call_json: Call, robot: Path, tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
-    out = tmp_path / "batches"
-    command = ("apply", robot, "--pipeline", tmp_path / "p.toml", "--out", out, "--mapping", tmp_path / "robot.toml")
-    assert call_json(*command)[0] == 0
-    (document,) = json.loads((out / "batches.json").read_text(encoding="utf-8"))["provenance"]["mappings"]
-    assert document["columns"]["obs"] == ["joint_a", "joint_b"]
-
-
 def test_a_dict_is_a_mapping_wherever_one_is_taken(robot: Path, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
     assert offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING).episodes == 4
@@ -87,15 +76,6 @@ def test_a_dict_is_checked_as_a_file_is(robot: Path, tmp_path: Path) -> None:
         offline_cli.convert(robot, tmp_path / "A", mapping=["joint_a"])  # type: ignore[arg-type]
 
 
-def test_another_dict_is_another_conversion(robot: Path, tmp_path: Path) -> None:
-    same, other = (TableOptions(given_mapping(one)).identity() for one in (MAPPING, {**MAPPING, "dtypes": {"obs": "float32"}}))
-    assert same == TableOptions(given_mapping(json.loads(json.dumps(MAPPING)))).identity()
-    assert same != other
-    offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING)
-    with pytest.raises(OutputExists):
-        offline_cli.convert(robot, tmp_path / "A", mapping=MAPPING)
-
-
 # ---- names of elements ----
 
 
@@ -118,15 +98,6 @@ def test_messages_about_elements_say_the_columns_of_a_table(call_json: Call, rob
         assert told["error"]["what"].endswith("step 2, column joint_b")
         meanings = call_json("inspect", *source)[1]["meanings"]
         assert meanings == {"obs": [{"name": "joint_a"}, {"name": "joint_b"}], "actions": [{"name": "turn"}]}
-
-
-def test_a_constant_column_is_reported_by_its_name(call_json: Call, robot: Path, tmp_path: Path) -> None:
-    rows = [f"{e},{t},7,{e + t / 20},{t / 30},1" for e in range(2) for t in range(5)]
-    robot.write_text("run,k,idle,joint_b,turn,r\n" + "\n".join(rows) + "\n", encoding="utf-8")
-    (tmp_path / "robot.toml").write_text(TOML.replace("joint_a", "idle"), encoding="utf-8")
-    problems = call_json("validate", robot, "--mapping", tmp_path / "robot.toml")[1]["problems"]
-    (place,) = [problem["where"] for problem in problems if problem["code"] == "constant-dimension"]
-    assert place.endswith("idle is always 7.0")
 
 
 # ---- dates ----
@@ -167,22 +138,6 @@ def test_a_date_that_may_begin_with_the_day_or_the_month_is_refused_with_the_lin
     assert "pd.to_datetime(df['when'], format='%d/%m/%Y')" in told["error"]["what"]
 
 
-def test_epoch_times_stay_numbers(tmp_path: Path) -> None:
-    source = tmp_path / "log.csv"
-    source.write_text("e,when,a\nA,1709251200000,1\nA,1709251201000,1\n", encoding="utf-8")
-    offline_cli.convert(
-        source, tmp_path / "D", mapping={"columns": {"eps_id": "e", "t": "when", "obs": "when", "actions": "a"}}
-    )
-    assert _batches(tmp_path / "D")[0].obs[:2].tolist() == [1709251200000, 1709251201000]
-
-
-def test_linear_is_rllibs_name_for_no_activation(call_json: Call, robot: Path, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text('activation = "linear"\nhidden = [8, 8]\nupdates = 1\n', encoding="utf-8")
-    options = ("--config", tmp_path / "c.toml", "--mapping", tmp_path / "robot.toml")
-    assert call_json("train-bc", robot, "--out", tmp_path / "run", *options)[0] == 0
-    assert json.loads((tmp_path / "run" / "policy.json").read_text(encoding="utf-8"))["network"]["activation"] == "linear"
-
-
 def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, robot: Path, tmp_path: Path) -> None:
     robot.write_text("run,k,joint_a,joint_b,turn,lift,r\nA,0,1,1,0,1,1\nA,1,1,1,1,5,1\n", encoding="utf-8")
     space = '[spaces]\naction = {type = "MultiDiscrete", nvec = [2, 2]}\n'
@@ -190,20 +145,6 @@ def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, 
     code, told = call_json("convert", robot, "--out", tmp_path / "D", "--mapping", tmp_path / "robot.toml")
     assert code == 4
     assert "actions holds 5, which is not a category, column lift;" in told["error"]["what"]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [("filter", "--where", "length > 0"), ("sample", "--episodes", "2"), ("merge",), ("repack",)],
-    ids=lambda command: command[0],
-)
-def test_operations_keep_the_names_that_a_mapping_gave_to_elements(
-    command: tuple[str, ...], call: Call, call_json: Call, robot: Path, tmp_path: Path
-) -> None:
-    assert call_json("convert", robot, "--out", tmp_path / "D", "--mapping", tmp_path / "robot.toml")[0] == 0
-    name, *options = command
-    assert call_json(name, tmp_path / "D", "--out", tmp_path / "F", *options)[0] == 0
-    assert "joint_b" in call("inspect", tmp_path / "F").stdout
 
 
 @pytest.mark.parametrize("command", ["convert", "merge", "filter", "train-bc"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 import pytest
 
 import offline_cli
-from offline_cli.datasets.shard_sequence import dataset_to_append_to
-from offline_cli.errors import BadConfig, BadMapping
-from offline_cli.meanings import Element, Meanings
+from offline_cli.errors import BadConfig
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -132,13 +129,6 @@ def test_the_manifest_has_what_the_mapping_of_a_table_says_of_its_columns(logs: 
     assert manifest(logs.dataset("A"))["meanings"] == KEPT
 
 
-def test_a_column_whose_name_says_no_more_than_its_role_has_no_name(logs: Logs, tmp_path: Path) -> None:
-    (tmp_path / "A.csv").write_text("run,k,state,action,r\n0,0,1,1,1\n0,1,1,0,1\n", encoding="utf-8")
-    columns = {"eps_id": "run", "t": "k", "obs": "state", "actions": "action", "rewards": "r"}
-    offline_cli.convert(tmp_path / "A.csv", tmp_path / "A", mapping={"columns": columns})
-    assert "meanings" not in manifest(tmp_path / "A")
-
-
 def test_a_single_column_gives_its_name_and_a_part_of_a_dict_has_its_own(logs: Logs, tmp_path: Path) -> None:
     mapping = logs.mapping(obs="temperature")
     mapping["columns"] |= {"obs.fan": "fan_speed", "obs.all": NAMES}
@@ -155,7 +145,6 @@ def test_a_single_column_gives_its_name_and_a_part_of_a_dict_has_its_own(logs: L
         ("convert",),
         ("merge",),
         ("repack", "--format", "columns"),
-        ("repack", "--hash-ids"),
         ("filter", "--where", "length > 0"),
         ("sample", "--episodes", "1"),
     ],
@@ -167,11 +156,6 @@ def test_operations_keep_what_columns_mean(command: tuple[str, ...], call_json: 
     assert manifest(tmp_path / "out")["meanings"] == KEPT
 
 
-def test_the_parts_of_a_split_keep_what_columns_mean(logs: Logs, tmp_path: Path) -> None:
-    offline_cli.split(logs.dataset("A"), tmp_path / "out", counts={"one": 1, "other": 1})
-    assert all(manifest(tmp_path / "out" / part)["meanings"] == KEPT for part in ("one", "other"))
-
-
 @pytest.mark.parametrize("to", ["d4rl", "robomimic", "d3rlpy"])
 def test_hdf5_files_that_we_write_keep_what_columns_mean(to: str, logs: Logs, tmp_path: Path) -> None:
     offline_cli.convert(logs.dataset("A"), tmp_path / "theirs.hdf5", to=to)
@@ -179,15 +163,6 @@ def test_hdf5_files_that_we_write_keep_what_columns_mean(to: str, logs: Logs, tm
     assert {name: known[-1] for name, known in manifest(tmp_path / "again")["meanings"].items() if name != "obs"} == {
         name: known[-1] for name, known in KEPT.items() if name != "obs"
     }
-
-
-def test_a_column_that_is_left_out_leaves_no_meaning(logs: Logs, tmp_path: Path) -> None:
-    extra = {"extra": {"forces": ["temperature", "power"]}}
-    table, mapping = logs.source("A", **extra)
-    offline_cli.convert(table, tmp_path / "A", mapping=mapping)
-    assert "forces" in manifest(tmp_path / "A")["meanings"]
-    offline_cli.repack(tmp_path / "A", tmp_path / "B", drop=["forces"])
-    assert manifest(tmp_path / "B")["meanings"] == KEPT
 
 
 def test_a_repaired_manifest_keeps_what_columns_mean(logs: Logs) -> None:
@@ -209,13 +184,6 @@ def test_write_dataset_keeps_the_meanings_of_a_dataset_and_takes_others(logs: Lo
         offline_cli.write_dataset(dataset, tmp_path / "none", meanings={"obs": ["temperature"]})
 
 
-def test_names_and_units_of_columns_that_hold_no_values_are_refused(logs: Logs, tmp_path: Path) -> None:
-    mapping = logs.mapping(units={"temprature": "K"}, names={"k": "hour"})
-    with pytest.raises(BadMapping) as caught:
-        offline_cli.convert(logs.table("A"), tmp_path / "A", mapping=mapping)
-    assert len(caught.value.details["problems"]) == 2
-
-
 # ---- what is compared ----
 
 
@@ -226,17 +194,6 @@ def test_datasets_whose_columns_mean_different_things_are_not_merged(
     said, found = OTHERS[other]
     assert refused(call_json("merge", logs.dataset("A"), logs.dataset("B", **said), "--out", tmp_path / "out")) == found
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_nothing_is_appended_whose_columns_mean_different_things(
-    other: str, call_json: CallJson, logs: Logs, tmp_path: Path
-) -> None:
-    said, found = OTHERS[other]
-    dataset, (table, mapping) = logs.dataset("A"), logs.source("B", **said)
-    before = manifest(dataset)
-    assert refused(call_json("convert", table, "--mapping", mapping, "--out", dataset, "--append")) == found
-    assert manifest(dataset) == before
 
 
 @pytest.mark.parametrize(
@@ -267,13 +224,6 @@ def test_every_command_that_takes_several_sources_compares_what_their_columns_me
     assert refused(call_json(name, "A", "B", *options)) == found
 
 
-def test_validate_reports_sources_whose_columns_mean_different_things(call_json: CallJson, logs: Logs) -> None:
-    one, other = logs.dataset("A"), logs.dataset("B", **OTHERS["order of categories"][0])
-    code, told = call_json("validate", one, other)
-    (problem,) = (problem for problem in told["problems"] if problem["severity"] == "error")
-    assert (code, problem["code"], problem["source"]) == (3, "mixed-meanings", str(other))
-
-
 def test_diff_tells_what_columns_mean_differently(call_json: CallJson, logs: Logs, tmp_path: Path) -> None:
     table = logs.table("A")
     offline_cli.convert(table, tmp_path / "A", mapping=logs.mapping())
@@ -281,13 +231,6 @@ def test_diff_tells_what_columns_mean_differently(call_json: CallJson, logs: Log
     code, told = call_json("diff", tmp_path / "A", tmp_path / "B")
     assert (code, told["changed"], told["missing"]) == (7, 0, 0)
     assert told["first"] == {"episode": None, "step": None, "column": "obs", "index": [0], "a": "unit K", "b": "unit °C"}
-
-
-def test_the_conflict_names_the_two_sources_among_many(call_json: CallJson, logs: Logs, tmp_path: Path) -> None:
-    unsaid = logs.dataset("C", categories=None, units={})
-    sources = (unsaid, logs.dataset("A"), logs.dataset("D"), logs.dataset("B", **OTHERS["order of categories"][0]))
-    code, told = call_json("merge", *sources, "--out", tmp_path / "out")
-    assert (code, told["error"]["sources"]) == (4, [str(tmp_path / "A"), str(tmp_path / "B")])
 
 
 def test_a_resumed_write_is_of_the_same_meanings(logs: Logs, tmp_path: Path) -> None:
@@ -305,57 +248,7 @@ def test_a_resumed_write_is_of_the_same_meanings(logs: Logs, tmp_path: Path) -> 
         pass
 
 
-def test_a_writer_adds_nothing_of_other_meanings_to_a_dataset(logs: Logs) -> None:
-    location = offline_cli.open_location(logs.dataset("A"))
-    base = dataset_to_append_to(location, resume=False)
-    spaces = {"observation_space": base.manifest.observation_space, "action_space": base.manifest.action_space}
-    said = Meanings({"actions": (Element(categories=("up", "hold", "down")),)})
-    with pytest.raises(BadConfig):
-        offline_cli.DatasetWriter(location, **spaces, action_scale="env", base=base, meanings=said)
-    offline_cli.DatasetWriter(location, **spaces, action_scale="env", base=base)
-
-
 # ---- what only one says ----
-
-
-def test_categories_that_only_one_dataset_knows_are_an_assumption_and_hold_for_both(
-    call_json: CallJson, logs: Logs, tmp_path: Path
-) -> None:
-    plain = logs.dataset("B", categories=None, units={})
-    code, told = call_json("merge", plain, logs.dataset("A"), "--out", tmp_path / "out")
-    assert (code, told["assumptions"]["meaning-assumed"]) == (0, 3)  # a unit and categories of B, the name of the actions of A
-    assert manifest(tmp_path / "out")["meanings"] == {**KEPT, "actions": [{"name": "number", "categories": TEXTS}]}
-    assert manifest(tmp_path / "out")["assumptions"]["meaning-assumed"] == 3
-
-
-def test_a_dataset_that_is_added_to_takes_the_meanings_of_what_is_added(
-    call_json: CallJson, logs: Logs, tmp_path: Path
-) -> None:
-    plain, (table, mapping) = logs.dataset("B"), logs.source("A")
-    known = manifest(plain)
-    del known["meanings"]
-    (plain / "manifest.json").write_text(json.dumps(known), encoding="utf-8")
-    code, told = call_json("convert", table, "--mapping", mapping, "--out", plain, "--append")
-    assert (code, told["assumptions"]["meaning-assumed"]) == (0, 3)
-    assert manifest(plain)["meanings"] == KEPT
-
-
-def test_training_has_a_note_of_meanings_that_were_assumed(logs: Logs, tmp_path: Path) -> None:
-    one, alike, unsaid = logs.dataset("A"), logs.dataset("C"), logs.dataset("B", categories=None)
-    notes = [offline_cli.train_bc([one, other], tmp_path / f"run-{other.name}", updates=1).notes for other in (alike, unsaid)]
-    assert [len(some) for some in notes] == [len(notes[0]), len(notes[0]) + 1]
-
-
-def test_sources_that_say_the_same_or_nothing_assume_nothing(logs: Logs, tmp_path: Path) -> None:
-    assert "meaning-assumed" not in offline_cli.merge([logs.dataset("A"), logs.dataset("B")], tmp_path / "out").assumptions
-    assert manifest(tmp_path / "out")["meanings"] == KEPT
-
-
-def test_validate_tells_what_would_be_assumed_of_meanings(call_json: CallJson, logs: Logs) -> None:
-    one, other = logs.dataset("A"), logs.dataset("B", categories=None)
-    code, told = call_json("validate", one, other)
-    assert code == 0
-    assert [problem["count"] for problem in told["problems"] if problem["code"] == "meaning-assumed"] == [2]  # one of each
 
 
 def test_datasets_of_two_environments_are_an_assumption(logs: Logs, tmp_path: Path) -> None:
@@ -370,21 +263,3 @@ def test_names_in_a_mapping_bring_two_tables_together(logs: Logs, tmp_path: Path
     table, mapping = logs.source("B", **OTHERS["names of elements"][0], names={"humidity": "fan_speed"})
     offline_cli.convert(table, tmp_path / "B", mapping=mapping)
     assert offline_cli.merge([logs.dataset("A"), tmp_path / "B"], tmp_path / "out").episodes == 4
-
-
-# ---- what is shown ----
-
-
-@pytest.mark.parametrize("options", [(), ("--deep",)])
-def test_inspect_shows_names_units_and_categories(options: tuple[str, ...], call: Any, call_json: CallJson, logs: Logs) -> None:
-    dataset = logs.dataset("A")
-    assert call_json("inspect", dataset, *options)[1]["meanings"] == KEPT
-    shown = call("inspect", dataset, *options).stdout
-    assert "obs temperature (K)" in shown
-    assert "obs[" not in shown
-    assert "0 down, 1 hold, 2 up" in shown
-
-
-def test_a_moved_dataset_means_what_it_meant(logs: Logs, tmp_path: Path) -> None:
-    shutil.move(logs.dataset("A"), tmp_path / "moved")
-    assert offline_cli.open_dataset(tmp_path / "moved").manifest.meanings.as_json() == KEPT

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,24 +64,12 @@ def test_a_command_of_another_package_runs_with_its_options(counting: Callable[.
     assert called("count", "--times", 3) == (0, {"counted": [0, 1, 2]})
 
 
-def test_its_help_is_as_that_of_ours(counting: Callable[..., None]) -> None:
-    counting(count="counting:COUNT")
-    shown = invoke("count", "--help").stdout
-    assert "Usage: offline-cli count [OPTIONS]" in shown.replace("root count", "offline-cli count")
-    assert "--times N" in shown
-    assert "Count up." in shown
-
-
 def test_help_lists_it_by_name_and_imports_nothing(install: Install) -> None:
     install("spying", {"commands": {"spied": "spying:x"}}, spying="raise AssertionError('imported')")
     shown = invoke("--help").stdout
     assert "Commands of other packages:" in shown
     assert ["spied", "of", "the", "package", "spying"] in [line.split() for line in shown.splitlines()]
     assert "spying" not in sys.modules
-
-
-def test_help_says_nothing_of_other_packages_where_there_are_none() -> None:
-    assert "other packages" not in invoke("--help").stdout
 
 
 def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
@@ -100,40 +86,8 @@ def test_one_that_cannot_be_imported_is_a_missing_package(install: Install, code
     assert (exit_code, "command 'torn' of the package torn-package" in found["error"]["what"]) == (6, True)
 
 
-@pytest.mark.parametrize(
-    ("entry", "what"), [("counting:run", "is <function run"), ("counting:NAMED_OTHERWISE", "is the Command 'tally'")]
-)
-def test_what_is_no_command_of_its_name_is_refused(counting: Callable[..., None], entry: str, what: str) -> None:
-    counting(count=entry)
-    code, found = called("count")
-    assert (code, what in found["error"]["what"]) == (4, True)
-
-
 def test_one_name_of_two_packages_is_refused(counting: Callable[..., None], install: Install) -> None:
     counting(count="counting:COUNT")
     install("twin", {"commands": {"count": "counting:COUNT"}})
     code, found = called("count")
     assert (code, "is registered by counting-house and by twin" in found["error"]["what"]) == (4, True)
-
-
-def test_what_it_raises_is_told_with_its_package(counting: Callable[..., None]) -> None:
-    counting(count="counting:COUNT")
-    code, found = called("count", "--times", 13)
-    assert (code, found["error"]["what"]) == (3, "the package counting-house raised RuntimeError('not that often')")
-
-
-def test_an_unknown_command_is_a_usage_error_still(counting: Callable[..., None]) -> None:
-    counting(count="counting:COUNT")
-    assert called("kount")[0] == 2
-
-
-@pytest.mark.parametrize("args", [["--version"], ["--help"], ["inspect", "--help"]])
-def test_help_and_version_load_nothing_to_look_for_other_packages(args: list[str]) -> None:
-    code = f"import sys; from offline_cli.cli.app import main; sys.argv = {['offline-cli', *args]}\n"
-    code += (
-        "try: main()\nexcept SystemExit: pass\nprint('offline_cli.plugins' in sys.modules, 'importlib.metadata' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
-    )
-    assert done.stdout.splitlines()[-1] == "False False", json.dumps(done.stdout)

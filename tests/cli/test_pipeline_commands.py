@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from offline_cli import EpisodeBatch, train_bc, write_dataset
 
 Call = Callable[..., Any]
 STACKED = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n'
@@ -18,32 +21,34 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.fixture
-def run(recording: Path, tmp_path: Path, call_json: Call) -> Path:
-    """A run that was trained through a filter and stacked frames, measured in CartPole on the way."""
-    file = written(tmp_path / "pipeline.toml", STACKED)
-    args = ("--updates", "3", "--env", "CartPole-v1", "--eval-episodes", "2", "--device", "cpu")
-    code, told = call_json("train-bc", recording, "--out", tmp_path / "run", "--pipeline", file, *args)
-    assert (code, told["updates"], told["eval_episodes"]) == (0, 3, 2)
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def run(recorded: EpisodeBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run through a filter and stacked frames, measured in CartPole on the way; its data and pipeline file are beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_dataset(recorded, folder / "D")
+    options: dict[str, Any] = {"updates": 3, "eval_episodes": 2, "env": "CartPole-v1", "device": "cpu"}
+    told = train_bc([folder / "D"], folder / "run", pipeline=str(written(folder / "pipeline.toml", STACKED)), **options)
+    assert (told.updates, told.eval_episodes) == (3, 2)
+    return folder / "run"
 
 
 def test_a_run_trained_through_a_pipeline_file_plays_with_its_pieces(run: Path, tmp_path: Path, call_json: Call) -> None:
     args = ("evaluate", run, "--episodes", "3", "--device", "cpu")
     code, told = call_json(*args)
     assert (code, told["episodes"]) == (0, 3)
-    assert call_json(*args, "--env-to-module", tmp_path / "pipeline.toml", "--lookback", "5") == (0, told)
+    assert call_json(*args, "--env-to-module", run.parent / "pipeline.toml", "--lookback", "5") == (0, told)
     turned = '[[pieces]]\nuse = "odd_pieces:Bolder"\nbefore = "GetActions"\n'
     after = written(tmp_path / "after.toml", f'kind = "module_to_env"\n{turned}')
     assert call_json(*args, "--module-to-env", after)[1]["return_mean"] != told["return_mean"]
 
 
-def test_resuming_wants_the_pipeline_named_again(run: Path, recording: Path, tmp_path: Path, call_json: Call) -> None:
-    args = ("train-bc", recording, "--out", run, "--resume", "--updates", "5", "--device", "cpu")
+def test_resuming_wants_the_pipeline_named_again(run: Path, tmp_path: Path, call_json: Call) -> None:
+    again = shutil.copytree(run, tmp_path / "again")
+    args = ("train-bc", run.parent / "D", "--out", again, "--resume", "--updates", "5", "--device", "cpu")
     code, told = call_json(*args)
     assert (code, told["error"]["code"]) == (4, "bad-config")
     assert "mean_std_filter, frame_stacking" in told["error"]["what"]
-    assert call_json(*args, "--pipeline", tmp_path / "pipeline.toml")[1]["updates"] == 5
+    assert call_json(*args, "--pipeline", run.parent / "pipeline.toml")[1]["updates"] == 5
 
 
 @pytest.mark.parametrize(

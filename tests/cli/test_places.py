@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offline_cli.cli import progress
 from offline_cli.cli.failures import report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.errors import BadConfig
-from offline_cli.files import timeouts
-from offline_cli.files.timeouts import Patience
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -35,11 +30,6 @@ def test_memory_is_refused_because_another_process_would_not_see_it(args: tuple[
     assert "exists only within one process" in told["error"]["what"]
 
 
-def test_a_file_called_memory_is_a_file(call_json: CallJson, tmp_path: Path) -> None:
-    code, told = call_json("inspect", tmp_path / "memory")
-    assert (code, told["error"]["code"]) == (5, "storage-not-found")
-
-
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--debug",)], ids=str)
 def test_a_password_in_a_url_is_shown_nowhere(flags: tuple[str, ...], call: Callable[..., Any]) -> None:
     done = call("inspect", "s3://AKIDX:hunter2@nu5/x", *flags)
@@ -57,13 +47,6 @@ def test_a_url_with_one_slash_makes_no_folder_here(
     assert not (tmp_path / "s3:").exists()
 
 
-def test_a_policy_that_is_no_place_is_not_named_as_a_storage(call_json: CallJson, tmp_path: Path) -> None:
-    words = ("record", "CartPole-v1", "--policy", "random", "--episodes", 1, "--out", tmp_path / "D")
-    code, told = call_json(*words, "--storage-option", "key=x")
-    assert (code, told["error"]["where"]) == (2, f"--storage-option key for {tmp_path / 'D'}")
-    assert "s3://" in told["error"]["fix"]
-
-
 def test_an_out_that_exists_is_refused_before_the_policy_is_looked_for(call_json: CallJson, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     code, told = call_json("record", "CartPole-v1", "--policy", tmp_path / "no-run", "--episodes", 1, "--out", tmp_path)
@@ -75,23 +58,3 @@ def test_details_of_an_error_repeat_no_secret(capsys: pytest.CaptureFixture[str]
     report(error, Invocation(("inspect", "--json", "--storage-option", "secret=HUSH")))
     shown = capsys.readouterr()
     assert "HUSH" not in shown.out + shown.err
-
-
-def waited(*, quiet: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is on stderr after a command waited for a storage."""
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(timeouts, "FIRST_WORD", 0.005)
-    with progress.working(quiet=quiet):
-        Patience(5).wait_for(lambda: time.sleep(0.05), "s3://bucket/a")
-    return stream.getvalue()
-
-
-def test_a_wait_for_storage_is_a_line_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = waited(quiet=False, monkeypatch=monkeypatch).splitlines()[0]
-    assert first.startswith("s3://bucket/a: no answer for ")
-    assert first.endswith("for 5 s in all")
-
-
-def test_quiet_says_nothing_of_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert waited(quiet=True, monkeypatch=monkeypatch) == ""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from offline_cli import DatasetWriter
-from offline_cli.files.blanking import without_folders
 
 Call = Callable[..., Any]
 CODE = """
@@ -80,32 +79,6 @@ def test_a_recording_names_files_and_no_folders(home: Path, call: Call) -> None:
     assert (told.exit_code, "other" in told.stderr, " is of " in told.stderr) == (0, False, False)
 
 
-def test_an_argument_without_its_folder_is_not_taken_for_the_one_that_was_given(
-    home: Path, call: Call, call_json: Call
-) -> None:
-    assert recorded(home, call).exit_code == 0
-    code, told = call_json(
-        "validate", home / "D", "--env", f"python:{home / 'code.py'}:make_env", "--wrapper", f"{home / 'code.py'}:Same"
-    )
-    assert (code, told["error"]["code"]) == (4, "bad-config")
-    assert "asset" in told["error"]["what"]
-
-
-def test_a_recording_that_was_committed_before_it_was_complete_says_nothing_more_and_goes_on(
-    home: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STOP_AFTER", "8")
-    stopped = recorded(home, call)
-    assert (stopped.exit_code, "are committed" in stopped.stderr) == (3, True), stopped.stderr
-    monkeypatch.delenv("STOP_AFTER")
-    before = said(home / "D")["D"]
-    assert (before["complete"], "unfinished" in before["provenance"]) == (False, True)
-    done = recorded(home, call, "--resume")
-    assert done.exit_code == 0, done.stderr
-    after = said(home / "D")["D"]
-    assert (after["complete"], after["counts"]["episodes"]) == (True, 12)
-
-
 def test_a_table_and_what_is_made_of_it_name_files_and_no_folders(home: Path, call: Call, call_json: Call) -> None:
     table = (home / "t.csv", "--mapping", home / "m.toml")
     for words in (
@@ -136,32 +109,3 @@ def test_a_repaired_dataset_and_one_of_a_program_name_no_folders(home: Path, rec
     (home / "D" / "manifest.json").unlink()
     assert call("repair", home / "D").exit_code == 0
     assert said(home / "D")["D"]["provenance"]["repaired"][0]["command"] == "offline-cli repair D"
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("/home/me/a.csv", "a.csv"),
-        ("/home/My Data/a.csv", "a.csv"),
-        ("/a/b/", "b/"),
-        ("file:///home/me/a.csv", "a.csv"),
-        ("C:\\Users\\me\\a.csv", "a.csv"),
-        ("python:/home/me too/pol.py:act", "python:pol.py:act"),
-        ("what /home/me/pol.py plays", "what pol.py plays"),
-        ("hunter=/home/me/run", "hunter=run"),
-        ("simplecache::/home/me/a.zip", "simplecache::a.zip"),
-        ('{"xml": "/home/me/a.xml"}', '{"xml": "a.xml"}'),
-        *(
-            (same, same)
-            for same in ("csv/a.csv", "../a", "s3://b/k/a", "https://h:80/p/q", "ALE/Pong-v5", "x / 2 > y / 3", "/", "-")
-        ),
-    ],
-)
-def test_of_a_local_path_its_last_part_is_left(text: str, kept: str) -> None:
-    assert without_folders(text) == kept
-    assert without_folders(kept) == kept
-
-
-def test_a_command_line_keeps_its_words() -> None:
-    line = "oc convert /a/b.csv --out=/c/d --mapping '/x y/m n.toml' s3://b/k/l"
-    assert without_folders({"commands": [line]}) == {"commands": ["oc convert b.csv --out=d --mapping 'm n.toml' s3://b/k/l"]}

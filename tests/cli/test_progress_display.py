@@ -11,9 +11,7 @@ import sys
 
 import pytest
 
-from offline_cli.cli.bars import fitting
-from offline_cli.cli.pace import Pace
-from offline_cli.cli.progress import END_SECONDS, LINE_SECONDS, Lines, working
+from offline_cli.cli.progress import LINE_SECONDS, Lines, working
 from offline_cli.progress import Progress
 
 
@@ -65,21 +63,6 @@ def test_a_long_stage_has_a_line_every_ten_seconds(clock: Clock, stream: io.Stri
     assert len(stream.getvalue().splitlines()) == 6
 
 
-def test_the_end_of_a_stage_has_a_line(clock: Clock, stream: io.StringIO) -> None:
-    lines = Lines(stream, clock)
-    lines(report(1000, "reading"))
-    lines(report(1))
-    assert stream.getvalue().startswith("reading: 1,000/1,000 updates")
-
-
-def test_stages_that_alternate_fast_do_not_flood_the_log(clock: Clock, stream: io.StringIO) -> None:
-    lines = Lines(stream, clock)
-    for number in range(100):
-        clock.now += END_SECONDS / 10
-        lines(report(number, "training" if number % 2 else "evaluating"))
-    assert len(stream.getvalue().splitlines()) <= 11
-
-
 def test_the_last_line_says_how_far_the_work_came_even_when_it_failed(clock: Clock, stream: io.StringIO) -> None:
     def work() -> None:
         with Lines(stream, clock) as lines:
@@ -89,26 +72,6 @@ def test_the_last_line_says_how_far_the_work_came_even_when_it_failed(clock: Clo
     with pytest.raises(RuntimeError):
         work()
     assert stream.getvalue().startswith("training: 7/1,000")
-
-
-def test_an_unknown_total_is_left_out(clock: Clock, stream: io.StringIO) -> None:
-    with Lines(stream, clock) as lines:
-        lines(report(7, total=None))
-    assert stream.getvalue().startswith("training: 7 updates, loss")
-
-
-def test_a_stage_that_begins_again_has_a_fresh_rate() -> None:
-    pace = Pace(0.0, 0, report(0))
-    pace.follow(report(900), 1.0)
-    pace.follow(report(0), 10.0)
-    pace.follow(report(20), 12.0)
-    assert pace.rate() == 10.0
-
-
-def test_time_left_follows_from_rate_and_total() -> None:
-    pace = Pace(0.0, 0, report(0))
-    pace.follow(report(250), 5.0)
-    assert pace.seconds_left() == 15.0
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,34 +84,6 @@ def test_what_the_work_prints_does_not_reach_stdout(capsys: pytest.CaptureFixtur
     with working(quiet=True):
         print("a greeting by some library")
     assert capsys.readouterr() == ("", "a greeting by some library\n")
-
-
-def test_what_follows_the_last_report_of_a_stage_is_no_time_of_it(clock: Clock, stream: io.StringIO) -> None:
-    with Lines(stream, clock) as lines:
-        lines(report(0))
-        clock.now += 1
-        lines(report(100))
-        clock.now += 9
-    assert "100/1,000 updates, 100 updates/s" in stream.getvalue()
-
-
-def test_a_rate_that_the_work_itself_reports_is_shown_in_place_of_ours(clock: Clock, stream: io.StringIO) -> None:
-    with Lines(stream, clock) as lines:
-        lines(report(0))
-        clock.now += 9
-        lines(Progress("training", 100, 100, "updates", {"loss": 0.5, "updates/s": 50.0}))
-    assert stream.getvalue() == "training: 100/100 updates, 50 updates/s, loss 0.5\n"
-
-
-def test_what_does_not_fit_is_dropped_from_the_right() -> None:
-    parts = ["12 s left", "5/9 updates", "loss 1"]
-    assert [fitting(parts, columns) for columns in (5, 21, 22, 29, 30)] == [
-        "12 s left",
-        "12 s left",
-        "12 s left, 5/9 updates",
-        "12 s left, 5/9 updates",
-        "12 s left, 5/9 updates, loss 1",
-    ]
 
 
 def shown_on_a_terminal(columns: int) -> tuple[str, bytes]:
@@ -190,13 +125,3 @@ def test_a_terminal_gets_a_bar_that_goes_when_the_work_ends() -> None:
     assert "loss 0.25" in shown
     assert "[a message]" in shown
     assert stdout == b""
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("columns", [60, 80, 100])
-def test_label_bar_and_time_left_are_whole_on_a_narrow_terminal(columns: int) -> None:
-    lines = shown_on_a_terminal(columns)[0].splitlines()
-    (last,) = [line.rstrip() for line in lines if line.startswith("training") and "500/1,000" in line][-1:]
-    assert re.match(r"training   [\u2501\u2578\u257a ]{10,} 0 s left, 500/1,000 updates", last), last
-    assert max(len(line.rstrip()) for line in lines) < columns
-    assert "\u2026" not in "".join(lines)

@@ -9,21 +9,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli.cli.app import command_named
-
 Call = Callable[..., Any]
-
-
-def test_record_makes_a_dataset_that_inspect_reads(tmp_path: Path, call_json: Call) -> None:
-    out = tmp_path / "D"
-    code, told = call_json("record", "CartPole-v1", "--out", out, "--policy", "random", "--episodes", "6", "--num-envs", "4")
-    assert code == 0
-    assert told.keys() >= set(command_named("record").keys)
-    assert (told["episodes"], told["vectorize"], told["complete"]) == (6, "vector_entry_point", True)
-    code, seen = call_json("inspect", out)
-    assert (code, seen["episodes"], seen["steps"]) == (0, 6, told["steps"])
-    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["provenance"]["commands"][0].startswith("offline-cli record CartPole-v1 --out")
 
 
 def test_what_is_recorded_trains_and_the_run_is_recorded_again(tmp_path: Path, call_json: Call) -> None:
@@ -58,12 +44,6 @@ def test_what_cannot_be_recorded_says_where_and_leaves_nothing(
     assert not (tmp_path / "D").exists()
 
 
-@pytest.mark.parametrize("name", ["CartPol-v1", "no_such_module:Env", "python:json:loads"])
-def test_an_unknown_environment_is_named_as_the_argument_that_it_is(name: str, tmp_path: Path, call_json: Call) -> None:
-    told = call_json("record", name, "--out", tmp_path / "D", "--policy", "random", "--episodes", "1")[1]
-    assert told["error"]["where"] == f"ENV {name}"
-
-
 def test_the_result_says_how_the_environment_was_made_without_secrets(tmp_path: Path, call_json: Call) -> None:
     words = ("record", "recording_envs:Guarded-v0", "--out", tmp_path / "D", "--policy", "random", "--episodes", "1")
     made = ("--env-kwargs", '{"api_key": "hunter2"}', "--wrapper", "TimeLimit:max_episode_steps=5")
@@ -76,15 +56,6 @@ def test_arguments_and_wrappers_reach_the_environment(tmp_path: Path, call_json:
     words = ("record", "Pendulum-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", "--device", "cpu")
     code, told = call_json(*words, "--env-kwargs", '{"max_episode_steps": 7}', "--wrapper", "FlattenObservation")
     assert (code, told["steps"], told["vectorize"]) == (0, 14, "sync")
-
-
-def test_an_existing_dataset_is_not_touched_unasked(tmp_path: Path, call_json: Call) -> None:
-    words = ("record", "CartPole-v1", "--out", tmp_path / "D", "--policy", "random", "--episodes", "2", "--device", "cpu")
-    assert call_json(*words)[0] == 0
-    assert call_json(*words)[0] == 2
-    assert call_json(*words, "--resume")[0] == 0
-    assert call_json(*words, "--overwrite", "--dry-run")[1]["dry_run"] is True
-    assert call_json(*words, "--overwrite", "--seed", "1")[1]["seed"] == 1
 
 
 @pytest.fixture
@@ -116,13 +87,6 @@ class Boom(ConnectorV2):
 
 
 PIECES = ("record", "CartPole-v1", "--policy", "python:cli_pieces:net", "--episodes", "3", "--device", "cpu", "--num-envs", "2")
-
-
-def test_a_random_policy_plays_through_no_pieces(play_through: Path, call_json: Call) -> None:
-    words = ("record", "CartPole-v1", "--out", "D", "--policy", "random", "--episodes", "3", "--env-to-module", "pieces.toml")
-    exit_code, told = call_json(*words)
-    assert (exit_code, told["error"]["code"]) == (4, "bad-config")
-    assert "--policy random" in told["error"]["where"]
 
 
 def test_pieces_are_named_by_file_and_observations_are_recorded_raw(play_through: Path, call_json: Call) -> None:

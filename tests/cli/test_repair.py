@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,20 +62,6 @@ def test_a_dry_run_changes_nothing(left: Path, call_json: Call) -> None:
     assert {path: path.read_bytes() for path in left.rglob("*") if path.is_file()} == before
 
 
-def test_the_table_says_that_it_was_a_dry_run(left: Path, call: Call) -> None:
-    assert re.match(r"dry run +yes\n", call("repair", left, "--dry-run").stdout)
-    assert "dry run" not in call("repair", left).stdout
-
-
-def test_people_see_every_file_that_is_touched(left: Path, call: Call) -> None:
-    table = call("repair", left, "--dry-run").stdout
-    assert f"would be removed  {left / '_part-shard-01234567-000009.parquet'}" in table
-    assert f"removed    {left / '_part-shard-01234567-000009.parquet'}" in call("repair", left).stdout.replace(
-        "            ", "    "
-    )
-    assert "nothing: the dataset was whole" in call("repair", left).stdout
-
-
 def test_a_live_writer_is_exit_5_and_named(left: Path, call_json: Call) -> None:
     import datetime
 
@@ -101,21 +86,6 @@ def test_broken_shards_are_exit_3_with_what_would_be_done_and_left_out_when_aske
     assert "--drop-broken" in told["error"]["fix"]
     code, told = call_json("repair", dataset, "--drop-broken")
     assert (code, told["episodes"], told["dropped"]) == (0, 6, 1)
-
-
-def test_the_remedy_for_a_shard_left_out_is_one_that_is_not_refused(
-    dataset: Path, recording: Path, call: Call, call_json: Call
-) -> None:
-    sorted((dataset / "data").iterdir())[1].unlink()
-    assert call("repair", dataset, "--drop-broken").exit_code == 0
-    code, told = call_json("validate", dataset, "--deep")
-    (problem,) = (one for one in told["problems"] if one["code"] == "incomplete-dataset")
-    assert (code, "--resume" in problem["fix"], "--overwrite" in problem["fix"]) == (0, False, True)
-    words = ("convert", recording, "--out", dataset, "--max-rows-per-file", "2")
-    code, told = call_json(*words, "--resume")
-    assert (code, "is not complete" in told["error"]["what"], told["error"]["fix"]) == (2, True, problem["fix"])
-    assert call(*words, "--overwrite").exit_code == 0
-    assert call_json("inspect", dataset)[1]["complete"] is True
 
 
 def test_a_manifest_that_cannot_be_read_is_told_of_with_the_command_that_mends_it(dataset: Path, call_json: Call) -> None:

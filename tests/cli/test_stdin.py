@@ -53,26 +53,10 @@ def _batches() -> list[dict[str, Any]]:
     ]
 
 
-def test_lines_that_are_piped_in_are_inspected(pipe: Pipe, lines: bytes) -> None:
-    done = pipe(lines, "inspect", "-", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["episodes"], told["steps"], told["sources"]) == (0, 2, 8, ["-"]), done.stderr
-
-
 def test_lines_that_are_piped_in_become_a_dataset(pipe: Pipe, lines: bytes, tmp_path: Path) -> None:
     done = pipe(lines, "convert", "-", "--out", "D", "--json")
     assert (done.returncode, json.loads(done.stdout)["episodes"]) == (0, 2), done.stderr
     assert json.loads((tmp_path / "D" / "manifest.json").read_bytes())["provenance"]["sources"] == ["-"]
-
-
-def test_the_copy_of_a_pipe_is_removed_when_the_command_ends(pipe: Pipe, lines: bytes, tmp_path: Path) -> None:
-    assert pipe(lines, "inspect", "-").returncode == 0
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_the_copy_of_a_pipe_is_removed_when_the_command_fails(pipe: Pipe, tmp_path: Path) -> None:
-    assert pipe(b'{"type": "SampleBatch", "obs": 1}\n', "inspect", "-").returncode == 3
-    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_an_error_in_a_pipe_is_placed_there(pipe: Pipe, lines: bytes) -> None:
@@ -84,15 +68,3 @@ def test_an_error_in_a_pipe_is_placed_there(pipe: Pipe, lines: bytes) -> None:
 def test_an_empty_pipe_is_no_data(pipe: Pipe) -> None:
     done = pipe(b"", "inspect", "-", "--json")
     assert (done.returncode, json.loads(done.stdout)["error"]["where"]) == (3, "stdin")
-
-
-def test_a_pipe_cannot_be_given_twice(pipe: Pipe, lines: bytes) -> None:
-    done = pipe(lines, "inspect", "-", "-")
-    assert done.returncode == 2
-    assert b"twice" in done.stderr
-
-
-def test_a_file_called_by_a_dash_is_named_with_its_folder(pipe: Pipe, lines: bytes, tmp_path: Path) -> None:
-    (tmp_path / "-").write_bytes(lines)
-    done = pipe(b"", "inspect", "./-", "--json")
-    assert json.loads(done.stdout)["episodes"] == 2, done.stderr

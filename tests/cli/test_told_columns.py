@@ -28,11 +28,6 @@ def test_parts_of_dict_observations_are_no_extra_columns(call: Call, tmp_path: P
     assert lines(call("inspect", tmp_path / "D"))["extra columns"] == "none"
 
 
-def test_parts_of_an_extra_column_are_named(call: Call) -> None:
-    told = lines(call("inspect", TESTDATA / "rllib_objects" / "lstm_states.parquet"))
-    assert told["extra columns"] == "action_dist_inputs, action_logp, state_out.c, state_out.h, weights_seq_no"
-
-
 def test_columns_that_are_left_out_are_named_with_the_reason_for_people_too(call: Call, tmp_path: Path) -> None:
     source = TESTDATA / "sample_batch" / "recurrent.json"
     convert = lines(call("convert", source, "--out", tmp_path / "D"))
@@ -41,8 +36,3 @@ def test_columns_that_are_left_out_are_named_with_the_reason_for_people_too(call
     assert convert["assumptions"].startswith("dropped-column 3")
     assert lines(call("inspect", source))["dropped columns"] == convert["dropped columns"]
     assert "dropped columns" not in lines(call("inspect", tmp_path / "D"))  # of what came before it nothing is known by name
-
-
-def test_a_conversion_that_leaves_nothing_out_says_so(call: Call, tmp_path: Path) -> None:
-    source = TESTDATA / "rllib_objects" / "tuple_actions.parquet"
-    assert lines(call("convert", source, "--out", tmp_path / "D"))["dropped columns"] == "none"

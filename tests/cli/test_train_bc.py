@@ -15,7 +15,6 @@ from gymnasium import spaces
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.files.locations import open_location
-from offline_cli.training.train import train_bc
 
 Call = Callable[..., Any]
 Random = Callable[..., EpisodeBatch]
@@ -65,33 +64,3 @@ def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(
     (note,) = json.loads(done.stdout)["notes"]
     assert note.startswith("observations.camera, Box(32x32x3, uint8), are flattened to 3072 numbers for the MLP")
     assert f"note: {note}" in caplog.messages  # on stderr, as all that is logged
-
-
-def test_the_size_of_the_network_is_an_option_a_keyword_and_a_key_of_the_file(
-    recorded: EpisodeBatch, tmp_path: Path, call: Call
-) -> None:
-    data, file = write(recorded, tmp_path / "data"), tmp_path / "c.toml"
-    file.write_text("hidden = [7, 5]\n")
-    assert call("train-bc", data, "--out", tmp_path / "flag", *OPTIONS, "--hidden", "7, 5", "--config", file).exit_code == 0
-    train_bc(data, tmp_path / "keyword", updates=2, batch_size=8, hidden=(7, 5))
-    assert call("train-bc", data, "--out", tmp_path / "file", *OPTIONS, "--config", file).exit_code == 0
-    for run in ("flag", "keyword", "file"):
-        assert json.loads((tmp_path / run / "policy.json").read_text())["network"]["hidden"] == [7, 5]
-
-
-@pytest.mark.parametrize(
-    ("widths", "told"),
-    [
-        ("", "no numbers are given"),
-        ("8,", "'' in '8,' is not a whole number"),
-        ("8,x", "'x' in '8,x' is not a whole number"),
-        ("8,0", "--hidden 0 is less than 1"),
-        ("8", "--hidden says 8, and the file says [7]"),
-    ],
-)
-def test_widths_that_are_none_or_two_exit_2(recorded: EpisodeBatch, tmp_path: Path, call: Call, widths: str, told: str) -> None:
-    data, file = write(recorded, tmp_path / "data"), tmp_path / "c.toml"
-    file.write_text('[network]\nname = "mlp"\nhidden = [7]\n')
-    done = call("train-bc", data, "--out", tmp_path / "run", *OPTIONS, "--hidden", widths, "--config", file)
-    assert (done.exit_code, told in done.stderr) == (2, True), done.stderr
-    assert not (tmp_path / "run").exists()

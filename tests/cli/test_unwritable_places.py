@@ -62,8 +62,3 @@ def test_a_folder_that_this_user_may_not_write_to_is_denied(tmp_path: Path, monk
     with pytest.raises(StorageError, match="denied: no permission") as caught:
         open_location(tmp_path / "a" / "b").check_writable()
     assert str(tmp_path) in caught.value.where
-
-
-def test_a_folder_that_can_be_made_is_not_made_by_the_look_at_it(tmp_path: Path) -> None:
-    open_location(tmp_path / "a" / "b").check_writable()
-    assert not (tmp_path / "a").exists()

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from offline_cli.cli.app import command_named
-
 if TYPE_CHECKING:
     from offline_cli.episodes.batch import EpisodeBatch
 
@@ -53,14 +51,6 @@ def wrong(repacked: Callable[..., Path], recorded: EpisodeBatch) -> Path:
     return repacked(truncated=np.arange(8) == 3, ids=(recorded.ids[1], *recorded.ids[1:]))
 
 
-def test_clean_data_is_exit_0_and_one_object(recording: Path, call_json: Call) -> None:
-    code, told = call_json("validate", recording, "--strict", "--deep", "--quiet")
-    assert code == 0
-    assert told.keys() >= set(command_named("validate").keys)
-    assert (told["problems"], told["passed"], told["episodes"]) == ([], True, 8)
-    assert "error" not in told
-
-
 def test_a_warning_is_exit_0_and_exit_3_with_strict(warned: Path, call_json: Call) -> None:
     code, told = call_json("validate", warned)
     assert (code, [problem["code"] for problem in told["problems"]]) == (0, ["both-flags"])
@@ -77,29 +67,6 @@ def test_an_error_is_exit_3_and_one_object_with_problems_and_error(wrong: Path, 
     ]
     assert told["error"].keys() >= {"code", "what", "where", "fix"}
     assert (told["error"]["code"], told["errors"], told["warnings"]) == ("invalid-data", 1, 1)
-
-
-def test_stderr_says_what_where_and_what_to_do(wrong: Path, call: Call) -> None:
-    done = call("validate", wrong, "--quiet")
-    assert done.exit_code == 3
-    what, where, fix = done.stderr.splitlines()
-    assert what.startswith("error: conflicting-episode: 1 episode: with the id of another one whose content is different")
-    assert str(wrong) in where
-    assert fix.strip().startswith("try:")
-
-
-def test_people_see_every_problem_of_data_that_fails(wrong: Path, call: Call) -> None:
-    table = call("validate", wrong).stdout
-    for text in ("error: conflicting-episode", "warning: both-flags", "errors 1, warnings 1, notes 0", "try: "):
-        assert text in table
-
-
-def test_people_are_told_which_hashes_were_not_compared(recording: Path, tmp_path: Path, call: Call) -> None:
-    assert call("convert", recording, "--out", tmp_path / "D").exit_code == 0
-    assert "not compared" not in call("validate", tmp_path / "D").stdout
-    (shard,) = (tmp_path / "D" / "data").iterdir()
-    shard.write_bytes(shard.read_bytes() + b"more")
-    assert "that of 1 shard not compared" in call("validate", tmp_path / "D").stdout
 
 
 def test_an_uncommitted_dataset_is_a_problem_with_the_remedy(tmp_path: Path, call_json: Call) -> None:
@@ -153,17 +120,3 @@ def test_the_environment_is_held_against_the_data(recording: Path, call_json: Ca
     assert call_json("validate", recording, "--env", "CartPole-v1")[0] == 0
     code, told = call_json("validate", recording, "--env", "Pendulum-v1")
     assert (code, told["problems"][0]["code"]) == (3, "space-mismatch")
-
-
-def test_progress_is_on_stderr_and_not_at_all_with_quiet(recording: Path, call: Call) -> None:
-    assert "rows 8" in call("validate", recording).stderr
-    assert call("validate", recording, "--quiet").stderr == ""
-
-
-def test_names_from_the_data_cannot_control_a_terminal(
-    repacked: Callable[..., Path], recorded: EpisodeBatch, call: Call
-) -> None:
-    faulty = repacked(ids=("\x1b[2Je", *recorded.ids[1:]), truncated=np.arange(8) == 0)
-    done = call("validate", faulty, "--strict")
-    assert "\x1b" not in done.stdout + done.stderr
-    assert json.loads(call("validate", faulty, "--json").stdout)["problems"][0]["where"].endswith("episode \x1b[2Je")

@@ -43,32 +43,14 @@ def test_a_run_of_train_bc_is_called_that_by_every_command_that_reads_recordings
     assert "this is a run of train-bc" in told["problems"][0]["what"]
 
 
-def test_recordings_beside_a_run_are_read_as_before(call_json: Call, recording: Path, run_folder: Path) -> None:
-    code, told = call_json("inspect", recording)
-    (recording / "config.toml").write_text("a = 1\n", encoding="utf-8")
-    assert (code, call_json("inspect", recording)[1]["episodes"]) == (0, told["episodes"])
-
-
 LINKS: dict[str, tuple[str, list[str]]] = {
-    "a source": ("link", ["inspect", "{link}"]),
-    "a file below a link": ("link", ["inspect", "{link}/a.parquet"]),
     "an entry of a folder": ("recording/z.parquet", ["inspect", "{recording}"]),
-    "an entry that a pattern finds": ("recording/z.parquet", ["convert", "{recording}/*.parquet", "--out", "{tmp}/D"]),
     "a mapping": ("m.toml", ["convert", "{recording}", "--out", "{tmp}/D", "--mapping", "{link}"]),
-    "a config": ("c.toml", ["train-bc", "{recording}", "--out", "{tmp}/R", "--config", "{link}"]),
-    "a pipeline": ("p.toml", ["train-bc", "{recording}", "--out", "{tmp}/R", "--pipeline", "{link}"]),
-    "pieces beside an environment": (
-        "p.toml",
-        ["record", "CartPole-v1", "--policy", "random", "--episodes", "1", "--out", "{tmp}/D", "--env-to-module", "{link}"],
-    ),
     "a run folder": ("run", ["evaluate", "{link}", "--env", "CartPole-v1"]),
     "a policy file": (
         "model.zip",
         ["record", "CartPole-v1", "--policy", "sb3:{link}", "--episodes", "1", "--out", "{tmp}/D"],
     ),
-    "a dataset to repair": ("link", ["repair", "{link}"]),
-    "an output": ("link", ["convert", "{recording}", "--out", "{link}"]),
-    "a folder above the output": ("link", ["convert", "{recording}", "--out", "{link}/D"]),
 }
 
 
@@ -81,10 +63,3 @@ def test_a_link_without_its_target_is_called_that(place: str, call_json: Call, r
     assert (code, told["error"]["code"]) == (5, "storage-not-found"), told
     assert told["error"]["what"] == f"{link} is a link, and its target {target} does not exist"
     assert told["error"]["where"] == str(link)
-
-
-def test_a_place_that_is_no_link_is_missing_as_before(call_json: Call, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    code, told = call_json("inspect", tmp_path / "link" / "a.parquet")
-    assert (code, told["error"]["what"]) == (5, f"{tmp_path}/link/a.parquet does not exist")

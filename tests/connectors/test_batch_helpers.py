@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from offline_cli import MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors import BatchIndividualItems, ConnectorV2
@@ -46,13 +45,6 @@ def test_each_episode_comes_with_its_item() -> None:
     assert [item for _, item in in_order] == [item for _, item in by_key] == [10, 20]
 
 
-@pytest.mark.parametrize("column", [[10], {("a",): [10]}, {("a",): [10, 11], ("b",): [20]}])
-def test_a_column_that_does_not_fit_the_episodes_is_refused(column: Any) -> None:
-    episodes = [SingleAgentEpisode("a"), SingleAgentEpisode("b")]
-    with pytest.raises(ValueError, match="entries"):
-        list(ConnectorV2.single_agent_episode_iterator(episodes, zip_with_batch_column=column))
-
-
 def test_items_of_agents_are_filed_by_episode_agent_and_module(two_agents: MultiAgentEpisode) -> None:
     batch: Batch = {}
     for episode in ConnectorV2.single_agent_episode_iterator([two_agents], agents_that_stepped_only=False):
@@ -60,22 +52,9 @@ def test_items_of_agents_are_filed_by_episode_agent_and_module(two_agents: Multi
     assert list(batch["x"]) == [("whole", "ann", "module of ann"), ("whole", "bob", "module of bob")]
 
 
-def test_agents_of_two_episodes_without_a_common_name_do_not_share_a_key() -> None:
-    batch: Batch = {}
-    for name in ("a", "b"):
-        ConnectorV2.add_batch_item(batch, "x", name, SingleAgentEpisode(name, agent_id="ann", module_id="m"))
-    assert [len(items) for items in batch["x"].values()] == [1, 1]
-
-
 def test_items_are_refused_once_the_batch_is_by_module() -> None:
     with pytest.raises(ValueError, match="before AgentToModuleMapping"):
         ConnectorV2.add_batch_item({"m": {}}, "x", 1, SingleAgentEpisode("a", agent_id="ann", module_id="m"))
-
-
-@pytest.mark.parametrize("held", [np.zeros(3), [1, 2], {"camera": np.zeros(3)}])
-def test_items_of_an_episode_are_refused_for_a_column_that_is_not_filed(held: Any) -> None:
-    with pytest.raises(ValueError, match="column 'x' is already"):
-        ConnectorV2.add_batch_item({"x": held}, "x", 1, SingleAgentEpisode("a"))
 
 
 def test_a_wrong_number_of_items_is_refused() -> None:
@@ -109,12 +88,6 @@ def test_changing_a_column_that_is_not_there_names_those_that_are() -> None:
         ConnectorV2.foreach_batch_item_change_in_place({"x": [1]}, "y", lambda item, *_: item)
 
 
-@pytest.mark.parametrize("held", [np.zeros(3), torch.zeros(3), {"pose": np.zeros(3)}])
-def test_rows_that_are_stacked_over_all_episodes_are_not_changed_one_by_one(held: Any) -> None:
-    with pytest.raises(ValueError, match="stacked rows"):
-        ConnectorV2.foreach_batch_item_change_in_place({"x": held}, "x", lambda item, *_: item)
-
-
 def filed() -> Batch:
     """Columns of two numpy'ized episodes."""
     batch: Batch = {}
@@ -138,34 +111,6 @@ def test_the_steps_of_a_numpyized_episode_are_changed_at_once() -> None:
     ConnectorV2.foreach_batch_item_change_in_place(batch, "rewards", doubled)
     assert seen == [((2,), "a", None, None), ((3,), "b", None, None)]
     assert BatchIndividualItems()(batch=batch)["rewards"].tolist() == [0, 2, 0, 2, 4]
-
-
-def test_nested_steps_and_several_columns_are_changed_together() -> None:
-    batch = filed()
-    ConnectorV2.foreach_batch_item_change_in_place(
-        batch, ["obs", "rewards"], lambda rows, *_: ({"p": rows[0]["p"] * rows[1][:, None]}, -rows[1])
-    )
-    stacked = BatchIndividualItems()(batch=batch)
-    assert stacked["obs"]["p"].tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [2, 2]]
-    assert stacked["rewards"].tolist() == [0, -1, 0, -1, -2]
-
-
-def test_steps_go_one_by_one_beside_a_column_of_single_items() -> None:
-    batch = filed()
-    ConnectorV2.foreach_batch_item_change_in_place(batch, ["rewards", "notes"], lambda pair, *_: (pair[0] + pair[1], 0))
-    assert BatchIndividualItems()(batch=batch)["rewards"].tolist() == [0, 2, 0, 2, 4]
-
-
-def test_end_flags_are_changed_one_by_one() -> None:
-    batch = filed()
-    ConnectorV2.foreach_batch_item_change_in_place(batch, "terminateds", lambda flag, *_: not flag)
-    assert BatchIndividualItems()(batch=batch)["terminateds"].tolist() == [True, False, True, True, False]
-
-
-@pytest.mark.parametrize("given", [np.zeros(1), 3.0, {"p": np.zeros(2), "q": np.zeros(3)}])
-def test_another_number_of_rows_than_there_were_is_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="column 'rewards': 2 rows were to be changed"):
-        ConnectorV2.foreach_batch_item_change_in_place(filed(), "rewards", lambda *_: given)
 
 
 def test_columns_by_module_become_modules_by_column() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.connectors import ConnectorPipelineV2, ConnectorV2, FrameStacking, NumpyToTensor
+from offline_cli.connectors import ConnectorPipelineV2, ConnectorV2, NumpyToTensor
 from offline_cli.connectors.piece_makers import Kind, custom_pieces
 from offline_cli.errors import BadConfig, BadPiece
 
@@ -51,22 +51,6 @@ def test_a_builder_of_three_arguments_gets_spaces_and_device_too() -> None:
 def test_a_learner_s_builder_gets_the_two_spaces() -> None:
     made = received("learner", lambda calls: lambda obs_space, act_space: remembering(calls, obs_space, act_space))
     assert made == (OBS, ACT)
-
-
-def test_a_learner_s_builder_of_one_argument_is_called_without_an_environment() -> None:
-    assert received("learner", lambda calls: lambda env: remembering(calls, env)) == (None,)
-
-
-def test_a_default_that_holds_a_value_of_the_user_s_own_is_left_alone() -> None:
-    (piece,) = pieces(lambda env, n=4: FrameStacking(num_frames=n))
-    assert isinstance(piece, FrameStacking)
-    assert piece.num_frames == 4
-
-
-def test_a_default_that_bears_an_argument_s_name_is_filled_in() -> None:
-    made = received("env_to_module", lambda calls: lambda env, spaces=None, n=4: remembering(calls, spaces, n))
-    assert set(made[0]) == {"__env__", "__env_single__"}
-    assert made[1] == 4
 
 
 def test_a_builder_that_takes_anything_gets_everything() -> None:

@@ -22,7 +22,6 @@ from offline_cli import connectors as ours
 from offline_cli.applying.learner_batches import learner_columns
 from offline_cli.connectors import LearnerConnectorPipeline, learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import MultiRLModule, RLModule
 from offline_cli.trees import flatten, map_leaves
 
@@ -192,8 +191,18 @@ def batches(
     return mine(rl_module=module, episodes=given, shared_data={}), wanted
 
 
-@pytest.mark.parametrize("arrays", [True, False], ids=["arrays", "lists"])
-@pytest.mark.parametrize("lookback", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize(
+    ("action_space", "stateful", "lookback", "arrays"),
+    [
+        pytest.param("discrete", True, None, True, id="discrete-stateful-whole-arrays"),
+        pytest.param("discrete", False, 1, False, id="discrete-stateless-cut, lookback 1-lists"),
+        pytest.param("box", True, 3, False, id="box-stateful-cut, lookback 3-lists"),
+        pytest.param("box", False, None, True, id="box-stateless-whole-arrays"),
+        pytest.param("multi-discrete", True, 1, True, id="multi-discrete-stateful-cut, lookback 1-arrays"),
+        pytest.param("multi-discrete", False, 3, False, id="multi-discrete-stateless-cut, lookback 3-lists"),
+    ],
+    indirect=["action_space", "stateful"],
+)
 def test_the_default_pipelines_give_equal_batches(
     answers: Answers, action_space: Any, stateful: bool, lookback: int | None, arrays: bool
 ) -> None:
@@ -210,68 +219,11 @@ def test_chunks_without_lookback_give_equal_batches_where_states_are_not_asked_f
 
 
 @asked_nightly
-def test_an_lstm_on_data_of_a_policy_without_states_begins_every_sequence_anew(answers: Answers, action_space: Any) -> None:
-    module = module_of(answers, action_space, stateful=True)
-    assert_same(*batches(answers, module, None, None, action_space=action_space, lookback=0))
-
-
-@asked_nightly
 def test_a_single_module_gives_a_flat_batch_in_both(answers: Answers, action_space: Any, stateful: bool) -> None:
     module = module_of(answers, action_space, stateful=stateful)["default_policy"]
     found, wanted = batches(answers, module, None, None, action_space=action_space, states=stateful)
     assert Columns.OBS in found
     assert_same(found, wanted)
-
-
-@asked_nightly
-def test_whole_arrays_give_the_batch_that_rllib_makes_of_single_episodes(
-    answers: Answers, action_space: Any, stateful: bool
-) -> None:
-    module = module_of(answers, action_space, stateful=stateful)
-    wanted = answers(
-        lambda: their_pipeline(OBSERVATIONS, action_space)(
-            rl_module=module, batch={}, episodes=played(theirs(), action_space, states=stateful), shared_data={}
-        )
-    )
-    whole = EpisodeBatch.from_episodes(played(SingleAgentEpisode, action_space, states=stateful))
-    assert_same(learner_pipeline(OBSERVATIONS, action_space)(rl_module=module, episodes=whole), wanted)
-
-
-@asked_nightly
-@pytest.mark.parametrize("form", ["arrays", "lists", "an EpisodeBatch"])
-def test_items_are_changed_in_place_as_rllib_does_after_columns_were_put_in(
-    answers: Answers, action_space: Any, stateful: bool, form: str
-) -> None:
-    def changed(self: Any, *, batch: Any, **_: Any) -> Any:
-        def scaled(item: Any, episode_id: str, *ids: Any) -> Any:
-            assert ids == (None, None)
-            return item * np.float32(int(episode_id[1]) + 2)  # RLlib adds a number to each id
-
-        self.foreach_batch_item_change_in_place(batch, Columns.OBS, scaled)
-        self.foreach_batch_item_change_in_place(batch, Columns.TERMINATEDS, lambda flag, *_: not flag)
-        self.foreach_batch_item_change_in_place(
-            batch, [Columns.REWARDS, "action_logp"], lambda items, *_: (items[0] - items[1], items[1])
-        )
-        return batch
-
-    def changing(pipeline: Any, kind: Any) -> Any:
-        piece = type("Changes", (kind,), {"__call__": changed})()
-        pipeline.insert_after("AddColumnsFromEpisodesToTrainBatch", piece)
-        return pipeline
-
-    def asked() -> Any:
-        from ray.rllib.connectors.connector_v2 import ConnectorV2
-
-        pipeline = changing(their_pipeline(OBSERVATIONS, action_space), ConnectorV2)
-        return pipeline(rl_module=module, batch={}, episodes=played(theirs(), **given), shared_data={})
-
-    module = module_of(answers, action_space, stateful=stateful)
-    given = {"action_space": action_space, "states": stateful, "arrays": form != "lists"}
-    wanted = answers(asked)
-    mine = changing(learner_pipeline(OBSERVATIONS, action_space), ours.ConnectorV2)
-    episodes: Any = played(SingleAgentEpisode, **given)
-    episodes = EpisodeBatch.from_episodes(episodes) if form == "an EpisodeBatch" else episodes
-    assert_same(mine(rl_module=module, episodes=episodes), wanted, exact=False)
 
 
 @asked_nightly
@@ -491,147 +443,6 @@ def new_filter(**options: Any) -> Any:
     from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
 
     return MeanStdFilter(**options)
-
-
-def their_filter(observation_space: Any, *agents: str, **options: Any) -> Any:
-    """RLlib's filter after a few observations of each agent."""
-    piece = new_filter(multi_agent=bool(agents), **options)
-    piece.input_action_space = ACTIONS["discrete"]
-    piece.input_observation_space = spaces.Dict(dict.fromkeys(agents, observation_space)) if agents else observation_space
-    observation_space.seed(0)
-    for agent in [*agents, *agents, *agents] or [None] * 5:
-        episode = theirs()(agent_id=agent, module_id=agent and "m", observation_space=observation_space)
-        episode.add_env_reset(observation_space.sample())
-        piece(rl_module=None, batch={}, episodes=[episode])
-    return piece
-
-
-def counted(filtered: Any) -> dict[Any, dict[str, Any]]:
-    """What RLlib's filter has counted, by agent."""
-    stats = {agent: one.running_stats for agent, one in filtered._filters.items()}
-    return {
-        agent: {"count": of.num_pushes, "mean": of.mean_array.copy(), "m2": of.sum_sq_diff_array.copy()}
-        for agent, of in stats.items()
-    }
-
-
-def first_observation(kind: Any, piece: Any, space: Any) -> Any:
-    """What a piece makes of one observation."""
-    episode = kind(observation_space=space)
-    episode.add_env_reset(np.full(space.shape, 0.75, np.float32))
-    piece(batch={}, episodes=[episode], rl_module=None)
-    return episode.get_observations(-1)
-
-
-def assert_took_over(piece: Any, name: str, stats: dict[str, Any]) -> None:
-    learned = piece.get_state()["shared"][name]
-    assert learned["count"] == stats["count"] > 1
-    np.testing.assert_array_equal(learned["mean"], stats["mean"])
-    np.testing.assert_array_equal(learned["m2"], stats["m2"])
-
-
-FILTERED = [OBSERVATIONS, spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(-5.0, 5.0, ())]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("space", FILTERED, ids=str)
-@pytest.mark.parametrize("form", ["connector", "filters", "one filter", "its statistics", "their state"])
-def test_a_filter_takes_over_what_rllibs_has_counted(space: Any, form: str) -> None:
-    pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
-    filtered = their_filter(space)
-    own = filtered._filters[None]
-    stats = own.running_stats
-    forms = {"connector": filtered.get_state(), "filters": filtered._filters, "one filter": own}
-    forms |= {"its statistics": stats, "their state": stats.to_state()}
-    piece = ours.MeanStdFilter(space, ACTIONS["discrete"])
-    piece.set_state(forms[form])
-    assert_took_over(piece, "obs", counted(filtered)[None])
-    found, wanted = (first_observation(*side, space) for side in ((SingleAgentEpisode, piece), (theirs(), filtered)))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
-
-
-@pytest.mark.parametrize("space", FILTERED, ids=["vector", "matrix", "number"])
-def test_a_state_of_rllibs_filter_is_taken_over_and_filters_as_it_did_there(answers: Answers, space: Any) -> None:
-    def asked() -> Any:
-        filtered = their_filter(space)
-        states = filtered.get_state(), filtered._filters[None].running_stats.to_state()
-        return states, counted(filtered), first_observation(theirs(), filtered, space)
-
-    states, stats, wanted = answers(asked)
-    for state in states:
-        piece = ours.MeanStdFilter(space, ACTIONS["discrete"])
-        piece.set_state(state)
-        assert_took_over(piece, "obs", stats[None])
-        found = first_observation(SingleAgentEpisode, piece, space)
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
-
-
-def state_and_counts(*agents: str, **options: Any) -> tuple[Any, Any]:
-    """The state of RLlib's filter, and what it has counted by agent."""
-    filtered = their_filter(OBSERVATIONS, *agents, **options)
-    return filtered.get_state(), counted(filtered)
-
-
-@asked_nightly
-def test_filters_of_several_agents_are_taken_over_by_name(answers: Answers) -> None:
-    state, stats = answers(lambda: state_and_counts("ann", "bob"))
-    by_agent = spaces.Dict(dict.fromkeys(("ann", "bob"), OBSERVATIONS))
-    piece = ours.MeanStdFilter(by_agent, spaces.Dict(), multi_agent=True)
-    piece.set_state(state)
-    for agent in ("ann", "bob"):
-        assert_took_over(piece, agent, stats[agent])
-
-
-def test_a_state_of_rllibs_pipeline_goes_to_ours_as_it_is(answers: Answers) -> None:
-    state, stats = answers(state_and_counts)
-    pipeline = ours.env_to_module_pipeline(OBSERVATIONS, ACTIONS["discrete"], custom=[ours.MeanStdFilter()])
-    pipeline.set_state({"MeanStdFilter": state})
-    assert_took_over(pipeline[0], "obs", stats[None])
-
-
-@asked_nightly
-def test_a_state_of_a_filter_with_other_options_is_refused_with_the_options_to_give(answers: Answers) -> None:
-    state, stats = answers(lambda: state_and_counts(clip_by_value=5.0))
-    with pytest.raises(BadPiece, match=r"with clip_by_value=5.0, here clip_by_value=10.0") as caught:
-        ours.MeanStdFilter(OBSERVATIONS, ACTIONS["discrete"]).set_state(state)
-    assert caught.value.fix == "MeanStdFilter(clip_by_value=5.0)"
-    piece = ours.MeanStdFilter(OBSERVATIONS, ACTIONS["discrete"], clip_by_value=5.0)
-    piece.set_state(state)
-    assert_took_over(piece, "obs", stats[None])
-
-
-@asked_nightly
-def test_several_slots_at_once_are_filtered_as_rllib_filters_them_one_by_one(answers: Answers) -> None:
-    def filtered(kind: Any, piece: Any) -> Any:
-        episodes = played(kind, space, arrays=False)
-        beside_the_environment(piece, OBSERVATIONS, space)
-        for _ in range(3):
-            piece(rl_module=None, batch={}, episodes=episodes)
-        return np.stack([episode.get_observations(-1) for episode in episodes])
-
-    space = ACTIONS["discrete"]
-    wanted = answers(lambda: filtered(theirs(), new_filter()))
-    np.testing.assert_allclose(filtered(SingleAgentEpisode, ours.MeanStdFilter()), wanted, rtol=1e-4, atol=1e-5)
-
-
-@asked_nightly
-def test_a_filter_that_was_fed_by_rllib_s_rule_gives_its_observations_on_the_learner_s_side(answers: Answers) -> None:
-    """With equal statistics and counting switched off, both sides change observations alike."""
-
-    def asked() -> Any:
-        piece = new_filter()
-        along = beside_the_environment(piece, OBSERVATIONS, space)
-        played(theirs(), space, arrays=False, along=along)
-        piece._update_stats = False
-        return left_in_episodes(played(theirs(), space, arrays=False, along=along))
-
-    space, piece = ACTIONS["discrete"], ours.MeanStdFilter()
-    wanted = answers(asked)
-    played(SingleAgentEpisode, space, arrays=False, along=beside_the_environment(piece, OBSERVATIONS, space))
-    frozen = ours.MeanStdFilter(OBSERVATIONS, space, as_learner_connector=True, update_stats=False)
-    frozen.set_state(piece.get_state())
-    found = in_the_learner(frozen, OBSERVATIONS, space, played(SingleAgentEpisode, space))
-    assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @asked_nightly

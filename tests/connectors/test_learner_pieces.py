@@ -11,15 +11,12 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offline_cli import Columns, SingleAgentEpisode
+from offline_cli import Columns
 from offline_cli.connectors import (
-    AddColumnsFromEpisodesToBatch,
-    AddColumnsFromEpisodesToTrainBatch,
     AddInfosFromEpisodesToTrainBatch,
     AddOneTsToEpisodesAndTruncate,
     ClipRewards,
     ComputeReturnsToGo,
-    ConnectorPipelineV2,
     GeneralAdvantageEstimation,
     NStepReturns,
     learner_pipeline,
@@ -28,7 +25,6 @@ from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.connectors.learner.returns import discounted, factors
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, EpisodeKeyError
-from offline_cli.modules import build_module
 
 OBS, ACT = spaces.Box(-99, 99, (1,), np.float32), spaces.Discrete(5)
 
@@ -66,13 +62,6 @@ def through(episodes: EpisodeBatch, *pieces: Any, rl_module: Any = None, after: 
     return whole
 
 
-def test_columns_of_rllib_s_name_and_of_its_documents_are_one_piece() -> None:
-    assert AddColumnsFromEpisodesToTrainBatch is AddColumnsFromEpisodesToBatch
-    pipeline = learner_pipeline(OBS, ACT)
-    piece = pipeline["AddColumnsFromEpisodesToBatch"]
-    assert pipeline.remove("AddColumnsFromEpisodesToTrainBatch") is piece
-
-
 def test_an_extra_output_that_an_episode_lacks_is_an_error_and_no_shorter_column() -> None:
     with_it, without = batch_of(2), batch_of(3)
     given = [*with_it, *EpisodeBatch(**{name: getattr(without, name) for name in _FIELDS})]
@@ -83,10 +72,6 @@ def test_an_extra_output_that_an_episode_lacks_is_an_error_and_no_shorter_column
 
 
 _FIELDS = ("ids", "starts", "obs", "actions", "rewards", "terminated", "truncated")
-
-
-def test_episodes_without_a_step_leave_no_row() -> None:
-    assert through(batch_of(0, 2, 0))[Columns.REWARDS].tolist() == [1, 2]
 
 
 def test_infos_stay_a_list_one_for_each_observation_that_was_acted_on() -> None:
@@ -135,19 +120,6 @@ def test_n_step_returns_look_as_far_as_the_episode_goes() -> None:
     assert found[Columns.TERMINATEDS].tolist() == [False, True, True, True, True]
 
 
-def test_one_step_returns_are_rewards_and_next_observations() -> None:
-    one, plain = through(batch_of(4, 2), NStepReturns(n_step=1, gamma=0.5)), through(batch_of(4, 2))
-    for column in (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS):
-        assert torch.equal(one[column], plain[column]), column
-
-
-def test_n_step_returns_do_not_overwrite_columns() -> None:
-    with pytest.raises(BadPiece, match=r"\['rewards', 'terminateds', 'truncateds'\] are in the batch already"):
-        ConnectorPipelineV2(connectors=[AddColumnsFromEpisodesToBatch(), NStepReturns(n_step=2, gamma=1)])(episodes=batch_of(3))
-    with pytest.raises(BadPiece, match="n_step=0"):
-        NStepReturns(n_step=0, gamma=1)
-
-
 # ---- artificial steps and advantages ----
 
 
@@ -175,15 +147,6 @@ def test_a_second_call_does_not_lengthen_the_episodes_again() -> None:
     episodes = list(batch_of(2, 1))
     assert [len(pipeline(episodes=episodes)[Columns.REWARDS]) for _ in range(3)] == [5, 5, 5]
     assert [len(episode) for episode in episodes] == [2, 1]
-
-
-def test_infos_are_lengthened_whether_they_were_looked_at_or_not() -> None:
-    for look in (False, True):
-        episode = SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
-        assert not look or episode.get_infos() == [{}, {}]
-        AddOneTsToEpisodesAndTruncate()(batch={}, episodes=[episode])
-        episode.validate()
-        assert episode.get_infos() == [{}, {}, {}]
 
 
 class Valued:
@@ -227,10 +190,3 @@ def test_episodes_whose_last_value_would_have_to_be_guessed_are_refused() -> Non
     pipeline(rl_module=Valued(), episodes=batch_of(3))  # after a terminated step nothing has value
     with pytest.raises(BadPiece, match="without the artificial step"):
         pipeline(rl_module=Valued(), episodes=batch_of(3, truncated=True))
-
-
-def test_a_module_without_values_is_refused() -> None:
-    pipeline = learner_pipeline(OBS, ACT, custom=AddOneTsToEpisodesAndTruncate())
-    pipeline.append(GeneralAdvantageEstimation(gamma=0.9, lambda_=0.9))
-    with pytest.raises(BadPiece, match="no module here has values"):
-        pipeline(rl_module=build_module(OBS, ACT, hidden=(4,)), episodes=batch_of(3))

@@ -11,18 +11,15 @@ from gymnasium import spaces
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors import (
     AddNextObservationsFromEpisodesToTrainBatch,
-    AddObservationsFromEpisodesToBatch,
     ConnectorV2,
     FlattenObservations,
     FrameStacking,
-    LearnerConnectorPipeline,
     MeanStdFilter,
-    OneHot,
     PrevActionsPrevRewards,
     learner_pipeline,
 )
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece, SpaceMismatch
+from offline_cli.errors import SpaceMismatch
 from offline_cli.spaces import leaf_spaces
 from offline_cli.trees import flatten
 
@@ -134,35 +131,6 @@ def test_the_lookback_buffer_is_looked_at() -> None:
     assert rows[:, ::2].tolist() == [[0, 2, 3, 4], [2, 3, 4, 5]]
 
 
-def test_zeros_before_the_first_observation_lie_in_the_announced_space() -> None:
-    piece = FrameStacking(spaces.Box(1, 5, (2,), np.float32), spaces.Discrete(2), num_frames=2)
-    assert piece.observation_space == spaces.Box(0, 5, (4,), np.float32)
-
-
-def test_frames_are_not_stacked_twice_in_one_batch() -> None:
-    twice = [FrameStacking(num_frames=2, as_learner_connector=True) for _ in range(2)]
-    with pytest.raises(BadPiece, match="FrameStacking comes after FrameStacking, which puts obs into the batch"):
-        train_obs(twice, numbered(3), VECTOR)
-
-
-def test_a_piece_that_comes_too_late_to_change_observations_is_refused_before_any_data() -> None:
-    late = [FrameStacking(num_frames=2, as_learner_connector=True), MeanStdFilter(as_learner_connector=True)]
-    with pytest.raises(BadPiece, match="MeanStdFilter comes after FrameStacking") as raised:
-        learner_pipeline(VECTOR, spaces.Discrete(2), custom=late)
-    assert raised.value.fix == "put MeanStdFilter before FrameStacking"
-
-
-def test_frames_are_not_stacked_over_observations_that_are_in_the_batch() -> None:
-    piece = FrameStacking(VECTOR, spaces.Discrete(2), num_frames=2, as_learner_connector=True)
-    with pytest.raises(BadPiece, match="obs are in the batch already"):
-        piece(batch={Columns.OBS: np.zeros((3, 2))}, episodes=numbered(3))
-
-
-def test_choices_cannot_be_stacked() -> None:
-    with pytest.raises(SpaceMismatch, match=r"got observations of Discrete\(3\)"):
-        FrameStacking(spaces.Discrete(3), spaces.Discrete(2), num_frames=2)
-
-
 # ---- flattening ----
 
 
@@ -227,18 +195,6 @@ def test_the_past_reaches_into_the_lookback_buffer_and_ends_with_zeros() -> None
     assert rows["prev_n_rewards"].tolist() == [[0, 0, 1], [0, 1, 2], [1, 2, 3]]
 
 
-def test_what_is_not_asked_for_is_neither_in_the_space_nor_in_the_data() -> None:
-    piece = PrevActionsPrevRewards(n_prev_actions=0, as_learner_connector=True)
-    pipeline = learner_pipeline(VECTOR, spaces.Discrete(2), custom=piece)
-    assert list(piece.observation_space) == ["_orig_obs", "prev_n_rewards"]  # type: ignore[arg-type]
-    assert list(pipeline(episodes=numbered(2))[Columns.OBS]) == ["_orig_obs", "prev_n_rewards"]
-
-
-def test_the_length_of_an_action_has_to_be_known() -> None:
-    with pytest.raises(SpaceMismatch, match="no action space"):
-        PrevActionsPrevRewards(VECTOR)
-
-
 # ---- several pieces ----
 
 
@@ -266,17 +222,6 @@ def test_pieces_after_each_other_see_each_other_s_observations(form: str) -> Non
     assert raw[0]["door"].dtype.kind == "i"
 
 
-def test_a_second_call_gives_the_same_batch_and_the_episodes_are_as_they_were() -> None:
-    episodes = [episode.to_numpy() for episode in played(NESTED, spaces.Discrete(3), 4, 3)]
-    pieces = [OneHot(as_learner_connector=True)]
-    assert pieces[0].writes_episodes
-    pipeline = learner_pipeline(NESTED, spaces.Discrete(3), custom=[FlattenObservations(as_learner_connector=True)])
-    first, second = pipeline(episodes=episodes), pipeline(episodes=episodes)
-    equal(first, second)
-    assert set(episodes[0].get_observations(0)) == {"arm", "door", "lamp"}
-    assert episodes[0].observation_space == NESTED
-
-
 def test_agents_have_their_observations_changed_by_their_own_space() -> None:
     by_agent = spaces.Dict({"ann": spaces.Discrete(3), "bob": VECTOR})
     piece = FlattenObservations(by_agent, None, multi_agent=True, agent_ids=["ann"])
@@ -288,58 +233,3 @@ def test_agents_have_their_observations_changed_by_their_own_space() -> None:
     assert ann.get_observations(-1).tolist() == [0, 0, 1]
     assert bob.get_observations(-1).tolist() == [1, 2]
     assert piece.observation_space["bob"] == VECTOR  # type: ignore[index]
-
-
-def test_an_unknown_agent_is_refused_by_name() -> None:
-    piece = FlattenObservations(spaces.Dict({"ann": VECTOR}), None, multi_agent=True)
-    cid = SingleAgentEpisode(agent_id="cid", module_id="m", observation_space=VECTOR)
-    cid.add_env_reset(np.zeros(2, np.float32))
-    with pytest.raises(SpaceMismatch, match=r"an observation of agent 'cid', and wants one of \['ann'\]"):
-        piece(batch={}, episodes=[cid])
-
-
-def test_a_piece_that_writes_refuses_an_episode_batch_that_it_cannot_hand_on() -> None:
-    piece = FlattenObservations(VECTOR, spaces.Discrete(2), as_learner_connector=True)
-    with pytest.raises(TypeError, match="call a pipeline"):
-        piece(batch={}, episodes=EpisodeBatch.from_episodes(numbered(2)))
-
-
-def test_observations_can_be_had_without_the_default_pieces() -> None:
-    pieces = [AddObservationsFromEpisodesToBatch(as_learner_connector=True)]
-    pipeline = learner_pipeline(VECTOR, spaces.Discrete(2), custom=pieces, add_default_connectors_to_learner_pipeline=False)
-    assert isinstance(pipeline, LearnerConnectorPipeline)
-    assert pipeline(episodes=EpisodeBatch.from_episodes(numbered(2)))[Columns.OBS].tolist() == [[1, -1], [2, -2]]
-    assert len(pipeline) == 1
-
-
-def test_leaves_that_a_piece_leaves_alone_are_not_written_through_to_the_caller_s_episodes() -> None:
-    class Writes(ConnectorV2):
-        def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-            for episode in episodes:
-                episode.set_observations(new_data={**episode.get_observations(0), "door": 3}, at_indices=0)
-            return batch
-
-    (episode,) = [episode.to_numpy() for episode in played(NESTED, spaces.Discrete(3), 4)]
-    before = int(episode.get_observations(0)["door"])
-    pieces = [MeanStdFilter(as_learner_connector=True), Writes()]
-    doors = train_obs(pieces, [episode], NESTED, spaces.Discrete(3))["door"]
-    assert doors[0] == 3
-    assert before != 3
-    assert episode.get_observations(0)["door"] == before
-
-
-@pytest.mark.parametrize("form", ["arrays", "batch"])
-def test_a_piece_that_comes_too_late_to_change_the_batch_says_so(form: str) -> None:
-    given: Any = [episode.to_numpy() for episode in numbered(3)]
-    given = EpisodeBatch.from_episodes(given) if form == "batch" else given
-
-    class Fills(ConnectorV2):
-        """Somebody's own, of which no pipeline knows what it does."""
-
-        def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-            batch[Columns.OBS] = np.zeros((3, 2), np.float32)
-            return batch
-
-    with pytest.raises(BadPiece, match="would not change") as caught:
-        train_obs([Fills(), MeanStdFilter(as_learner_connector=True)], given, VECTOR)
-    assert caught.value.fix == "put MeanStdFilter before pieces that fill obs, such as FrameStacking"

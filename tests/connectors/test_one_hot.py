@@ -18,7 +18,6 @@ from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
 
 CHOICES = gym.spaces.Discrete(2)
-VECTOR = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 TWO = gym.spaces.MultiDiscrete([3, 4])
 
 
@@ -56,15 +55,6 @@ def test_a_choice_outside_its_space_is_an_error_that_names_value_and_component(
     assert "row 1" in caught.value.where
 
 
-def test_a_choice_outside_its_space_in_a_nested_observation_is_named_by_its_leaf() -> None:
-    space = gym.spaces.Dict({"at": VECTOR, "mode": gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(3)])})
-    pipeline = env_to_module_pipeline(space, CHOICES, custom=[FlattenObservations()])
-    observation = {"at": np.array([5, 6], np.float32), "mode": (1, 3)}
-    with pytest.raises(BadEpisode, match="a value of 3 is outside") as caught:
-        pipeline(episodes=begun(space, observation), rl_module=None)
-    assert "leaf mode.1" in caught.value.where
-
-
 @settings(deadline=None)
 @given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), count=st.integers(1, 6))
 def test_one_hot_vectors_lead_back_to_the_choices_and_others_are_an_error(
@@ -84,23 +74,3 @@ def test_one_hot_vectors_lead_back_to_the_choices_and_others_are_an_error(
     assert all((part.sum(1) == 1).all() for part in parts)
     chosen = np.stack([part.argmax(1) + start for part, start in zip(parts, starts, strict=True)], axis=1)
     np.testing.assert_array_equal(chosen, rows)
-
-
-@pytest.mark.parametrize("numpy", [False, True])
-def test_a_getter_names_the_component_that_is_outside(numpy: bool) -> None:
-    episode = SingleAgentEpisode(observations=[np.array([0, 1]), np.array([0, 4])], actions=[0], rewards=[0.0])
-    episode.observation_space = TWO
-    with pytest.raises(BadEpisode, match=r"a value of 4 in component 1 is outside .* \(0 to 3\)"):
-        (episode.to_numpy() if numpy else episode).get_observations([-1], one_hot_discrete=True)
-
-
-def test_a_getter_does_not_round_a_fraction_to_a_choice() -> None:
-    episode = SingleAgentEpisode(observations=[0, 1], actions=[0.7], rewards=[0.0], action_space=CHOICES, len_lookback_buffer=0)
-    with pytest.raises(BadEpisode, match=r"a value of 0\.7 is not a whole number"):
-        episode.get_actions(0, one_hot_discrete=True)
-
-
-def test_one_number_is_not_taken_for_every_component() -> None:
-    episode = SingleAgentEpisode(observations=[0, 1], actions=[1], rewards=[0.0], action_space=TWO, len_lookback_buffer=0)
-    with pytest.raises(BadEpisode, match=r"values of shape \(\) for MultiDiscrete"):
-        episode.get_actions(0, one_hot_discrete=True)

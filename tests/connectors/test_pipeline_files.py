@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 import textwrap
 from collections.abc import Callable
@@ -15,12 +14,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from offline_cli import Columns, ConnectorV2, SingleAgentEpisode, plugins
-from offline_cli.connectors import MeanStdFilter, piece_makers
+from offline_cli import Columns, SingleAgentEpisode, plugins
 from offline_cli.connectors.connector_v2 import same_state
-from offline_cli.connectors.piece_makers import own_pieces
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting, load_pipeline
-from offline_cli.errors import BadConfig, MissingPackage, SpaceMismatch, StorageNotFound
+from offline_cli.errors import BadConfig, SpaceMismatch, StorageNotFound
 
 VECTOR = gym.spaces.Box(-99.0, 99.0, (2,), np.float32)
 CHOICES = gym.spaces.Discrete(3)
@@ -117,24 +114,9 @@ def test_named_pieces_come_first_and_the_default_ones_after_them(write: Write) -
     assert obs.numel() == 8
 
 
-def test_without_defaults_the_pipeline_is_what_is_listed(write: Write) -> None:
-    path = write("""
-        kind = "learner"
-        defaults = false
-        pieces = [{ name = "add_columns_from_episodes_to_batch" }]
-    """)
-    assert names(load(path)) == ["AddColumnsFromEpisodesToBatch"]
-
-
 @pytest.mark.parametrize("kind", ["learner", "env_to_module", "module_to_env"])
 def test_a_file_of_a_kind_alone_is_the_default_pipeline(write: Write, kind: str) -> None:
     assert len(load(write(f'kind = "{kind}"'))) >= 5
-
-
-def test_a_piece_is_told_which_side_it_is_on(write: Write, my_pieces: None) -> None:
-    text = 'kind = "{}"\n[[pieces]]\nuse = "my_pieces:Twice"\n'
-    assert load(write(text.format("learner")))[0].as_learner is True
-    assert load(write(text.format("env_to_module")))[0].as_learner is False
 
 
 def test_a_class_of_the_current_folder_gets_the_spaces_that_come_to_it(write: Write, my_pieces: None) -> None:
@@ -239,27 +221,6 @@ def test_all_mistakes_of_a_file_are_said_at_once_with_what_was_nearly_meant(writ
     assert len(said.splitlines()) == 7
 
 
-def test_options_that_a_constructor_minds_are_said_for_every_piece(write: Write, my_pieces: None) -> None:
-    path = write("""
-        kind = "env_to_module"
-        pieces = [{ use = "my_pieces:Picky", size = 9 }, { name = "frame_stacking", num_frames = 0 }]
-    """)
-    first, second = problems(path)
-    assert first == "pieces[0] (my_pieces:Picky): ValueError: size is at most 3"
-    assert second.startswith("pieces[1] (frame_stacking): num_frames=0")
-
-
-def test_a_missing_option_is_named(write: Write, my_pieces: None) -> None:
-    assert problems(write('kind = "learner"\npieces = [{ use = "my_pieces:Picky" }]')) == [
-        "pieces[0] (my_pieces:Picky): needs the option 'size'"
-    ]
-
-
-def test_the_side_of_a_piece_is_not_an_option(write: Write) -> None:
-    path = write('kind = "learner"\npieces = [{ name = "frame_stacking", as_learner_connector = false }]')
-    assert "follows from the kind" in problems(path)[0]
-
-
 def test_pieces_of_another_kind_of_pipeline_are_refused(write: Write) -> None:
     path = write("""
         kind = "env_to_module"
@@ -278,25 +239,6 @@ def test_a_file_of_another_kind_than_is_needed_is_refused(write: Write) -> None:
     ]
 
 
-def test_a_place_that_no_piece_has_is_refused_with_those_there_are(write: Write) -> None:
-    path = write('kind = "module_to_env"\npieces = [{ name = "get_actions", before = "frame_stacking" }]')
-    assert "no piece 'frame_stacking' among ['GetActions'" in problems(path)[0]
-
-
-@pytest.mark.parametrize(
-    ("use", "said"),
-    [
-        ("my_pieces:Plan", "did you mean Plain"),
-        ("my_pieces:number", "neither a ConnectorV2 nor a function"),
-        ("my_pieces:gym.Env", "neither a ConnectorV2 nor a function"),
-        ("my_pieces:wrong", "gave str, not a ConnectorV2"),
-        ("my_pieces", "does not match"),
-    ],
-)
-def test_what_is_no_piece_is_refused(write: Write, my_pieces: None, use: str, said: str) -> None:
-    assert said in "\n".join(problems(write(f'kind = "learner"\npieces = [{{ use = "{use}" }}]')))
-
-
 def test_shapes_that_do_not_fit_name_the_piece_what_it_got_and_what_it_wanted(write: Write) -> None:
     path = write('kind = "env_to_module"\npieces = [{ name = "frame_stacking", num_frames = 2 }, { name = "one_hot" }]')
     with pytest.raises(SpaceMismatch) as caught:
@@ -304,14 +246,6 @@ def test_shapes_that_do_not_fit_name_the_piece_what_it_got_and_what_it_wanted(wr
     assert "OneHot got observations of Box(" in caught.value.what
     assert "wants Discrete or MultiDiscrete" in caught.value.what
     assert caught.value.where == f"{path}, piece OneHot"
-
-
-def test_an_assertion_of_a_users_piece_is_quoted_as_what_it_wanted(write: Write, my_pieces: None) -> None:
-    path = write('kind = "env_to_module"\npieces = [{ use = "my_pieces:Twice" }]')
-    with pytest.raises(SpaceMismatch) as caught:
-        load_pipeline(path, observation_space=CHOICES, action_space=CHOICES)
-    assert "Discrete(3)" in caught.value.what
-    assert "isinstance(observations, gym.spaces.Box) and len(observations.shape) == 1" in caught.value.what
 
 
 def test_files_that_are_not_there_or_no_toml_are_refused(write: Write, tmp_path: Path) -> None:
@@ -348,45 +282,6 @@ def test_pieces_of_installed_packages_go_by_the_name_they_registered(write: Writ
     assert pipeline["Plain"].bound == 3.0
 
 
-def test_nothing_of_an_installed_package_is_imported_before_it_is_named(write: Write, installed: None) -> None:
-    load(write('kind = "learner"\npieces = [{ name = "frame_stacking" }]'))
-    assert "my_pieces" not in sys.modules
-    assert "did you mean theirs" in problems(write('kind = "learner"\npieces = [{ name = "their" }]'))[0]
-
-
-def test_a_registered_piece_that_cannot_be_imported_is_a_missing_package(write: Write, installed: None) -> None:
-    with pytest.raises(MissingPackage, match="piece 'broken' of the package my_pieces_of_a_lost_package cannot be imported"):
-        load(write('kind = "learner"\npieces = [{ name = "broken" }]'))
-
-
-def test_a_registered_piece_that_a_run_folder_names_is_imported_once_its_package_is_named(installed: None) -> None:
-    document = {"kind": "learner", "pieces": [{"name": "theirs", "bound": 3.0}]}
-    with pytest.raises(BadConfig, match="--plugin my_pieces"):
-        PipelineSpec.from_document(document, where="run/policy.json", plugins=())
-    assert "my_pieces" not in sys.modules
-    assert len(PipelineSpec.from_document(document, where="run/policy.json", plugins=["my_pieces"]).entries()) == 1
-
-
-def test_a_module_that_lacks_a_package_says_which(write: Write, my_pieces: None, tmp_path: Path) -> None:
-    (tmp_path / "lacking.py").write_text("import no_such_package_at_all\n", encoding="utf-8")
-    with pytest.raises(MissingPackage, match="no_such_package_at_all"):
-        load(write('kind = "learner"\npieces = [{ use = "lacking:Piece" }]'))
-
-
-# ---- the registry ----
-
-
-def test_every_public_piece_has_a_name() -> None:
-    import offline_cli.connectors as connectors
-
-    assert own_pieces()["add_observations_from_episodes_to_batch"] is connectors.AddObservationsFromEpisodesToBatch
-    for name, kind in own_pieces().items():
-        assert name == piece_makers.snake(kind.__name__)
-        assert issubclass(kind, ConnectorV2)
-    for name in ("frame_stacking", "one_hot", "n_step_returns", "unbatch_to_individual_items", "gymnasium_wrapper"):
-        assert name in own_pieces()
-
-
 # ---- specifications ----
 
 
@@ -401,43 +296,3 @@ def test_a_run_folder_describes_its_pipeline_so_that_the_same_one_is_built_again
     assert (back.document, back.names, back.to_json()) == (given.document, tuple(names(pipeline)), told)
     assert same_state(back.state, pipeline.get_state())
     assert names(back.build(Setting(VECTOR, CHOICES))) == names(pipeline)
-
-
-def test_what_describes_no_pipeline_is_refused() -> None:
-    with pytest.raises(ValueError, match="describes no pipeline"):
-        PipelineSpec.from_json({"document": None, "pieces": "many"}, {}, where="RUN/policy.json", plugins=())
-
-
-def test_a_file_travels_to_other_processes_without_the_code_that_it_names(write: Write, my_pieces: None) -> None:
-    spec = PipelineSpec.from_file(write('kind = "learner"\npieces = [{ use = "my_pieces:Plain" }]'))
-    there = pickle.loads(pickle.dumps(spec))
-    assert there.checked is None
-    assert names(there.build(Setting(VECTOR, CHOICES))) == names(spec.build(Setting(VECTOR, CHOICES)))
-
-
-def test_what_belongs_beside_an_environment_is_the_same_in_another_process(write: Write) -> None:
-    path = write('kind = "learner"\npieces = [{ name = "clip_rewards" }, { name = "frame_stacking", num_frames = 2 }]')
-    beside = PipelineSpec.from_file(path).beside_environment()
-    there = pickle.loads(pickle.dumps(beside)).build(Setting(VECTOR, CHOICES))
-    assert names(there) == names(beside.build(Setting(VECTOR, CHOICES)))
-    assert names(there)[0] == "FrameStacking"
-
-
-def test_pieces_that_are_given_as_objects_are_patterns(write: Write) -> None:
-    pattern = MeanStdFilter()
-    one, two = (PipelineSpec.of([pattern], "env_to_module").build(Setting(VECTOR, CHOICES)) for _ in range(2))
-    assert len({id(pattern), id(one["MeanStdFilter"]), id(two["MeanStdFilter"])}) == 3
-
-
-def test_a_file_of_somebody_elses_is_read_without_code(write: Write, my_pieces: None) -> None:
-    path = write('kind = "learner"\npieces = [{ use = "my_pieces:Plain" }]')
-    with pytest.raises(BadConfig, match="only imported where your own file or option names it"):
-        load(path, plugins=())
-    assert "my_pieces" not in sys.modules
-
-
-def test_a_specification_serves_where_a_file_does_and_its_kind_is_looked_at(write: Write) -> None:
-    spec = PipelineSpec.from_file(write('kind = "module_to_env"'))
-    assert PipelineSpec.of(spec, "module_to_env").document == spec.document
-    with pytest.raises(BadConfig, match="'env_to_module' or 'learner' is needed here"):
-        PipelineSpec.of(spec, "env_to_module", "learner")

@@ -17,7 +17,6 @@ from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.errors import BadPiece
 from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
-from offline_cli.modules.drawing import chance_size
 from offline_cli.trees import flatten, map_leaves
 
 VECTOR = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -58,25 +57,6 @@ def test_actions_are_those_of_the_module_and_of_its_head(space: Any) -> None:
     for path, leaf in flatten(wanted):
         np.testing.assert_array_equal(dict(flatten(acts.actions))[path], leaf)
     assert space.contains(acts.action_for_env_of(1))
-
-
-def test_a_row_drawn_by_chance_is_what_the_head_draws_with_the_same_chance() -> None:
-    module = build_module(VECTOR, CHOICES, hidden=[8])
-    chance = torch.rand(2, chance_size(module.action_head), generator=torch.Generator().manual_seed(3))
-    player = player_of(module, CHOICES, explore=True)
-    both = player.act([begun("a"), begun("b")], chance=chance)
-    alone = player.act([begun("b")], chance=chance[1:])
-    assert both.action_of(1) == alone.action_of(0)
-
-
-def test_the_same_generator_draws_the_same_actions() -> None:
-    player = player_of(build_module(VECTOR, CHOICES, hidden=[8]), CHOICES, explore=True)
-    drawn = []
-    for _ in range(2):
-        episodes = [begun("a"), begun("b")]
-        play(player, episodes, 10, generator=torch.Generator().manual_seed(5))
-        drawn.append([episode.get_actions() for episode in episodes])
-    assert drawn[0] == drawn[1]
 
 
 def test_a_module_with_memory_is_played_as_it_is_trained() -> None:
@@ -163,18 +143,3 @@ def test_every_agent_that_has_to_act_plays_with_its_own_module_and_scale(memory:
     kept = episodes[1].agent_episodes["c"].extra_model_outputs
     assert (Columns.STATE_OUT in kept) == memory
     assert Columns.STATE_OUT not in episodes[0].agent_episodes["a"].extra_model_outputs
-
-
-def test_an_agents_action_is_what_its_module_does_alone() -> None:
-    left = build_module(VECTOR, ARM, hidden=[4], action_scale="normalized", seed=1)
-    modules = MultiRLModule({"left": left, "right": build_module(VECTOR, CHOICES, hidden=[4], seed=2)})
-    mapping = AgentToModuleMapping(
-        rl_module_specs=dict(modules.items()), agent_to_module_mapping_fn=lambda agent, episode: AGENTS[agent]
-    )
-    player = PipelinePlayer(
-        modules,
-        env_to_module_pipeline(OBSERVATIONS, ACTIONS, mapping=mapping),
-        module_to_env_pipeline(OBSERVATIONS, ACTIONS, multi_agent=True),
-    )
-    found = player.act([several("e", "ab")]).action_of(0)["b"]
-    np.testing.assert_allclose(found, left.act(torch.full((1, 3), ord("b") / 200))[0].numpy(), rtol=1e-6)

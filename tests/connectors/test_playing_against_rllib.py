@@ -136,9 +136,10 @@ def play_both(rllib: Any, action_space: gym.Space[Any], *, stateful: bool, explo
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("explore", [False, True], ids=["greedy", "explore"])
-@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "lstm"])
-@pytest.mark.parametrize("name", ["discrete", "box", "unbounded box", "multi-discrete"])
+@pytest.mark.parametrize(
+    ("name", "stateful", "explore"),
+    [("discrete", True, True), ("box", False, True), ("unbounded box", True, False), ("multi-discrete", False, False)],
+)
 def test_both_pipelines_give_what_rllibs_give(rllib: Any, name: str, stateful: bool, explore: bool) -> None:
     play_both(rllib, ACTIONS[name], stateful=stateful, explore=explore)
 
@@ -208,43 +209,6 @@ def test_our_action_heads_take_the_same_actions_and_give_them_the_same_likelihoo
             continue
         likelihood = Ours.action_head.logp(logits, theirs[Columns.ACTIONS])
         torch.testing.assert_close(likelihood, theirs[Columns.ACTION_LOGP], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.integration
-def test_the_default_pieces_are_rllibs_in_rllibs_order(rllib: Any) -> None:
-    their_in, their_out = their_pipelines(rllib, ACTIONS["box"])
-    ours = env_to_module_pipeline(OBSERVATIONS, ACTIONS["box"]), module_to_env_pipeline(OBSERVATIONS, ACTIONS["box"])
-    for theirs, mine in zip((their_in, their_out), ours, strict=True):
-        assert [name for name, _ in mine.named()] == [type(piece).__name__ for piece in theirs.connectors]
-
-
-@pytest.mark.integration
-def test_an_observation_preprocessor_written_for_either_gives_the_same_batch(rllib: Any) -> None:
-    from ray.rllib.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor as Theirs
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode as TheirEpisode
-
-    from offline_cli.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor as Ours
-
-    def halved(base: Any) -> Any:
-        class Halved(base):  # type: ignore[misc]
-            def recompute_output_observation_space(self, in_obs_space: Any, in_act_space: Any) -> Any:
-                return gym.spaces.Box(-0.5, 0.5, (4,), np.float32)
-
-            def preprocess(self, observation: Any, episode: Any) -> Any:
-                return np.append(observation / 2, np.float32(len(episode)))
-
-        return Halved()
-
-    action_space = ACTIONS["discrete"]
-    module = rllib_module(action_space, stateful=False)
-    their_in, _ = their_pipelines(rllib, action_space, custom=lambda env, spaces, device: halved(Theirs))
-    our_in = env_to_module_pipeline(OBSERVATIONS, action_space, custom=lambda env, spaces, device: halved(Ours))
-    assert our_in.observation_space == their_in.observation_space
-    batches = []
-    for pipeline, kind in ((their_in, TheirEpisode), (our_in, SingleAgentEpisode)):
-        episodes = [begun(kind, length, action_space, {}) for length in LENGTHS]
-        batches.append(pipeline(rl_module=module, batch={}, episodes=episodes, explore=False, shared_data={}))
-    assert_equal(*batches, "preprocessed")
 
 
 AGENTS = {"a": "left", "b": "left", "c": "right"}

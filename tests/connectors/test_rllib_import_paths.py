@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from typing import Any
 
 import gymnasium as gym
@@ -14,36 +13,7 @@ from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipelin
 from offline_cli.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor
 from offline_cli.errors import BadPiece
 
-PACKAGES = ("common", "env_to_module", "module_to_env", "learner")
 VECTOR, CHOICES = gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(2)
-
-
-def of_rllib(package: str) -> list[tuple[str, str]]:
-    """(module path below `connectors`, public name) of every class that RLlib defines there, and of its stacking shorthands."""
-    root = importlib.import_module(f"ray.rllib.connectors.{package}")
-    found = [(package, name) for name in root.__all__]
-    for info in pkgutil.iter_modules(root.__path__):
-        module: Any = importlib.import_module(f"{root.__name__}.{info.name}")
-        for name, value in vars(module).items():
-            defined = getattr(value, "__module__", "") == module.__name__ and isinstance(value, type)
-            if not name.startswith("_") and (defined or name.startswith("FrameStacking")):
-                found.append((f"{package}.{info.name}", name))
-    return found
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_name_of_rllib_is_found_under_its_path(package: str) -> None:
-    pytest.importorskip("ray")
-    names = of_rllib(package)
-    assert len(names) > 6
-    missing = []
-    for path, name in names:
-        try:
-            getattr(importlib.import_module(f"offline_cli.connectors.{path}"), name)
-        except (ImportError, AttributeError) as err:
-            missing.append(f"{path}.{name}: {err}")
-    assert not missing
 
 
 def test_the_shorthands_of_frame_stacking_know_their_side() -> None:

@@ -11,11 +11,10 @@ from gymnasium import spaces
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors import AddNextObservationsFromEpisodesToTrainBatch, ConnectorV2, learner_pipeline
-from offline_cli.connectors.common.states_and_time import Cut
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, BadPiece
-from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
+from offline_cli.modules import build_recurrent_module
 from offline_cli.trees import flatten
 
 OBS, ACT = spaces.Box(-99, 99, (1,), np.float32), spaces.Discrete(5)
@@ -137,12 +136,6 @@ def test_chunks_of_one_episode_stay_apart_and_keep_their_place(module: Any) -> N
     assert [chunk.id_ for chunk in chunks] == ["e0", "e1", "e0", "e0"]
 
 
-def test_the_same_episode_given_twice_counts_twice(module: Any) -> None:
-    (episode,) = batch_of(2)
-    batch = learner_pipeline(OBS, ACT)(rl_module=module, episodes=[episode, episode])
-    assert batch[Columns.SEQ_LENS].tolist() == [2, 2]
-
-
 def test_a_column_with_too_few_items_is_named(module: Any) -> None:
     class OnePerEpisode(ConnectorV2):
         def __call__(self, *, batch: Batch, episodes: Any, **_: Any) -> Batch:
@@ -164,35 +157,9 @@ def test_a_stateful_module_has_to_say_how_long_sequences_are(module: Any) -> Non
         learner_pipeline(OBS, ACT)(rl_module=without, episodes=batch_of(4))
 
 
-def test_a_stateless_module_gets_no_time_axis() -> None:
-    stateless = build_module(OBS, ACT, hidden=(4,))
-    batch = learner_pipeline(OBS, ACT)(rl_module=stateless, episodes=batch_of(4, 2, states=True))
-    assert batch[Columns.REWARDS].shape == (6,)
-    assert not {Columns.STATE_IN, Columns.STATE_OUT, Columns.SEQ_LENS, Columns.LOSS_MASK} & set(batch)
-
-
-def test_several_modules_for_a_single_agent_put_the_columns_under_the_default_one(module: Any) -> None:
-    modules = MultiRLModule({"default_policy": module})
-    batch = learner_pipeline(OBS, ACT)(rl_module=modules, episodes=batch_of(4))
-    assert list(batch) == ["default_policy"]
-    same(batch["default_policy"], learner_pipeline(OBS, ACT)(rl_module=module, episodes=batch_of(4)))
-
-
 def test_the_module_takes_the_batch_and_padding_changes_nothing_that_counts(module: Any) -> None:
     batch = learner_pipeline(OBS, ACT)(rl_module=module, episodes=batch_of(2))
     inputs = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
     alone = {Columns.OBS: batch[Columns.OBS][:, :2], Columns.STATE_IN: batch[Columns.STATE_IN]}
     assert inputs.shape == (1, T, 5)
     assert torch.equal(inputs[:, :2], module.forward_train(alone)[Columns.ACTION_DIST_INPUTS])
-
-
-def test_cutting_and_joining_again_changes_nothing() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        lengths = rng.integers(0, 9, rng.integers(1, 6))
-        cut = Cut.of(lengths, int(rng.integers(1, 6)))
-        rows = rng.normal(size=(int(lengths.sum()), 2))
-        padded = cut.pad("x", rows)
-        assert np.array_equal(cut.unpad(padded), rows)
-        assert not padded[~cut.there].any()
-        assert cut.seq_lens.tolist() == cut.there.sum(1).tolist()

@@ -333,13 +333,6 @@ def test_four_observations_are_stacked_on_the_side_of_the_learner_for_every_step
     assert rows == [stacked(max(0, t - 3), t, 4) for t in range(5)] + [stacked(0, 0, 4)]
 
 
-def test_both_sides_stack_the_same_rows() -> None:
-    playing = env_to_module_pipeline(VECTOR, CHOICES, custom=[four(VECTOR, CHOICES, as_learner=False)])
-    learning = learner_pipeline(VECTOR, CHOICES, custom=lambda *_: four(VECTOR, CHOICES, as_learner=True))
-    seen = [obs_in_batch(playing, [going_on(t)])[0] for t in range(6)]
-    assert obs_in_batch(learning, [finished(6, "e")]) == seen
-
-
 def test_a_chunk_looks_back_into_its_buffer_on_the_learner_side() -> None:
     whole = going_on(5)
     chunk = whole.cut(len_lookback_buffer=3)

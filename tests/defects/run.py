@@ -45,7 +45,7 @@ def main() -> int:
     missed = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        _copy_to(copy)
+        copy_to(copy)
         for defect in chosen:
             caught = _caught(defect, copy, pytest_options, everything=not given.named_tests_alone)
             print(f"{'caught' if caught else 'MISSED'}  {defect['name']}{f'  by {caught}' if caught else ''}", flush=True)
@@ -54,7 +54,7 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def _copy_to(copy: Path) -> None:
+def copy_to(copy: Path) -> None:
     copy.mkdir()
     for name in COPIED:
         source = REPOSITORY / name

@@ -13,36 +13,35 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import offline_cli
-from benchmarks.harness import Rate, Row, paired_rates, versions
-from benchmarks.targets import Target
+from benchmarks.harness import Floor, Rate, Row, paired
 
-PAIRS: Final = 15
-SHOWN: Final = Target(1 / 0.5, of="ours", words="<= 0.5 s")
-VERSION: Final = Target(1 / 0.2, of="ours", words="<= 0.2 s")
+HELP, INSPECT = Floor(1 / 0.5, of="ours", words="<= 0.5 s"), Floor(1 / 0.8, of="ours", words="<= 0.8 s")
 
 
-def rows() -> list[Row]:
+def rows(small: bool = False) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        offline_cli.record("CartPole-v1", str(folder / "D"), policy="random", episodes=100)
-        shown = ["-m", "offline_cli", "inspect", str(folder / "D"), "--quiet"]
-        spaces = ["-c", "import gymnasium, rich.table, typer"]
+        offline_cli.record("CartPole-v1", str(folder / "D"), policy="random", episodes=2 if small else 100)
         return [
-            paired_rates(
+            paired(
                 f"{question}, process start to exit",
+                ended(["-m", "offline_cli", *words], folder),
+                ended(["-c", bare], folder),
                 unit="runs/s",
-                ours=ended(ours, folder),
-                rival=ended(bare, folder),
-                rival_name=f"python {bare[0]} '{bare[1]}' ({versions(*packages)})",
-                target=target,
-                pairs=PAIRS,
+                rival_name=f"python -c '{bare}'",
+                floor=floor,
+                pairs=1 if small else 15,
             )
-            for question, ours, bare, packages, target in (
-                ("inspect of a dataset of 100 episodes", shown, spaces, ("numpy", "gymnasium", "rich", "typer"), SHOWN),
-                ("--version", ["-m", "offline_cli", "--version"], ["-c", "import typer"], ("typer",), VERSION),
+            for question, words, bare, floor in (
+                ("--help", ["--help"], "import typer", HELP),
+                (
+                    "inspect of a dataset of 100 episodes",
+                    ["inspect", str(folder / "D"), "--quiet"],
+                    "import gymnasium, rich.table, typer",
+                    INSPECT,
+                ),
             )
         ]
 
@@ -54,13 +53,13 @@ def ended(arguments: Sequence[str], folder: Path) -> Rate:
     env |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONPATH": root}
 
     def rate() -> float:
-        before = _processor_seconds()
+        before = processor_seconds()
         subprocess.run([sys.executable, *arguments], env=env, cwd=folder, check=True, capture_output=True)
-        return 1 / (_processor_seconds() - before)
+        return 1 / (processor_seconds() - before)
 
     return rate
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,1 +1,0 @@
-"""Simulations behind the figures of docs/scaling.md."""
