@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from offline_cli.converting.fitting import misfits
@@ -40,10 +40,8 @@ class AgentsTogether:
             fix = "name the environment that the data is from, made and wrapped as it was"
             raise SpaceMismatch.of(problems, where=f"--env {environment.name}", fix=fix)
 
-    def play(
-        self, games: int, *, seed: int, purpose: Purpose, round_: int, on_step: Callable[[], None] = lambda: None
-    ) -> Played:
-        """Whole games; `on_step` may raise to stop. Raises what `play` raises."""
+    def play(self, games: int, *, seed: int, purpose: Purpose, round_: int) -> Played:
+        """Whole games. Raises what `play` raises."""
         first = next(iter(self._modules.values()))
         plan = EvaluationPlan(
             env=self._environment.name,
@@ -65,7 +63,7 @@ class AgentsTogether:
             for module in self._modules.values():
                 held.enter_context(evaluating(module))
             policy = AgentsPolicy(self._players(), tuple(self._module_of), rows=plan.block, slots=plan.num_envs)
-            return played_with(plan, policy, self._environment, on_step=on_step)
+            return played_with(plan, policy, self._environment)
 
     def _players(self) -> Sequence[Player]:
         agents = self._environment.agents or {}

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig
 from offline_cli.files.locations import Location
@@ -29,7 +28,6 @@ from offline_cli.policies.agents_by_name import RunModules
 from offline_cli.policies.run_files import METRICS
 from offline_cli.training.checks import Together, returns_of
 from offline_cli.training.session import Session
-from offline_cli.training.stop_signals import StopSignals
 
 __all__ = ["ChecksTogether", "Prepared"]
 
@@ -41,7 +39,6 @@ class Prepared:
     session: Session
     tensors: Mapping[str, Tensor] | None  # of the checkpoint that it resumes from; None: it begins
     described: Mapping[str, Any]  # policy.json
-    overseer: Overseer | None
 
 
 class ChecksTogether:
@@ -54,7 +51,6 @@ class ChecksTogether:
         self._chances: dict[str, tuple[Tensor, Tensor | None]] = {}
         self._environment: Environment | None = None
         self._played: AgentsTogether | None = None
-        self.stop: StopSignals | None = None
 
     # ---- whose turn ----
 
@@ -92,15 +88,13 @@ class ChecksTogether:
 
     # ---- playing together ----
 
-    def open_environment(self, held: ExitStack) -> Overseer | None:
+    def open_environment(self, held: ExitStack) -> None:
         """Open the environment that the modules are checked in, where one is asked for. Raises BadConfig, SpaceMismatch."""
         session = next(iter(self.runs.values())).session
         spec = session.data.played_in
         if spec is None:
-            return None
-        overseer = held.enter_context(Overseer(spec.id, saving="the run is saved, within 10 s"))
-        with overseer.guarding():
-            self._environment = held.enter_context(_closed(open_environment(spec.id, spec.kwargs, spec.wrappers), overseer))
+            return
+        self._environment = held.enter_context(open_environment(spec.id, spec.kwargs, spec.wrappers))
         if self._environment.agents is None:
             fix = "name an environment of PettingZoo, or leave out --env, and --module-of where there is one agent"
             raise BadConfig(f"{spec.id} is not an environment of several agents", where="--env", fix=fix)
@@ -110,7 +104,6 @@ class ChecksTogether:
         module_of = self._told.of(tuple(self._environment.agents), self._place.url)
         policies = {name: run.session.learner.policy for name, run in self.runs.items()}
         self._played = AgentsTogether(self._environment, module_of, policies)
-        return overseer
 
     def begin(self) -> None:
         """Read the checks of a run that is resumed, or remove those of one that is replaced."""
@@ -159,17 +152,5 @@ class ChecksTogether:
     def _returns(self, name: str, games: int, purpose: Purpose, number: int) -> tuple[dict[str, float], Mapping[str, Any]]:
         assert self._played is not None, "an environment"
         config = next(iter(self.runs.values())).session.config
-        stop = self.stop
-        with nullcontext() if stop is None else stop.playing():
-            on_step = stop.check if stop is not None else (lambda: None)
-            played = self._played.play(games, seed=config.seed, purpose=purpose, round_=number, on_step=on_step)
+        played = self._played.play(games, seed=config.seed, purpose=purpose, round_=number)
         return returns_of(name, played), played.return_by_agent
-
-
-@contextmanager
-def _closed(environment: Environment, overseer: Overseer) -> Iterator[Environment]:
-    try:
-        yield environment
-    finally:
-        with overseer.guarding():
-            environment.close()

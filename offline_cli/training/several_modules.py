@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from signal import SIGTERM
 from typing import Any
 
 from offline_cli.applying.modules_of_agents import AgentsSeen, ModuleOf, OneModule
@@ -34,6 +35,7 @@ from offline_cli.policies.agents_by_name import RunModules, is_module_name, modu
 from offline_cli.policies.run_files import MODULES_FILE, MODULES_FOLDER, RESULT, copy_into, json_bytes
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import OnProgress
+from offline_cli.stop_signals import StopRequested, requested, signals_noted
 from offline_cli.training.checks import CONFIRMED
 from offline_cli.training.checks_together import ChecksTogether, Prepared
 from offline_cli.training.config import read_config
@@ -41,7 +43,6 @@ from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.outcomes import finished, interrupted, result_of, unless_missed
 from offline_cli.training.run_lock import TRAINING, RunLock, holds_nothing_else
 from offline_cli.training.session import Session
-from offline_cli.training.stop_signals import StopRequested, StopSignals
 
 __all__ = ["ModulesResult", "Prepared", "Steps", "finished_result", "learn_modules"]
 
@@ -116,9 +117,8 @@ def learn_modules(
             except OfflineCliError as err:
                 err.where = f"{err.where}, module {name}"
                 raise
-        overseer = checks.open_environment(held)
-        with StopSignals(overseer) as stop:
-            checks.stop = stop
+        checks.open_environment(held)
+        with signals_noted():
             for name in told.modules:
                 with checks.turn_of(name):
                     checks.runs[name].session.check_losses()
@@ -128,7 +128,7 @@ def learn_modules(
                 return replace(_joined(place, checks, found), stopped_by="dry-run")
             with RunLock(place, command).held(saved=lambda: None):
                 write_whole(place.join(MODULES_FILE), json_bytes(told.as_dict()), folder=place)
-                result = _trained(place, checks, steps, stop, command, options["plugins"])
+                result = _trained(place, checks, steps, command, options["plugins"])
     return unless_missed(result, next(iter(checks.runs.values())).session.config)
 
 
@@ -200,9 +200,7 @@ def _check_names(told: RunModules, place: Location, options: Mapping[str, Any]) 
         raise OutputExists(what, where=place.url, fix="choose another --out, or remove that run")
 
 
-def _trained(
-    place: Location, checks: ChecksTogether, steps: Steps, stop: StopSignals, command: str, plugins: Sequence[str]
-) -> ModulesResult:
+def _trained(place: Location, checks: ChecksTogether, steps: Steps, command: str, plugins: Sequence[str]) -> ModulesResult:
     """All modules to their ends."""
     results: dict[str, TrainResult] = {}
     with ExitStack() as held:
@@ -224,7 +222,7 @@ def _trained(
         checks.begin()
         try:
             while len(results) < len(checks.runs):
-                _to_next_check(checks, results, steps, stop)
+                _to_next_check(checks, results, steps)
         except Interrupted as err:
             err.where, err.details["run"] = place.url, place.url
             raise
@@ -233,7 +231,7 @@ def _trained(
     return result
 
 
-def _to_next_check(checks: ChecksTogether, results: dict[str, TrainResult], steps: Steps, stop: StopSignals) -> None:
+def _to_next_check(checks: ChecksTogether, results: dict[str, TrainResult], steps: Steps) -> None:
     """Every module that is not finished to the first check that one of them has not settled, and what follows from it."""
     number = min(checks.number(name) for name in checks.runs if name not in results)
     due = [name for name in checks.runs if name not in results and checks.number(name) == number]
@@ -241,26 +239,25 @@ def _to_next_check(checks: ChecksTogether, results: dict[str, TrainResult], step
         session = checks.runs[name].session
         with checks.turn_of(name):
             if session.state.stopped_by is None:
-                steps.fit(session, stop, until=checks.update_of(name, number))
+                steps.fit(session, until=checks.update_of(name, number))
     for name in due:
         session = checks.runs[name].session
         with checks.turn_of(name):
-            _settled(session, stop)
+            _settled(session)
             if session.state.stopped_by is not None:
                 if session.state.update < session.checks.bound:
                     session.save()
                 results[name] = finished(session)
             else:
-                session.advance(stop)
+                session.advance()
 
 
-def _settled(session: Session, stop: StopSignals) -> None:
+def _settled(session: Session) -> None:
     """What belongs to this number of updates. Raises Interrupted, with what was saved."""
     try:
-        session.settle(stop)
+        session.settle()
     except StopRequested as err:
-        assert stop.requested is not None, "a signal has come"
-        raise interrupted(session, stop.requested) from err
+        raise interrupted(session, requested() or SIGTERM) from err
 
 
 def _joined(place: Location, checks: ChecksTogether, results: Mapping[str, TrainResult]) -> ModulesResult:

@@ -44,6 +44,7 @@ from offline_cli.parquet.chunk_statistics import ChunkStatistics, chunk_statisti
 from offline_cli.parquet.shards import opened, read_row_groups
 from offline_cli.parquet.trust import OTHER_SHARD, Trust
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.stop_signals import check
 from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder", "check_footer", "check_leftovers", "told_of"]
@@ -255,6 +256,7 @@ class OwnFolder:
         reader = ShardReader(self.manifest.format, self.manifest.observation_space, self.manifest.action_space)
         hashed, total = 0, sum(shard.bytes for shard in self.manifest.shards)
         for shard in self.manifest.shards:
+            check()
             place = self.location.join(shard.path)
             trust = self.trusted[place.path] = Trust(shard.sha256, self.memory_limit)
             if self._is_whole(shard, place, findings, trust if deep else None) and self._has_columns(reader, place, findings):
