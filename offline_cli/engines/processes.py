@@ -96,10 +96,11 @@ class ProcessEngine:
 def _ended(call: Future[bytes]) -> bytes:
     """Raises BadData where the process has died, and StopRequested once a signal has come."""
     while True:
+        check()
         try:
             return call.result(LOOK)
         except TimeoutError:
-            check()
+            continue
         except BrokenProcessPool as error:
             time.sleep(LOOK / 10)  # a signal that has ended it may still be on its way here
             check()

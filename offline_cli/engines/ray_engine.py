@@ -67,6 +67,7 @@ class RayEngine:
     def _ended(self, call: Any) -> bytes:
         """Raises ClusterLost, MissingPackage, and StopRequested once a signal has come."""
         try:
+            check()
             while not self._ray.wait([call], timeout=LOOK)[0]:
                 check()
             answer: bytes = self._ray.get(call)

@@ -17,7 +17,7 @@ from signal_at import signal_at
 from offline_cli import record
 from offline_cli.errors import Interrupted, Locked
 from offline_cli.files.locations import Location, open_location
-from offline_cli.training import run_folder, stop_signals
+from offline_cli.training import pace, run_folder
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train_bc
@@ -201,7 +201,7 @@ def test_a_fault_that_lasts_ends_training_in_time_and_resume_finishes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_folder, "EVERY", 0.0)
-    monkeypatch.setattr(stop_signals, "SHARE", 1e9)
+    monkeypatch.setattr(pace, "SHARE", 1e9)
     out = f"{server.bucket()}/run"
     command = ("train-bc", data, "--out", out, "--config", config, *TRAIN, "--storage-option", f"time_limit={LIMIT}")
     proxy.fault = FAULTS[fault]

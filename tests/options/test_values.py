@@ -13,7 +13,7 @@ import offline_cli
 from offline_cli.errors import UsageError
 from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import wrong_values
-from offline_cli.options.playing import RecordOptions
+from offline_cli.options.playing import EvaluateOptions, RecordOptions
 from offline_cli.options.training import TrainBCOptions
 
 
@@ -25,7 +25,7 @@ from offline_cli.options.training import TrainBCOptions
         (RecordOptions, "wrappers", [1], "--wrapper must be a list, each item text, not [1]"),
         (RecordOptions, "episodes", 2.5, "--episodes must be a whole number, not 2.5"),
         (RecordOptions, "episodes", True, "--episodes must be a whole number, not True"),
-        (RecordOptions, "step_timeout", "soon", "--step-timeout must be a number, not 'soon'"),
+        (EvaluateOptions, "min_return", "soon", "--min-return must be a number, not 'soon'"),
         (RecordOptions, "explore", "yes", "--explore must be True or False, not 'yes'"),
         (RecordOptions, "env_kwargs", [1], "--env-kwargs must be a mapping, not [1]"),
         (ApplyOptions, "memory_limit", 2.5, "--memory-limit must be a whole number or text, not 2.5"),
@@ -43,9 +43,9 @@ def test_a_value_of_another_type_is_told_with_what_its_declaration_says(
     ("options", "name", "value"),
     [
         (RecordOptions, "episodes", np.int64(3)),
-        (RecordOptions, "step_timeout", 3),
-        (RecordOptions, "step_timeout", np.float32(0.5)),
-        (RecordOptions, "step_timeout", Fraction(1, 2)),
+        (EvaluateOptions, "min_return", 3),
+        (EvaluateOptions, "min_return", np.float32(0.5)),
+        (EvaluateOptions, "min_return", Fraction(1, 2)),
         (RecordOptions, "explore", np.bool_(True)),
         (RecordOptions, "wrappers", ("FlattenObservation",)),
         (RecordOptions, "env_to_module", lambda env: []),

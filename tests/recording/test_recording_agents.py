@@ -81,37 +81,6 @@ def test_an_agents_episode_is_what_it_was_shown_with_its_own_end(tmp_path: Path,
     assert 0 < late.sum() < 30
 
 
-def test_a_reward_before_an_agents_first_turn_belongs_to_its_first_step(tmp_path: Path, read: Read) -> None:
-    batch = read(played(tmp_path / "D", HEAP))
-    second = [number for number, agent in enumerate(batch.agent_ids or ()) if agent == "second"]
-    first = batch.rewards[batch.starts[second]]
-    assert {round(value % 1, 2) for value in first.tolist()} == {0.25}
-
-
-@pytest.mark.parametrize(
-    ("env", "options"),
-    [
-        (HEAP, {"num_envs": 1}),
-        pytest.param(WALKERS, {"num_envs": 5, "num_env_runners": 2}, marks=pytest.mark.integration),
-        pytest.param(WALKERS, {"num_envs": 5, "engine": "processes", "workers": 2}, marks=pytest.mark.nightly),
-        pytest.param(WALKERS, {"num_envs": 3, "vectorize": "async"}, marks=pytest.mark.nightly),
-    ],
-)
-def test_games_are_the_same_for_any_number_of_slots_and_processes(
-    env: str, options: dict[str, Any], tmp_path: Path, read: Read, same: Same
-) -> None:
-    policy = {"policy": ["*=random", *([] if env == HEAP else ["left=python:agent_games:walk"])]}
-    one, other = read(played(tmp_path / "A", env, **policy)), read(played(tmp_path / "B", env, **policy, **options))
-    same(one, other)
-    assert one.agent_ids == other.agent_ids
-
-
-def test_fewer_games_are_the_first_of_more(tmp_path: Path, read: Read, same: Same) -> None:
-    few, many = read(played(tmp_path / "A", games=4, num_envs=2)), read(played(tmp_path / "B"))
-    same(few, many.select(slice(0, len(few))))
-    assert len(by_game(few)) == 4
-
-
 def test_the_module_of_an_agent_is_itself_where_each_has_a_policy_and_one_where_all_share_it(
     tmp_path: Path, read: Read
 ) -> None:
@@ -123,14 +92,7 @@ def test_the_module_of_an_agent_is_itself_where_each_has_a_policy_and_one_where_
     assert set(read(played(tmp_path / "B")).module_ids or ()) == {"default_policy"}
 
 
-def test_infos_belong_to_the_agent_that_got_them(tmp_path: Path, read: Read) -> None:
-    batch = read(played(tmp_path / "D", env_kwargs={"infos": True}))
-    assert batch.infos is not None
-    times = np.rint(batch.obs[:, 2] * 20).astype(int).tolist()
-    assert [info.get("t", 0) for info in batch.infos] == times
-
-
-@pytest.mark.parametrize(("format", "failing"), [("episodes", 1), ("episodes", 5), ("columns", 10)])
+@pytest.mark.parametrize(("format", "failing"), [("episodes", 5), ("columns", 10)])
 def test_an_interrupted_recording_is_resumed_to_the_same_data(
     failing: int, format: str, tmp_path: Path, read: Read, same: Same, monkeypatch: pytest.MonkeyPatch
 ) -> None:

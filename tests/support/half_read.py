@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import itertools
 import json
 import sys
 import threading
@@ -24,12 +23,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
-import worker_tasks as tasks
 
 from offline_cli import open_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
-from offline_cli.engines.processes import mapped
 from offline_cli.files.locations import open_location
 from offline_cli.formats import parquet_files
 from offline_cli.formats.tables import TableOptions
@@ -117,7 +114,6 @@ def readers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
             target_steps=1
         ),
         "episodes of a dataset": lambda: iter(open_dataset(str(folder / "episodes"))),
-        "processes": lambda: mapped(tasks.squared, itertools.count(), workers=2),
     }
 
 

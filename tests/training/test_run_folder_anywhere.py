@@ -16,11 +16,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from offline_cli import evaluate
 from offline_cli.errors import BadData, OutputExists, StorageError
 from offline_cli.files.locations import Location, open_location
-from offline_cli.training import metrics_file, run_folder, stop_signals
+from offline_cli.training import metrics_file, pace, run_folder
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig
+from offline_cli.training.pace import Pace
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.stop_signals import Pace
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
@@ -44,7 +44,7 @@ def folder(place: Location) -> RunFolder:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that is quick enough for every checkpoint that is asked for."""
     monkeypatch.setattr(run_folder, "EVERY", 0.0)
-    monkeypatch.setattr(stop_signals, "SHARE", 1e9)
+    monkeypatch.setattr(pace, "SHARE", 1e9)
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -238,7 +238,7 @@ def test_rows_wait_for_their_time_or_for_a_checkpoint(folder: RunFolder, place: 
 
 def test_rows_are_written_once_their_time_has_come(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_file, "EVERY", 0.0)
-    monkeypatch.setattr(stop_signals, "SHARE", 1e9)
+    monkeypatch.setattr(pace, "SHARE", 1e9)
     run = RunFolder(place)
     for update in range(3):
         assert run.append_metrics({"update": update}) == place.join("metrics.jsonl").size()
@@ -276,7 +276,7 @@ def test_a_local_disk_gets_every_checkpoint(tmp_path: Path) -> None:
 
 def test_what_is_slow_is_due_the_later_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("offline_cli.training.stop_signals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("offline_cli.training.pace.time.monotonic", lambda: now[0])
     one = Pace(10.0)
     assert one.is_due
     for took, pause in ((0.1, 10.0), (2.0, 40.0)):
