@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,41 +17,22 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.context import SpawnContext, SpawnProcess
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from offline_cli.engines.window import called, in_order, packed
 from offline_cli.errors import BadData
-from offline_cli.files.timeouts import processors
+from offline_cli.import_path import guard_hint
 from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check, signals_noted
 
-__all__ = ["ProcessEngine", "WorkerContext", "guard_hint", "helpers", "mapped", "processors", "safely_started"]
+__all__ = ["ProcessEngine", "WorkerContext", "safely_started"]
 
-WORTH: Final = 64 << 20  # bytes of data from which on workers pay, which take about a second to start
 LOOK: Final = 0.5  # seconds between two looks at whether to stop
 GRACE: Final = 5.0  # seconds for workers to end by themselves
 SAFE: Final = "PYTHONSAFEPATH"
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def helpers(workers: int, nbytes: int | None) -> int:
-    """How many processes pay for `nbytes` (None: unknown, many) of data, where `workers` are allowed; 0: none."""
-    count = min(workers, processors())
-    return 0 if count < 2 or guard_hint() or (nbytes is not None and nbytes < WORTH) else count
-
-
-def mapped(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> Reading[R]:
-    """`function(item)` of each, in order, by so many processes, 0: this one. Raises as `Engine.streamed` does."""
-    if not workers:
-        return Reading(lambda _: map(function, items))
-    return Reading(lambda scope: scope.enter(ProcessEngine(workers)).streamed(partial(_each, function), items))
-
-
-def _each(function: Callable[[T], R], item: T) -> Iterator[R]:
-    yield function(item)
 
 
 class ProcessEngine:
@@ -108,17 +88,8 @@ def _ended(call: Future[bytes]) -> bytes:
 
 
 def _died() -> BadData:
-    fix = "check its memory, or take fewer workers; complete shards are kept, and the same command with --resume continues"
+    fix = "check its memory, or take fewer workers; a command that writes continues from its complete shards with --resume"
     return BadData("a worker process has died, killed for memory maybe", where="a worker", fix=fix + guard_hint())
-
-
-def guard_hint() -> str:
-    """What to add to a remedy where the program is a script: worker processes import it, and run what it does not guard."""
-    main = sys.modules["__main__"]
-    script = Path(getattr(main, "__file__", None) or "")
-    if getattr(main, "__spec__", None) is not None or script.suffix != ".py":
-        return ""
-    return f'; {script.name} has to start them from below `if __name__ == "__main__":`, because they import it'
 
 
 @contextmanager

@@ -29,7 +29,6 @@ __all__ = ["RayEngine"]
 RETRIES: Final = 5  # of a task, by Ray
 CONNECTING: Final = 20.0  # seconds for a cluster's head to take a connection; Ray itself tries for minutes
 LOOK: Final = 0.5  # seconds between two looks at whether to stop
-RESUME: Final = "run the same command again, with --resume where it has written shards: complete ones are kept"
 QUIET: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 T = TypeVar("T")
 R = TypeVar("R")
@@ -70,14 +69,14 @@ class RayEngine:
             check()
             while not self._ray.wait([call], timeout=LOOK)[0]:
                 check()
-            answer: bytes = self._ray.get(call)
+            return bytes(self._ray.get(call))
         except self._ray.exceptions.RayTaskError as error:  # before our function began: it raises nothing itself
             said = str(error).strip().splitlines()[-1]
             fix = "install there what is installed here, offline-cli too"
             raise MissingPackage(f"a worker cannot begin: {said}", where="a worker", fix=fix) from error
         except self._ray.exceptions.RayError as error:
-            raise ClusterLost(f"a task is lost ({type(error).__name__})", where=self._where, fix=RESUME) from error
-        return answer
+            fix = "run the same command again, with --resume where it has written shards: complete ones are kept"
+            raise ClusterLost(f"a task is lost ({type(error).__name__})", where=self._where, fix=fix) from error
 
     def _connect(self) -> None:
         """Connect, or start a cluster. Raises ClusterLost where none answers, MissingPackage for other versions."""

@@ -16,10 +16,11 @@ import numpy as np
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory
 from numpy.typing import NDArray
 
-from offline_cli.engines.processes import WorkerContext, guard_hint, safely_started
+from offline_cli.engines.processes import WorkerContext, safely_started
 from offline_cli.environments import open_environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import OfflineCliError
+from offline_cli.import_path import guard_hint
 from offline_cli.playing.slots import RAISED, Index, SlotFailure, Slots, owned
 from offline_cli.policies.policy import row_writer, rows_of
 from offline_cli.spaces import Space

@@ -22,7 +22,7 @@ from pickled_engine import PickledEngine
 
 from offline_cli.converting.convert import convert
 from offline_cli.engines.engine import Engine, EngineSpec, LocalEngine
-from offline_cli.engines.processes import mapped
+from offline_cli.engines.mapped import mapped
 from offline_cli.engines.window import called
 from offline_cli.errors import BadData, MissingPackage, UsageError
 

@@ -74,18 +74,6 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def descendants_of(ancestor: int) -> set[int]:
-    """The processes of Ray that one has started, through others or by itself, as long as all of them run."""
-    found = set()
-    for pid in ray_processes():
-        above = pid
-        while above > 1 and above != ancestor:
-            above = parent_of(above)
-        if above == ancestor:
-            found.add(pid)
-    return found
-
-
 def ray_processes() -> set[int]:
     """Everything of Ray that runs on this machine, as far as it is a process of its own."""
     words = (b"raylet", b"gcs_server", b"ray::", b"default_worker.py")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.engines.processes import helpers, mapped
+from offline_cli.engines.mapped import helpers, mapped
 from offline_cli.errors import BadData
 from offline_cli.formats.sample_batch.files import Line, LineGroup, grouped
 from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
