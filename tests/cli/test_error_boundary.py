@@ -61,7 +61,6 @@ def run(name: str, *args: str) -> Any:
         ("config", 4),
         ("gate", 7),
         ("ctrl-c", 130),
-        ("ctrl-c while a module in C loads", 130),
         ("sigterm", 143),
         ("bug", 1),
         ("memory", 6),
