@@ -29,7 +29,6 @@ __all__ = ["RayEngine"]
 RETRIES: Final = 5  # of a task, by Ray
 CONNECTING: Final = 20.0  # seconds for a cluster's head to take a connection; Ray itself tries for minutes
 LOOK: Final = 0.5  # seconds between two looks at whether to stop
-QUIET: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -80,17 +79,18 @@ class RayEngine:
 
     def _connect(self) -> None:
         """Connect, or start a cluster. Raises ClusterLost where none answers, MissingPackage for other versions."""
-        os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns
         self._ray = importlib.import_module("ray")  # by name: the types that it declares are those of one of its versions
-        own: dict[str, Any] = {"address": "local", "num_cpus": self._workers, "include_dashboard": False}
+        place: dict[str, Any] = {"address": self._address or "local", "log_to_driver": False, "logging_level": "error"}
+        place |= {} if self._address else {"num_cpus": self._workers, "include_dashboard": False}
         before = signal.getsignal(signal.SIGTERM)
         try:
             if self._address is not None and ":" in self._address:
                 host, _, port = self._address.rpartition(":")
                 create_connection((host.strip("[]"), int(port)), CONNECTING).close()
             if not self._ray.is_initialized():
-                where = own if self._address is None else {"address": self._address}
-                self._ray.init(**where, log_to_driver=False, logging_level="error")
+                self._ray.init(**place)
                 self._is_ours = True
         except Exception as error:
             said = " ".join(str(error).split())[:400]

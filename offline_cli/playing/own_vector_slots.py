@@ -265,4 +265,4 @@ class Sink(Protocol[Taken]):
 
 
 MakeSink = Callable[[Plan, int, int, tuple[Space, Space], str], Sink[Taken]]
-"""From plan, runner, number of slots, spaces and the policy's fingerprint; it travels to runner processes."""
+"""From plan, runner, number of slots, spaces and the policy's fingerprint; it travels to worker processes."""
