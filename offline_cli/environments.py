@@ -31,7 +31,6 @@ from offline_cli.games import Game, common_spaces, game_of
 from offline_cli.import_path import call_of, hidden_file, module_named, names_file, no_module
 from offline_cli.named_code import MOST_NAMES, PYTHON, defined_in, meant_by
 from offline_cli.spaces import Space, check_supported, declared_spaces, describe, leaf_spaces, same_space, space_to_json
-from offline_cli.waiting import CLOSING, Overdue, current
 
 __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
 
@@ -131,30 +130,22 @@ class Environment:
         assert self._make_vector is not None
         make = self._make_vector
         if count not in self._vectors:
-            with current().within("making", f"{self.name}, its vector class, to be made"):
-                self._vectors[count] = _guarded(self.name, "making", lambda: make(count))
+            self._vectors[count] = _guarded(self.name, "making", lambda: make(count))
         return self._vectors[count]
 
     def _made(self) -> Env:
-        with current().within("making", f"{self.name} to be made"):
-            made = _guarded(self.name, "making", self._make)
-        made = game_of(made, self.name)
+        made = game_of(_guarded(self.name, "making", self._make), self.name)
         if not isinstance(made, gym.Env):
             what = f"{self.name!r} gave {type(made).__name__}, not a gymnasium.Env"
             raise UnknownEnvironment(what, where=f"--env {self.name}", fix="name what makes one gymnasium.Env")
         return made
 
     def close(self) -> None:
-        """Close every copy. Raises BadData where one cannot be closed; one that hangs after a stop is left, with the others."""
+        """Close every copy. Raises BadData where one cannot be closed."""
         held = [*self._singles, *self._vectors.values()]
         self._singles, self._vectors = [], {}
-        waiting = current()
-        try:
-            for number, env in enumerate(held):
-                with waiting.within(CLOSING, f"{self.name}, copy {number}, to close"):
-                    _guarded(self.name, "closing", env.close)
-        except Overdue:
-            _log.warning("note: %s did not close in time and was left", self.name)
+        for env in held:
+            _guarded(self.name, "closing", env.close)
 
     def __enter__(self) -> Self:
         return self

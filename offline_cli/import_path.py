@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "add_current_folder",
     "arguments_of",
     "call_of",
+    "guard_hint",
     "hidden_file",
     "module_named",
     "named_object",
@@ -181,6 +183,15 @@ def _no_constant(name: str) -> None:
 
 
 # ---- the path ----
+
+
+def guard_hint() -> str:
+    """What to add to a remedy where the program is a script: worker processes import it, and run what it does not guard."""
+    main = sys.modules["__main__"]
+    script = Path(getattr(main, "__file__", None) or "")
+    if getattr(main, "__spec__", None) is not None or script.suffix != ".py":
+        return ""
+    return f'; {script.name} has to start them from below `if __name__ == "__main__":`, because they import it'
 
 
 def path_for_workers() -> list[str]:

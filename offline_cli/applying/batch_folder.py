@@ -38,6 +38,7 @@ from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
 from offline_cli.json_documents import mistakes
 from offline_cli.spaces import space_to_json
+from offline_cli.stop_signals import check
 
 __all__ = ["Asked", "BatchFolder", "write_batches"]
 
@@ -233,6 +234,7 @@ def write_batches(
     try:
         with folder:
             for made in every:
+                check()
                 folder.write(made.prepared, made.columns, episodes=made.episodes, steps=made.steps)
             learned = ready.pipeline.get_state()
             state = state_to_bytes(learned, where=asked.file.where) if learned else b""

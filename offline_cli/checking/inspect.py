@@ -32,6 +32,7 @@ from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
+from offline_cli.stop_signals import check
 from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress)
 
     with closing(source):
         for part in () if look.is_done else source.fragments(Tally(), Rejects()):
+            check()
             look.add(part.batch)
             on_progress(Progress("reading", source.done, source.size, source.unit))
             if look.is_done:

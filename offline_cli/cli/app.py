@@ -6,10 +6,8 @@ exit code here, from the shell and from a test runner alike.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -21,10 +19,8 @@ from offline_cli import __version__
 from offline_cli.cli.command_line import HELP_NAMES, Command, names_of_others, other_command, read_plainly, runnable
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.signals import Signals
 from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
-from offline_cli.cli.termination import SIGNALLED, end_now
-from offline_cli.waiting import Ending
+from offline_cli.stop_signals import signals_noted
 
 __all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "command_named", "main"]
 
@@ -85,12 +81,9 @@ class ErrorBoundary(TyperGroup):
         """Run one command line and exit; with `standalone_mode=False` return the exit code instead."""
         invocation = Invocation(tuple(sys.argv[1:] if args is None else args))
         extra.setdefault("obj", invocation)
-        Ending.tell = _last_words(sys.stdout, invocation)
-        with Signals(invocation.interrupts) as signals:
+        with signals_noted():
             try:
                 outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
-                if not outcome:
-                    signals.settle()
                 code = outcome if isinstance(outcome, int) else 0
             except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  a wrong command line, help that cannot be written
                 code = report(error, invocation)
@@ -158,16 +151,6 @@ class _OfflineCli(ErrorBoundary):
         super().__init__(**{**given, "commands": _OurCommands()})
 
 
-def _last_words(stdout: Any, invocation: Invocation) -> Callable[[Exception], int]:
-    """Shows the error that the process ends with at once: in a thread, while what a command prints goes elsewhere."""
-
-    def tell(error: Exception) -> int:
-        with redirect_stdout(stdout):
-            return report(error, invocation)
-
-    return tell
-
-
 def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
     """What `call` returns. A reader of stdout that has gone ends it early, and that is not a failure."""
     try:
@@ -213,12 +196,5 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
-    Ending.is_ours = True
-    try:
-        code = app(standalone_mode=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is reported; Python's own end would have it kill the process
-    except KeyboardInterrupt:  # between the last two lines
-        code = SIGNALLED[0]
-    if code in SIGNALLED or Ending.has_left:
-        end_now(code)
-    sys.exit(code)
+    with signals_noted(for_good=True):
+        sys.exit(app(standalone_mode=False))

@@ -22,7 +22,6 @@ import typer
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.streams import colour_wanted, printable, write
-from offline_cli.cli.termination import end_uninterrupted, interrupt_behind
 from offline_cli.engines.ranks import is_first
 from offline_cli.errors import (
     BadData,
@@ -38,6 +37,7 @@ from offline_cli.errors import (
     as_convert_would,
     causes,
 )
+from offline_cli.stop_signals import StopRequested
 
 __all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "is_shortage", "refuse_tight", "report"]
 
@@ -59,7 +59,6 @@ UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 _NO_NUMBER: Final = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (?:integer|number)")
 
 _AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
-_NOT_THERE: Final = (MissingPackage, StorageNotFound)  # what others make of an interrupt that they catch
 _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _WITH_ON_ERROR = (("convert",), ("inspect",))
 _MEANT = {  # of options, by what they are called elsewhere
@@ -147,9 +146,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
     """Show `error` on stderr, under `--json` on stdout too, and return the exit code."""
     _RESERVE.close()
     told = explain(error, invocation)
-    exit_code = _exit_code(error, told, invocation)
-    if isinstance(told, ClusterLost):
-        end_uninterrupted()
+    exit_code = _exit_code(error, told)
     if isinstance(told, _AGREED) and not is_first():
         return exit_code
     if invocation.args[:1] not in _WITH_ON_ERROR:
@@ -175,25 +172,25 @@ def _blanked(value: Any, invocation: Invocation) -> Any:
     return [_blanked(item, invocation) for item in value] if isinstance(value, list) else value
 
 
-def _exit_code(error: BaseException, told: OfflineCliError, invocation: Invocation) -> int:
-    """That of the class; an interruption's is that of the signal, which is known here even if the library did not ask."""
+def _exit_code(error: BaseException, told: OfflineCliError) -> int:
+    """That of the class; an interruption's is that of the signal."""
     if not isinstance(told, Interrupted):
         return told.exit_code
-    behind = interrupt_behind(error) or next((kind() for kind in invocation.interrupts), None)
-    return int(getattr(behind, "exit_code", 0) or told.details.get("exit_code", told.exit_code))
+    behind = next((one.exit_code for one in causes(error) if isinstance(one, StopRequested)), told.exit_code)
+    return int(told.details.get("exit_code", behind))
 
 
 def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     """`error` as something that a user can act on."""
-    if isinstance(error, OfflineCliError) and not (invocation.interrupts and isinstance(error, _NOT_THERE)):
+    if isinstance(error, OfflineCliError):
         return error
     lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
     if lost is not None:  # torchrun stops those that are left, which may be on their way out
         return lost
     if isinstance(error, UsageProblem):
         return _usage(error, invocation)
-    if interrupt_behind(error) is not None:
-        return _interrupted(invocation)
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
     if is_shortage(error):
         return OutOfMemory(
             f"out of memory: {error}".rstrip(": "),
@@ -202,8 +199,6 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         )
     if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
         return _storage(error, invocation)
-    if invocation.interrupts:  # a module that was interrupted while loading may be half there, whoever caught that
-        return _interrupted(invocation)
     if isinstance(error, ImportError):
         return _missing(error, invocation)
     theirs = _of_plugin(error)
@@ -214,10 +209,6 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         where=_innermost_place(error),
         fix="the same command with --debug, and report the traceback together with the command",
     )
-
-
-def _interrupted(invocation: Invocation) -> Interrupted:
-    return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
 
 
 def _of_plugin(error: BaseException) -> BadData | None:

@@ -25,7 +25,6 @@ class Invocation:
 
     args: tuple[str, ...]
     began: float = field(default_factory=time.time, compare=False)  # by the clock that files' times come from
-    interrupts: list[type[KeyboardInterrupt]] = field(default_factory=list, compare=False)  # raised, whoever caught them
 
     @property
     def as_json(self) -> bool:
@@ -51,17 +50,6 @@ class Invocation:
             if name in names:
                 return value if is_joined else following
         return None
-
-    def without(self, *names: str) -> tuple[str, ...]:
-        """The arguments but options of these names, which have a value each."""
-        left, options = list[str](), iter(self._options())
-        for arg in options:
-            name, is_joined, _ = arg.partition("=")
-            if name not in names:
-                left.append(arg)
-            elif not is_joined:
-                next(options, None)
-        return (*left, *self.args[len(self._options()) :])
 
     def recorded(self) -> tuple[str, ...]:
         """The whole command line for a dataset's provenance, with storage options and passwords blanked out."""

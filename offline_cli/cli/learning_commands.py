@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,10 @@ import typer
 from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
-from offline_cli.cli.streams import write
 from offline_cli.cli.texts import with_stdin
 from offline_cli.engines.ranks import is_first
-from offline_cli.errors import OfflineCliError, UsageError
-from offline_cli.options.engines import Learners
+from offline_cli.errors import OfflineCliError
 from offline_cli.options.exporting import ExportFlags, ExportOptions
-from offline_cli.options.option import declared_in
 from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
 from offline_cli.options.training import TrainBCFlags, TrainBCOptions, TrainOptions
 
@@ -93,8 +89,6 @@ def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> Non
 
 def _learned(ctx: typer.Context, flags: TrainBCFlags, call: Callable[..., render.Result]) -> None:
     """Call and show; of processes that train together the first one alone prints."""
-    if _on_ray(ctx, flags):
-        return
     quiet = flags["quiet"]
     if not is_first():
         logging.disable(logging.WARNING)
@@ -103,41 +97,6 @@ def _learned(ctx: typer.Context, flags: TrainBCFlags, call: Callable[..., render
         result = call(places, on_progress=on_progress, command=ctx.obj.recorded())
     if is_first():
         render.show(result, as_json=flags["as_json"], summary=_measured)
-
-
-def _on_ray(ctx: typer.Context, flags: TrainBCFlags) -> bool:
-    """Whether the command has run on a Ray cluster, as it was asked to. Raises UsageError, and what `learned_on_ray` raises."""
-    spelled = {name: one.flag for name, one in declared_in(Learners).items()}
-    if flags["engine"] != "ray":
-        if given := [name for name in spelled if name != "engine" and flags[name] is not None]:  # type: ignore[literal-required]
-            option = spelled[given[0]]
-            raise UsageError(f"{option} is for --engine ray", where=option, fix="add --engine ray, or leave it out")
-        return False
-    if "-" in flags["sources"]:
-        raise UsageError("learners on a cluster do not read standard input", where="-", fix="write it to a file first")
-    from offline_cli.engines.learners import OUT, learned_on_ray
-
-    code = learned_on_ray(
-        ctx.obj.without(*spelled.values()),
-        f"{__name__}:learner",
-        address=flags["engine_address"],
-        learners=flags["num_learners"] or 1,
-        gpus=flags["num_gpus_per_learner"] or 0.0,
-        say=lambda kind, text: write(sys.stdout if kind == OUT else sys.stderr, text),
-    )
-    if code:
-        raise typer.Exit(code)
-    return True
-
-
-def learner() -> None:
-    """A learner's process on a cluster: the command line in its last arguments."""
-    from offline_cli.cli.app import main
-    from offline_cli.engines.learners import end_with_task
-
-    end_with_task()
-    sys.argv = ["offline-cli", *sys.argv[2:]]
-    main()
 
 
 def _options_of(arguments: Sequence[str]) -> Mapping[str, list[tuple[str, str]]]:

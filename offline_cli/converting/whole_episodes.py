@@ -39,6 +39,7 @@ from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_b
 from offline_cli.formats.source import ROWS, Fragments, ReadingAhead, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
+from offline_cli.stop_signals import check
 from offline_cli.tally import INCOMPLETE, OnError, Reject, Rejects, Tally
 from offline_cli.trees import Tree, flatten, leaves
 
@@ -341,6 +342,7 @@ def stitched(
     for source in sources:
         location = source.info.location
         for fragments in source.fragments(tally, rejects if waiting is None else waiting):
+            check()
             if extras is not None:
                 fragments = replace(fragments, batch=extras.of(fragments.batch, location))
             if waiting is None or left is None:

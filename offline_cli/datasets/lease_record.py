@@ -30,11 +30,11 @@ from typing import Any, Final
 import orjson
 
 from offline_cli.datasets.file_names import DATASET, UNFINISHED_WRITING, WRITING, FolderKind
-from offline_cli.engines.watchdog_process import began, runs
 from offline_cli.errors import BadData, Locked, StorageNotFound
 from offline_cli.files.blanking import without_folders
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
+from offline_cli.running_processes import began, runs
 from offline_cli.source_code import allowed_changes
 
 __all__ = [

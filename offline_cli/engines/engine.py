@@ -2,30 +2,25 @@
 
 An engine calls a function of many items on its workers and gives what they yield in the order of the items, so that nothing
 depends on how many workers there are, or which is faster. A function, its items and what it yields can be pickled; calls do
-not depend on each other, and a call that is made again yields the same. A worker that dies costs the call that it was making:
-it is made again elsewhere, ATTEMPTS times without a further result, and what was taken of it is not given twice.
+not depend on each other, and a call that is made again yields the same.
 
 No worker is started before the first call. An engine is closed with `with`, on every path; its workers end with it.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import takewhile
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from offline_cli.engines.messages import never
+from offline_cli.engines.processes import ProcessEngine
 from offline_cli.engines.ray_engine import RayEngine
-from offline_cli.engines.worker_processes import ProcessEngine
 from offline_cli.errors import UsageError
 from offline_cli.scopes import Reading
 
-__all__ = ["Engine", "EngineSpec", "LocalEngine"]
+__all__ = ["PROCESSES", "Engine", "EngineSpec", "LocalEngine"]
 
 LOCAL: Final = "local"
 PROCESSES: Final = "processes"
@@ -42,14 +37,12 @@ class Engine(AbstractContextManager["Engine"], Protocol):
     def is_local(self) -> bool:
         """Whether this process does all work."""
 
-    def streamed(
-        self, function: Callable[[T], Iterator[R]], items: Iterable[T], *, stopped: Callable[[], bool] = never
-    ) -> Reading[R]:
+    def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
         """What `function` yields for each item, in the order of the items; raises in its turn what it raises, and stops.
 
-        Items are taken from the iterable some time before their turn. `stopped` is called before each result, and every second
-        without one; True ends it there. Raises ClusterLost where workers die again and again, or none is left; MissingPackage
-        where a worker lacks what it needs. A caller that does not read to the end closes it.
+        Items are taken from the iterable some time before their turn. All that one call yields is held at once. Raises
+        StopRequested once a signal has come; BadData where a process of this machine dies, ClusterLost where a cluster does;
+        MissingPackage where a worker lacks what it needs.
         """
 
 
@@ -58,11 +51,9 @@ class LocalEngine:
 
     is_local: Final = True
 
-    def streamed(
-        self, function: Callable[[T], Iterator[R]], items: Iterable[T], *, stopped: Callable[[], bool] = never
-    ) -> Reading[R]:
+    def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
         """See `Engine`."""
-        return Reading(lambda _: takewhile(lambda _: not stopped(), (result for item in items for result in function(item))))
+        return Reading(lambda _: (result for item in items for result in function(item)))
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +87,4 @@ class EngineSpec:
         """The engine, to be entered. Raises UsageError for an address of Ray Client, MissingPackage."""
         if self.name == RAY:
             return RayEngine(self.address, self.workers)
-        if self.name == PROCESSES and os.name == "posix" and sys.executable:  # elsewhere no process can be given a socket
-            return ProcessEngine(self.workers)
-        return LocalEngine()
+        return ProcessEngine(self.workers) if self.name == PROCESSES else LocalEngine()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import signal
 import socket
@@ -22,8 +23,8 @@ import threading
 from types import TracebackType
 from typing import Any, Final, Self
 
-from offline_cli.engines.processes import interpreter_command
 from offline_cli.errors import MissingPackage
+from offline_cli.import_path import path_for_workers, safe_flags
 
 __all__ = ["Child", "main"]
 
@@ -100,7 +101,7 @@ class _Template:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that comes from outside
-                [*interpreter_command(f"{__name__}:main"), module, str(theirs.fileno())],
+                [*_command(), module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[theirs.fileno()],
@@ -119,6 +120,11 @@ class _Template:
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
+
+
+def _command() -> list[str]:
+    start = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
+    return [sys.executable, *safe_flags(), "-c", start, json.dumps(path_for_workers())]
 
 
 # ---- in the template ----

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from offline_cli.engines.processes import mapped, processors
+from offline_cli.engines.mapped import helpers, mapped
 from offline_cli.errors import OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.remote_files import expect, ready
@@ -182,9 +182,9 @@ def read_small_files(
     many wait.
     """
     room = min(room, ROOM)
-    helpers = 0 if len(files) < MANY or (first_rows or MANY) < MANY else min(workers, processors()) - 1
+    processes = 0 if len(files) < MANY or (first_rows or MANY) < MANY else helpers(workers, None)
     if "ray" in sys.modules:  # whose types a worker does not know, so that its tables would be others
-        helpers = 0
+        processes = 0
     waiting: deque[Sequence[Location]] = deque()
 
     def bunches() -> Iterator[Sequence[Location]]:
@@ -195,8 +195,8 @@ def read_small_files(
     read_all = partial(_read_bunch, read, room)
     with scope.part() as held:
         found = (
-            held.enter(mapped(read_all, bunches(), workers=helpers))
-            if helpers > 0
+            held.enter(mapped(read_all, bunches(), workers=processes))
+            if processes
             else _by_threads(read_all, bunches(), min(THREADS, workers), held)
         )
         for outcomes in found:

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, TypedDict
 
 from offline_cli.options.option import Group, Option
 
-__all__ = ["WORKERS", "Engines", "Learners"]
+__all__ = ["WORKERS", "Engines"]
 
 EngineName = Literal["local", "processes", "ray"]
 
@@ -15,13 +15,6 @@ WORKERS: Final = Option(
     default=4,
     minimum=1,
     metavar="N",
-)
-
-ADDRESS: Final = Option(
-    help="Ray cluster of {engine} ray: HOST:PORT, or auto on one of its nodes.",
-    group=Group.WHERE,
-    without="one is started on this machine",
-    metavar="A",
 )
 
 
@@ -37,28 +30,13 @@ class Engines(TypedDict, total=False):
             default="local",
         ),
     ]
-    engine_address: Annotated[str | None, ADDRESS]
-    workers: Annotated[int, replace(WORKERS, help=f"{WORKERS.help[:-1]}; workers of another {{engine}} than local.")]
-
-
-class Learners(TypedDict, total=False):
-    """Where processes that train together are started."""
-
-    engine: Annotated[
-        Literal["local", "ray"],
+    engine_address: Annotated[
+        str | None,
         Option(
-            help="Where to train: in this process, or in processes that train together on a Ray cluster, which read the "
-            "sources and write the run folder by the same paths (docs/training.md).",
+            help="Ray cluster of {engine} ray: HOST:PORT, or auto on one of its nodes.",
             group=Group.WHERE,
-            default="local",
+            without="one is started on this machine",
+            metavar="A",
         ),
     ]
-    engine_address: Annotated[str | None, ADDRESS]
-    num_learners: Annotated[
-        int | None,
-        Option(help="Processes that train together with {engine} ray.", group=Group.WHERE, minimum=1, metavar="N", without="1"),
-    ]
-    num_gpus_per_learner: Annotated[
-        float | None,
-        Option(help="GPUs of each of {num_learners}.", group=Group.WHERE, minimum=0, metavar="G", without="0"),
-    ]
+    workers: Annotated[int, replace(WORKERS, help=f"{WORKERS.help[:-1]}; workers of another {{engine}} than local.")]

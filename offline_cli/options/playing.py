@@ -45,16 +45,6 @@ class Slots(TypedDict, total=False):
     num_env_runners: Annotated[
         int, Option(help="Processes that play; 0: this one does.", group=Group.WHERE, default=0, minimum=0, metavar="N")
     ]
-    step_timeout: Annotated[
-        float | None,
-        Option(
-            help="End with exit code 3 where a step or reset of the environment takes longer.",
-            group=Group.PLAYING,
-            without="no limit",
-            above=0,
-            metavar="SECONDS",
-        ),
-    ]
 
 
 class Trusting(TypedDict, total=False):
@@ -71,7 +61,6 @@ class Trusting(TypedDict, total=False):
 
 
 @reworded(
-    step_timeout="End with exit code 3, whole episodes kept, where a step or reset of the environment takes longer.",
     dry_run="Check options, environment and policy, write nothing.",
     env_kwargs={"without": ""},
     wrappers={"without": ""},

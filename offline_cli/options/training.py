@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
-from offline_cli.options.engines import Learners
 from offline_cli.options.networks import Hidden, MlpKeys, Regularizing, of_learning
 from offline_cli.options.option import Form, Group, Option, reworded
 from offline_cli.options.shared import (
@@ -389,5 +388,5 @@ class TrainOptions(TrainBCOptions, Optimizer, Beginning, Regularizing, Kept, tot
 
 
 @reworded(out={"help": "Run folder to make: a path or a URL.", "metavar": "RUN"})
-class TrainBCFlags(Sources, Out, Caching, Showing, Learners, total=False):
+class TrainBCFlags(Sources, Out, Caching, Showing, total=False):
     """What the command lines of `train` and `train-bc` take besides."""

@@ -1,14 +1,13 @@
 """One process per slot: copies of an environment that play at the same time; a copy that died is an error, not a wait.
 
-Processes come from a fork server, which is started before this process has threads to lose (torch's, Arrow's), and from a fresh
-interpreter where the system has none. Observations travel through shared memory (gymnasium's utilities), the rest through
-pipes. A worker ends with its pipe; one that hangs is ended after a parent that is killed (`engines/watchdog.py`).
+Observations travel through shared memory (gymnasium's utilities), the rest through pipes. A worker ends with its pipe.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,12 +16,12 @@ import numpy as np
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory
 from numpy.typing import NDArray
 
-from offline_cli.engines.fork_server import ended, ends_with_parent, process_context, signals_are_its_parents
-from offline_cli.engines.watchdog import watched
+from offline_cli.engines.processes import WorkerContext, safely_started
 from offline_cli.environments import open_environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import OfflineCliError
-from offline_cli.playing.slots import RAISED, Index, SlotFailure, Slots, owned, started
+from offline_cli.import_path import guard_hint
+from offline_cli.playing.slots import RAISED, Index, SlotFailure, Slots, owned
 from offline_cli.policies.policy import row_writer, rows_of
 from offline_cli.spaces import Space
 from offline_cli.step_values import flag_of, reward_of
@@ -31,8 +30,7 @@ from offline_cli.trees import Tree, map_leaves
 __all__ = ["AsyncSlots"]
 
 Answer = tuple[float, bool, bool, Mapping[str, Any] | None]
-GRACE = 5.0  # seconds for the environments to close, and
-HURRIED = 1.5  # after a stop
+GRACE = 5.0  # seconds for the environments to close
 
 
 class AsyncSlots(Slots):
@@ -41,26 +39,25 @@ class AsyncSlots(Slots):
     def __init__(
         self, name: str, kwargs: Mapping[str, Any], wrappers: Sequence[str], count: int, observation_space: Space, padded: int
     ) -> None:
-        context = process_context("offline_cli.playing.async_slots")  # which knows no torch
-        memory = create_shared_memory(observation_space, n=count, ctx=context)
+        context = WorkerContext()
+        with safely_started():
+            memory = create_shared_memory(observation_space, n=count, ctx=context)
         self._shared: Tree = read_from_shared_memory(observation_space, memory, n=count)
         super().__init__(count, zero_rows(observation_space, padded))
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
-        self._held = ExitStack()
         try:
-            self._held.enter_context(watched())
-            for slot in range(count):
-                ours, theirs = context.Pipe()
-                args = (name, dict(kwargs), tuple(wrappers), slot, count, observation_space, memory, theirs)
-                worker = context.Process(target=_work, args=args, daemon=True, name=f"environment-{slot}")
-                self._pipes.append(ours)
-                started(worker)
-                self._workers.append(worker)
-                theirs.close()
-            with self.waiting.within("making", f"{name} to be made by {count} processes"):
+            with safely_started():
                 for slot in range(count):
-                    self._answer(slot, "making it")
+                    ours, theirs = context.Pipe()
+                    args = (name, dict(kwargs), tuple(wrappers), slot, count, observation_space, memory, theirs)
+                    self._pipes.append(ours)
+                    worker = context.Process(target=_work, args=args, daemon=True, name=f"environment-{slot}")
+                    worker.start()
+                    self._workers.append(worker)
+                    theirs.close()
+            for slot in range(count):
+                self._answer(slot, "making it")
         except BaseException:
             self.close()
             raise
@@ -69,10 +66,8 @@ class AsyncSlots(Slots):
         """See Slots."""
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
             self._send(slot, "reset", seed)
-        self.waiting.enter("reset")
         for slot in slots.tolist():
             self.keep(slot, self._answer(slot, "reset")[3])
-        self.waiting.leave()
         self._take(slots)
         super().begin(slots, seeds)
 
@@ -81,11 +76,9 @@ class AsyncSlots(Slots):
         slots = np.flatnonzero(live)
         for slot in slots.tolist():
             self._send(slot, "step", rows_of(actions, slot))
-        self.waiting.enter("step")
         for slot in slots.tolist():
             self.rewards[slot], self.terminated[slot], self.truncated[slot], info = self._answer(slot, "step")
             self.keep(slot, info)
-        self.waiting.leave()
         self._take(slots)
         super().step(actions, live)
 
@@ -94,14 +87,12 @@ class AsyncSlots(Slots):
             self._pipes[slot].send((doing, given))
 
     def _answer(self, slot: int, doing: str) -> Answer:
-        self.waiting.slot = slot
-        self.waiting.calls += 1
         try:
             found, value = self._pipes[slot].recv()
         except (EOFError, OSError) as err:  # the latter in the middle of a message
             self._workers[slot].join(GRACE)
             code = self._workers[slot].exitcode
-            raise SlotFailure(slot, doing, f"the end of its process, with exit code {code}") from err
+            raise SlotFailure(slot, doing, f"the end of its process, with exit code {code}{guard_hint()}") from err
         if isinstance(value, OfflineCliError):
             raise value
         if not found:
@@ -116,8 +107,11 @@ class AsyncSlots(Slots):
         """Have each worker close its copy; kill those that do not answer."""
         for pipe in self._pipes:
             pipe.close()
-        ended(self._workers, HURRIED if self.waiting.hurried else GRACE)
-        self._held.close()
+        until = time.monotonic() + GRACE
+        for worker in self._workers:
+            worker.join(max(0.0, until - time.monotonic()))
+            worker.kill()
+            worker.join()
 
 
 def _work(
@@ -131,8 +125,6 @@ def _work(
     pipe: Connection,
 ) -> None:
     """A worker: one copy, which answers until the pipe ends."""
-    signals_are_its_parents()
-    ends_with_parent()
     write = row_writer(read_from_shared_memory(space, memory, n=count))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:

@@ -22,21 +22,14 @@ from offline_cli.playing.own_vector_slots import Sink
 from offline_cli.playing.plan import Chance, Plan
 from offline_cli.playing.slots import SlotFailure, Slots
 from offline_cli.trees import leaves
-from offline_cli.waiting import Overdue, current
 
-__all__ = ["EnvRunner", "too_long"]
+__all__ = ["EnvRunner"]
 
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be given out
 NUMBERED: Final = 1024  # episodes whose numbers are made at once
 Index = NDArray[np.int64]
 Taken = TypeVar("Taken")
-
-
-def too_long(plan: Plan, where: str, *, doing: str = "reset", more: str = "") -> BadData:
-    """The error for a step or reset that takes longer than it may; `more`: of the fix."""
-    what = f"the environment takes longer than --step-timeout {plan.step_timeout or 0:g} s ({doing})"
-    return BadData(what, where=where, fix=f"check the environment with this policy, or a longer --step-timeout{more}")
 
 
 class EnvRunner(Generic[Taken]):
@@ -55,8 +48,6 @@ class EnvRunner(Generic[Taken]):
     ) -> None:
         """`stopped` is asked before every step; when it returns True, `batches` yields the whole episodes and ends."""
         self._plan, self._runner = plan, runner
-        self._waiting = current()
-        self._waiting.words = self.place
         self._slots, self._actor, self._chance = slots, actor, chance
         self._sink, self._stopped = sink, stopped
         count = len(slots.ready)
@@ -85,8 +76,7 @@ class EnvRunner(Generic[Taken]):
     def batches(self) -> Iterator[Taken]:
         """Whole episodes, until there are enough.
 
-        Raises BadData where environment or policy raise, or a step takes longer than it may, naming the episode; what was whole
-        before has been given out.
+        Raises BadData where environment or policy raise, naming the episode; what was whole before has been given out.
         """
         failure: BadData | None = None
         until = time.monotonic() + REPORT_SECONDS
@@ -102,12 +92,6 @@ class EnvRunner(Generic[Taken]):
             failure = self._blamed(err)
         except BadData as err:
             failure = err
-        except Overdue as err:
-            if not (err.timed_out or self._plan.keeps_what_is_whole):
-                raise
-            failure = self._too_long() if err.timed_out else None
-        finally:
-            self._waiting.leave()
         yield from self.left()
         if failure is not None and not self._stopped():  # a stop often reaches what the environment itself has started, too
             raise failure
@@ -119,7 +103,7 @@ class EnvRunner(Generic[Taken]):
                 leaf[len(self._live) :] = leaf[0]
 
     def left(self) -> Iterator[Taken]:
-        """What is whole and has not been given out; from another thread only while this one does not come back."""
+        """What is whole and has not been given out."""
         self._count_whole()
         taken = self._sink.take(limit=self._whole)
         if taken is not None:
@@ -154,10 +138,8 @@ class EnvRunner(Generic[Taken]):
     # ---- a step ----
 
     def _step(self) -> None:
-        slots, sink, waiting = self._slots, self._sink, self._waiting
-        waiting.enter("policy")
+        slots, sink = self._slots, self._sink
         acted = self._actor.act(slots.obs, self._chance.draw())
-        waiting.leave()
         sink.act(slots.obs, slots.infos, acted)
         slots.step(acted.for_env, self._live)
         sink.reward(slots.rewards)
@@ -224,27 +206,6 @@ class EnvRunner(Generic[Taken]):
         return self._steps - int(self._first_step[slot])
 
     # ---- blame ----
-
-    def place(self) -> str:
-        """What is waited for, as text; called from other threads, too."""
-        doing, slot = self._waiting.doing, self._waiting.slot
-        who = f"runner {self._runner}, " if self._plan.in_processes else ""
-        if doing == "policy":
-            return f"{who}the policy in {self._plan.env}, after {self._taken} steps"
-        if slot is None:
-            return f"{who}{self._plan.env}, its vector class, after {self._taken} steps ({doing})"
-        return f"{who}slot {slot}: {self._place(slot)} ({doing})"
-
-    def at(self) -> tuple[int, int, int]:
-        """Slot (-1: not of one slot), episode and step that are waited for; called from other threads, too."""
-        slot = self._waiting.slot
-        if slot is None or not self._waiting.doing:
-            return -1, 0, 0
-        return slot, int(self.indices(self._playing[slot])), self._length(slot)
-
-    def _too_long(self) -> BadData:
-        slot, doing = self._waiting.slot, self._waiting.doing
-        return too_long(self._plan, self.place(), doing=doing, more="" if slot is None else self._seed(slot))
 
     def _place(self, slot: int) -> str:
         episode = int(self.indices(self._playing[slot]))

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from offline_cli.converting.fitting import misfits
-from offline_cli.engines.overseer import Overseer
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
@@ -62,8 +61,8 @@ def evaluate(
 
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
     for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
-    BadData where the environment or a piece raises, or a step takes longer than `step_timeout`; MissingPackage where it lacks
-    something; MissingDevice; UsageError for options outside their limits; TargetNotMet for a mean below `min_return`.
+    BadData where the environment or a piece raises; MissingPackage where it lacks something; MissingDevice; UsageError for
+    options outside their limits; TargetNotMet for a mean below `min_return`.
     """
     name = run.url if isinstance(run, Location) else os.fspath(run)
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
@@ -78,10 +77,7 @@ def evaluate(
         loaded = load_policy(open_location(run, options["storage_options"]), options["storage_options"], **how)
     played_in = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
     threads = 1 if loaded is None else choose_threads(loaded.module, ROUND)
-    step_timeout = None if options["num_env_runners"] else options["step_timeout"]
     with (
-        Overseer(played_in.id, step_timeout=step_timeout) as overseer,
-        overseer.guarding(),
         open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
         use_threads(threads),
     ):
@@ -122,8 +118,6 @@ def _plan(
         pieces=asked,
         plugins=tuple(with_network(options["plugins"], options["network"])),
         trust_pickle=options["trust_pickle"],
-        in_processes=options["num_env_runners"] > 0,
-        step_timeout=options["step_timeout"],
         threads=threads,
         policies=agents,
     )
@@ -141,7 +135,7 @@ def _played_run(
     between = Between() if pieces is None else pieces.as_dict()
     plan = replace(plan, vectorize=way_to_step(environment, pieces), files=loaded.files)
     report = _reports(options, on_progress)
-    if plan.in_processes:
+    if options["num_env_runners"]:
         return played_by_runners(plan, environment, on_episodes=report), between
     return played_here(plan, module.to(plan.device), environment, pieces, on_episodes=report), between
 
@@ -154,7 +148,7 @@ def _played_by_name(
     between = isinstance(policy, PipedPolicy)
     plan = replace(plan, vectorize=way_to_step(environment, plan.pieces if between else None))
     report = _reports(options, on_progress)
-    if plan.in_processes:
+    if options["num_env_runners"]:
         return played_by_runners(plan, environment, on_episodes=report), Between()
     return played_with(plan, policy, environment, on_episodes=report), Between()
 

@@ -54,8 +54,7 @@ class OwnVectorSlots(Slots):
     def __init__(self, vector: Any, observation_space: Space, seed: int, name: str) -> None:
         """Raises SlotFailure where the first reset fails, BadConfig for a class that does not say how it resets itself."""
         self._make_ready(vector, observation_space, resets_by(vector, name))
-        with self.waiting.within("reset", f"{name}, its vector class"):
-            self._reset(seed=seed)
+        self._reset(seed=seed)
 
     def _make_ready(self, vector: Any, observation_space: Space, mode: AutoresetMode) -> None:
         super().__init__(vector.num_envs, np.zeros(0))
@@ -67,9 +66,7 @@ class OwnVectorSlots(Slots):
     def _reset(self, **options: Any) -> None:
         """Be at what the vector gives. Raises SlotFailure."""
         try:
-            self.waiting.enter("reset")
             given, infos = self._vector.reset(**options)
-            self.waiting.leave()
             self.obs = self._plain(given)
             self._keep(infos)
         except RAISED as err:
@@ -78,9 +75,7 @@ class OwnVectorSlots(Slots):
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots; all slots are stepped."""
         try:
-            self.waiting.enter("step")
             obs, rewards, terminated, truncated, infos = self._vector.step(actions)
-            self.waiting.leave()
             self.obs, self.rewards = self._plain(obs), self._rewards(rewards, live)
             flags = self._flags(terminated, live), self._flags(truncated, live)
             if infos or self.infos is not None:
@@ -270,4 +265,4 @@ class Sink(Protocol[Taken]):
 
 
 MakeSink = Callable[[Plan, int, int, tuple[Space, Space], str], Sink[Taken]]
-"""From plan, runner, number of slots, spaces and the policy's fingerprint; it travels to runner processes."""
+"""From plan, runner, number of slots, spaces and the policy's fingerprint; it travels to worker processes."""

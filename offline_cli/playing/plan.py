@@ -89,16 +89,13 @@ class Plan:
     steps: int | None = None  # play the fewest episodes that have so many
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # for the run folder of a policy
     pieces: PlaySpec = field(default_factory=PlaySpec)  # pipelines that the user gave
-    in_processes: bool = False  # whether runners are processes of their own
     plugins: tuple[str, ...] = ()  # packages whose code the policy's run folder may name
     trust_pickle: bool = False  # run what is pickled in the policy's checkpoint
-    step_timeout: float | None = None  # seconds that a step or reset may take; no part of what the episodes are
     threads: int | None = 1  # of torch, per runner; None: as many as there are
     files: RunFiles | None = None  # the policy, where its run folder has been read already
     policies: tuple[str, ...] = ()  # of several agents: `AGENT=POLICY`, or one for all; empty: `policy` alone
 
     records: ClassVar[bool] = True  # whether steps are kept, and not returns and lengths alone
-    keeps_what_is_whole: ClassVar[bool] = True  # whether episodes that are whole count where playing is interrupted
 
     @property
     def own_class(self) -> bool:
@@ -192,7 +189,6 @@ class EvaluationPlan(Plan):
     round_: int = 0  # distinguishes the checks of one run
 
     records: ClassVar[bool] = False
-    keeps_what_is_whole: ClassVar[bool] = False
 
     @property
     def count(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.engines.processes import ProcessEngine
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.environments import Environment
 from offline_cli.errors import BadData, OfflineCliError
@@ -21,14 +22,14 @@ from offline_cli.games import OBS, STATE, agents_in, final_returns, is_acting
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.plan import BLOCK, OWN_CLASS, EvaluationPlan, Plan
 from offline_cli.playing.runner_factory import open_runner
-from offline_cli.playing.runner_processes import outcomes_of_processes
+from offline_cli.playing.runner_tasks import played_in_shares
 from offline_cli.playing.slots import Index, Purpose
 from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Acted, Policy
 from offline_cli.spaces import Space
+from offline_cli.stop_signals import StopRequested, check
 from offline_cli.trees import Tree, leaves, map_leaves
-from offline_cli.waiting import Overdue
 
 __all__ = ["EvaluateResult", "Played", "Returns", "play", "played_by_runners", "played_here", "played_with", "way_to_step"]
 
@@ -191,20 +192,16 @@ def play(
     explore: bool = False,
     pieces: PlaySpec | None = None,
     num_envs: int = BLOCK,
-    step_timeout: float | None = None,
-    on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
     ranks: Ranks = ALONE,
 ) -> Played:
     """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
 
     `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are.
-    `num_envs`: single copies side by side, which changes no episode. `on_step` is called at
-    every step and may raise to stop; `on_episodes` gets the number of episodes that have ended.
+    `num_envs`: single copies side by side, which changes no episode. `on_episodes` gets the number of episodes that have ended.
 
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
-    no finite numbers, where a step takes longer than `step_timeout`, and where a piece raises; BadConfig where the pieces
-    cannot play there.
+    no finite numbers, and where a piece raises; BadConfig where the pieces cannot play there; StopRequested.
     """
     plan = EvaluationPlan(
         env=environment.name,
@@ -218,13 +215,12 @@ def play(
         runners=ranks.count,
         device=next(module.parameters()).device.type,
         episodes=episodes,
-        step_timeout=step_timeout,
         threads=None,
         purpose=purpose,
         round_=round_,
     )
 
-    return played_here(plan, module, environment, pieces, on_step=on_step, on_episodes=on_episodes, ranks=ranks)
+    return played_here(plan, module, environment, pieces, on_episodes=on_episodes, ranks=ranks)
 
 
 def played_with(
@@ -232,14 +228,13 @@ def played_with(
     policy: Policy | PipedPolicy,
     environment: Environment,
     *,
-    on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
     ranks: Ranks = ALONE,
 ) -> Played:
     """The plan's episodes of a policy that is open, in this process: see `play`."""
 
     def stopped() -> bool:
-        on_step()
+        check()
         return False
 
     def played() -> Generator[Outcomes, None, None]:
@@ -253,11 +248,11 @@ def played_with(
 def _of_all(ranks: Ranks, plan: EvaluationPlan, outcomes: Iterator[Outcomes]) -> Outcomes:
     """The episodes of every rank. Raises what ended this rank's own early; RankFailed where another one's did."""
     numbers = np.zeros((plan.count, 5))  # each rank has its own rows: 1 where an episode is, return, length, not finite
-    failure: Exception | Overdue | None = None
+    failure: Exception | StopRequested | None = None
     try:
         for part in outcomes:
             numbers[part.indices] = np.column_stack([np.ones(len(part)), part.returns, part.lengths, part.not_finite])
-    except (Exception, Overdue) as err:  # noqa: BLE001  # raised once the others know
+    except (Exception, StopRequested) as err:  # noqa: BLE001  # raised once the others know
         failure = err
     ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
     numbers[:, 1][~np.isfinite(numbers[:, 1])] = np.finfo(np.float64).max  # NaN of one rank would spread
@@ -274,19 +269,18 @@ def played_here(
     environment: Environment,
     pieces: PlaySpec | None,
     *,
-    on_step: Callable[[], None] = lambda: None,
     on_episodes: Each = lambda done: None,
     ranks: Ranks = ALONE,
 ) -> Played:
     """The plan's episodes, in this process: see `play`."""
     with evaluating(module):
         policy = _policy(module, environment, pieces, explore=plan.explore)
-        return played_with(plan, policy, environment, on_step=on_step, on_episodes=on_episodes, ranks=ranks)
+        return played_with(plan, policy, environment, on_episodes=on_episodes, ranks=ranks)
 
 
 def played_by_runners(plan: EvaluationPlan, environment: Environment, *, on_episodes: Each = lambda done: None) -> Played:
-    """The plan's episodes, by as many runner processes as it says. Raises what `play` raises."""
-    with closing(outcomes_of_processes(plan, Returns)) as outcomes:
+    """The plan's episodes, by as many worker processes as it has runners. Raises what `play` raises."""
+    with ProcessEngine(plan.runners) as engine, closing(played_in_shares(plan, Returns, engine)) as outcomes:
         return _checked(plan, outcomes, on_episodes, environment)
 
 

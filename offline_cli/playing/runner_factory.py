@@ -1,6 +1,6 @@
 """Opens one runner of a plan: environment, slots, policy, random numbers and sink.
 
-Used by this process where there are no runner processes, and by each of those.
+Used by this process where there are no workers, and by each of those.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from offline_cli.policies.by_name import open_policy, policy_of_run
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy, block_rows
 from offline_cli.spaces import Space
-from offline_cli.waiting import current
 
 __all__ = ["open_planned", "open_runner", "policy_of"]
 
@@ -82,7 +81,7 @@ def open_runner(
     Raises as `open_environment` does.
     """
     spaces = environment.observation_space, environment.action_space
-    with nullcontext() if plan.threads is None else use_threads(plan.threads), current().words_kept():
+    with nullcontext() if plan.threads is None else use_threads(plan.threads):
         actor = _actor(plan, policy, spaces[0], plan.slots(runner))
         with _slots(plan, runner, environment, policy, actor.padded) as slots:
             count, size = len(slots.ready), policy.chance_size

@@ -1,4 +1,4 @@
-"""Slots, copies of an environment that play side by side, one episode each; with their seeds, infos and worker processes.
+"""Slots, copies of an environment that play side by side, one episode each; with their seeds and infos.
 
 Three kinds share one contract: `SyncSlots` here, `AsyncSlots` (a process per slot) and `OwnVectorSlots` (the environment's own
 vector class). No episode is stepped beyond its end. gymnasium's SyncVectorEnv and AsyncVectorEnv are not used: they cannot
@@ -10,24 +10,17 @@ order of calls and results are the same.
   confirmations, `evaluate` and `record` never play the same episode.
 * `owned`, `unchecked`: infos of environments as they are kept until they are written. Values that cannot be written are an
   error at once, while it is known which copy they came from.
-* `started`: starts worker processes; that the system's fork server is gone is BadData, and no bug of ours.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from enum import IntEnum
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.engines.watchdog import guards
 from offline_cli.environments import Env
 from offline_cli.episodes.codec.steps import plain_mapping
 from offline_cli.episodes.episode_spaces import zero_rows
@@ -37,7 +30,6 @@ from offline_cli.spaces import Space
 from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree
-from offline_cli.waiting import current
 
 __all__ = [
     "RAISED",
@@ -50,9 +42,7 @@ __all__ = [
     "draw",
     "episode_seed",
     "for_torch",
-    "guard_hint",
     "owned",
-    "started",
     "unchecked",
 ]
 
@@ -60,8 +50,6 @@ PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.floa
 
 BITS_BELOW_PURPOSE = 29
 BITS_OF_TORCH = 64
-
-INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM)
 
 RAISED: Final = (Exception, SystemExit)  # whatever an environment raises; some simulators call exit
 Index = NDArray[np.int64]
@@ -122,52 +110,6 @@ def for_torch(seed: int) -> int:
     return seed if seed < 1 << BITS_OF_TORCH else draw(seed)
 
 
-def started(process: Any) -> None:
-    """Start a process of multiprocessing. Raises BadData where the fork server does not answer, or dies.
-
-    The server imports what its workers need; one that is killed meanwhile, for memory maybe, ends like a file.
-    """
-    try:
-        with _interrupts_later():
-            process.start()
-            guards(process.pid)
-    except (EOFError, ConnectionError, FileNotFoundError) as err:  # the last: its socket
-        said = f"{type(err).__name__}{f': {err}' if str(err) else ''}"
-        what = f"the fork server, which starts worker processes, has died or does not answer ({said})"
-        fix = "--num-env-runners 0 --vectorize sync needs no other process; the same command again starts a new server"
-        fix += guard_hint()
-        raise BadData(what, where=str(process.name), fix=fix) from err
-
-
-def guard_hint() -> str:
-    """What to add to a remedy where the program is a script: worker processes import it, and run what it does not guard."""
-    main = sys.modules["__main__"]
-    script = Path(getattr(main, "__file__", None) or "")
-    if main.__spec__ is not None or script.suffix != ".py":
-        return ""
-    return f'; {script.name} has to start them from below `if __name__ == "__main__":`, because they import it'
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Delay interrupting signals until after the block: a worker that receives half of its task dies with a traceback."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {number: signal.getsignal(number) for number in INTERRUPTING}
-    held = {number: handler for number, handler in before.items() if callable(handler)}
-    for number in held:
-        signal.signal(number, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)
-        for late in came:
-            signal.raise_signal(late)
-
-
 def any_of(flags: NDArray[np.bool_]) -> bool:
     """Whether any of them is true; called at every step, where `flags.any()` takes several times as long."""
     return bool(np.count_nonzero(flags))
@@ -192,7 +134,6 @@ class Slots:
         self.ended = np.zeros(count, np.bool_)  # (S,) slots whose last step was the end of an episode, recorded or not
         self.ready = np.ones(count, np.bool_)  # (S,) slots that may begin an episode now
         self.any_ended, self.any_ready = False, True
-        self.waiting = current()
 
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """Begin an episode in each of these, which are ready. Raises SlotFailure."""
@@ -234,28 +175,20 @@ class SyncSlots(Slots):
 
     def begin(self, slots: Index, seeds: list[int]) -> None:
         """See Slots."""
-        waiting = self.waiting
-        waiting.enter("reset")
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
-            waiting.slot = slot
-            waiting.calls += 1
             try:
                 observation, info = self._envs[slot].reset(seed=seed)
                 self._write(slot, observation)
                 self._keep(slot, info)
             except RAISED as err:
                 raise SlotFailure(slot, "reset", repr(err)) from err
-        waiting.leave()
         super().begin(slots, seeds)
 
     def step(self, actions: Tree, live: NDArray[np.bool_]) -> None:
         """See Slots."""
         envs, write, rewards, terminated, truncated = self._envs, self._write, self.rewards, self.terminated, self.truncated
-        plain, waiting = isinstance(actions, np.ndarray), self.waiting
-        waiting.enter("step")
+        plain = isinstance(actions, np.ndarray)
         for slot in np.flatnonzero(live).tolist():
-            waiting.slot = slot
-            waiting.calls += 1
             action = actions[slot] if plain else rows_of(actions, slot)
             try:
                 observation, reward, ended, cut, info = envs[slot].step(action)
@@ -267,7 +200,6 @@ class SyncSlots(Slots):
                     self._keep(slot, info)
             except RAISED as err:
                 raise SlotFailure(slot, "step", repr(err)) from err
-        waiting.leave()
         super().step(actions, live)
 
     def _keep(self, slot: int, info: Mapping[str, Any]) -> None:

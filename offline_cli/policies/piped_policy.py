@@ -140,7 +140,7 @@ class PlaySpec:
         return [*self.env_to_module.code(), *self.module_to_env.code()]
 
     def check_travels(self) -> None:
-        """Raise BadConfig for Python objects that cannot be sent to runner processes."""
+        """Raise BadConfig for Python objects that cannot be sent to worker processes."""
         try:
             pickle.dumps(self)
         except (pickle.PicklingError, TypeError, AttributeError) as err:

@@ -1,13 +1,13 @@
 """What a manifest says of a recording beyond its data, and `Player`, which plays the episodes of a plan.
 
-`finished_manifest` finds out whether a dataset is that recording already. A `Player` plays in this process or in runners, in
+`finished_manifest` finds out whether a dataset is that recording already. A `Player` plays in this process or on workers, in
 order; where it ends early, `failure` says why.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -19,17 +19,15 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.files.blanking import blanked, blanked_call
 from offline_cli.files.locations import Location
-from offline_cli.playing.env_runner import EnvRunner, too_long
 from offline_cli.playing.plan import Plan, environment_seed
 from offline_cli.playing.runner_factory import open_runner
-from offline_cli.playing.runner_processes import played_by_processes
-from offline_cli.playing.runner_tasks import played_by_engine
+from offline_cli.playing.runner_tasks import recorded_by_workers
 from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
 from offline_cli.recording.results import Amount, is_enough, limited
 from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.source_code import allowed_changes, code_of, content_hash_of
-from offline_cli.waiting import Overdue
+from offline_cli.stop_signals import requested
 
 __all__ = ["Player", "finished_manifest", "identity_of", "provenance"]
 
@@ -104,27 +102,14 @@ def _asked(plan: Plan) -> dict[str, Any]:
 class Player:
     """Plays `policy` in `environment`; `failure` is what one of them raised, once `episodes` has ended for that."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        policy: Policy | PipedPolicy,
-        *,
-        in_processes: bool,
-        engine: Engine | None = None,
-        workers: int = 1,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`in_processes`: as many runner processes as the plan says. `engine`: where it is not this process, has so many
-        workers, which play. `stopped`: called often; True ends the playing.
-        """
+    def __init__(self, environment: Environment, policy: Policy | PipedPolicy, engine: Engine, workers: int) -> None:
+        """`engine`: where it is not this process, its so many workers play."""
         self._engine, self._workers = engine, workers
         self._environment, self._policy = environment, policy
-        self._in_processes, self._stopped = in_processes, stopped
         self.failure: BadData | None = None
-        self._runner: EnvRunner[EpisodeBatch] | None = None
 
     def episodes(self, plan: Plan) -> Generator[EpisodeBatch, None, None]:
-        """As many whole episodes as `plan` asks for, or those before it was stopped, or before the `failure`."""
+        """As many whole episodes as `plan` asks for, or those before a signal asked to stop, or before the `failure`."""
         if is_enough(plan, Amount()):
             return
         try:
@@ -132,25 +117,13 @@ class Player:
                 yield from limited(batches, plan)
         except BadData as err:
             self.failure = err
-        except Overdue as err:  # before a runner was there
-            self.failure = too_long(plan, plan.env) if err.timed_out and not self._stopped() else None
 
     @contextmanager
     def _batches(self, plan: Plan) -> Iterator[Iterator[EpisodeBatch]]:
-        if self._engine is not None and not self._engine.is_local:
-            kind: dict[str, Any] = {"workers": self._workers, "stopped": self._stopped}
-            with closing(played_by_engine(plan, steps_of_plan, self._engine, **kind)) as batches:
+        if not self._engine.is_local:
+            with closing(recorded_by_workers(plan, steps_of_plan, self._engine, workers=self._workers)) as batches:
                 yield batches
             return
-        if self._in_processes:
-            with closing(played_by_processes(plan, steps_of_plan, stopped=self._stopped)) as batches:
-                yield batches
-            return
-        given: dict[str, Any] = {"environment": self._environment, "policy": self._policy, "stopped": self._stopped}
-        with open_runner(plan, 0, sink=steps_of_plan, **given) as runner:
-            self._runner = runner
+        given: dict[str, Any] = {"environment": self._environment, "policy": self._policy}
+        with open_runner(plan, 0, sink=steps_of_plan, **given, stopped=lambda: requested() is not None) as runner:
             yield runner.batches()
-
-    def left(self) -> Iterator[EpisodeBatch]:
-        """What is whole and has not been given out, where the thread that plays does not come back; asked from another."""
-        return iter(()) if self._runner is None else self._runner.left()

@@ -11,19 +11,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
 
 from offline_cli.datasets import manifest as manifests
 from offline_cli.datasets.ownership import keep_names
-from offline_cli.datasets.row_groups import raw_bytes
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
-from offline_cli.engines.engine import EngineSpec
-from offline_cli.engines.overseer import Overseer
-from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
 from offline_cli.files.clients import options_for
 from offline_cli.files.locations import Location, open_location
@@ -39,7 +36,6 @@ from offline_cli.recording.provenance import Player, finished_manifest, identity
 from offline_cli.recording.results import (
     Amount,
     RecordResult,
-    broken_off,
     checked_plan,
     filled,
     is_enough,
@@ -50,14 +46,10 @@ from offline_cli.recording.results import (
     resolved_plan,
     rest_of,
 )
-from offline_cli.training.stop_signals import StopSignals
+from offline_cli.stop_signals import requested, signals_noted
 
 __all__ = ["record"]
 
-SAVING: Final = "all whole episodes are committed, within 10 s; another signal waits no longer"
-LARGE_BYTES: Final = 32 << 20  # of a batch, from which on its episodes are written one by one
-WRITING: Final = 4.0  # seconds after a stop in which another such episode is begun to be written, and
-LAST_WRITING: Final = 6.5  # where they came late, from an environment that hung
 NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
@@ -75,25 +67,24 @@ def record(
     steps.
 
     `env`, `env_kwargs`, `wrappers`: see `open_environment`. `policy`: see `open_policy`. `env_to_module`, `module_to_env`:
-    pieces around a module, as a pipeline file, pieces or a builder; they learn nothing here. A call
-    that cannot be broken out of after `step_timeout` is waited for. `command`: for provenance.
+    pieces around a module, as a pipeline file, pieces or a builder; they learn nothing here. `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
-    MissingDevice; StorageError; BadData where environment, policy or a piece raise, or a step takes longer than
-    `step_timeout`, and Interrupted, all with all whole episodes committed.
+    MissingDevice; StorageError; BadData where environment, policy or a piece raise, and Interrupted, all with all
+    whole episodes committed.
     """
     started = time.monotonic()
     format = options["format"]
     resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]
-    num_env_runners, step_timeout = options["num_env_runners"], options["step_timeout"]
     plan = checked_plan(env, options)
     plan = replace(plan, storage_options=_of_policy(plan, out, options["storage_options"]))
     target = open_location(out, options["storage_options"], beside=_places_of(plan))
     if not resume:
         check_target(target, overwrite=overwrite)  # before anything that takes long
     spec = EngineSpec.of(options)
-    overseer = Overseer(env, saving=SAVING, step_timeout=None if plan.in_processes else step_timeout)
-    with spec.engine() as engine, overseer, overseer.guarding(), open_planned(plan) as environment:
+    if options["num_env_runners"]:
+        spec = EngineSpec(PROCESSES, options["num_env_runners"])
+    with signals_noted(), spec.engine() as engine, open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
         tell_unlike_training(opened)
@@ -132,11 +123,8 @@ def record(
             allow_changes=options["allow_changes"],
             check_ids=False,  # each is a hash of what its episode follows from, its index among it
         )
-        with StopSignals(overseer, patient=True) as stop, environment:  # which is closed before signals mean an end at once
-            kind: dict[str, Any] = {"in_processes": num_env_runners > 0, "engine": engine, "workers": spec.workers}
-            player = Player(environment, opened, stopped=lambda: stop.requested is not None, **kind)
-            recording = _Recording(writer, target.url, plan, player, stop, fill, on_progress, agents, opened.fingerprint)
-            return recording.recorded(overseer)
+        player = Player(environment, opened, engine, spec.workers)
+        return _Recording(writer, target.url, plan, player, fill, on_progress, agents, opened.fingerprint).recorded()
 
 
 def _of_policy(
@@ -167,7 +155,6 @@ class _Recording:
         out: str,
         plan: Plan,
         player: Player,
-        stop: StopSignals,
         fill: Callable[..., RecordResult],
         on_progress: OnProgress,
         agents: AgentEpisodes | None,
@@ -175,22 +162,16 @@ class _Recording:
     ) -> None:
         """`agents`: of games of several agents, with the `fingerprint` of their policy."""
         self._agents, self._fingerprint = agents, fingerprint
-        self._writer, self._out, self._plan, self._player, self._stop = writer, out, plan, player, stop
+        self._writer, self._out, self._plan, self._player = writer, out, plan, player
         self._fill, self._on_progress = fill, on_progress
         self._before = self._have = Amount()
-        self._left_out = 0  # whole episodes that there was no time to write
 
-    def recorded(self, overseer: Overseer) -> RecordResult:
+    def recorded(self) -> RecordResult:
         """Play, write and commit. Raises BadData and Interrupted, with what is whole committed."""
-        writer, overseer.on_stuck = self._writer, self._left_behind
-        try:
-            with writer:
-                self._before = self._have = self._written_before()
-                self._play()
-                result, error = self._committed(self._player.failure)
-        except KeyboardInterrupt as err:  # one signal too many
-            kept = writer.episodes_kept
-            raise broken_off(self._out, kept, self._have.episodes - kept, self._stop.requested) from err
+        with self._writer:
+            self._before = self._have = self._written_before()
+            self._play()
+            result, error = self._committed(self._player.failure)
         if error is not None:
             raise error
         return result
@@ -205,36 +186,15 @@ class _Recording:
         """Write what is played after what there was before."""
         with closing(self._player.episodes(rest_of(self._plan, self._before))) as batches:
             for batch in batches:
-                self._write(batch)
+                whole = batch if self._agents is None else self._agents.divided(batch)
+                if whole is not None:
+                    self._writer.write(whole)
+                self._have = self._have.plus(batch)
                 self._on_progress(progress_at(self._plan, self._have, batch))
-                if self._left_out:  # nothing after these can be kept
-                    break
-
-    def _write(self, batch: EpisodeBatch) -> None:
-        """Write episodes, one by one where they are large; after a stop only as many of those as there is time for."""
-        one_by_one = raw_bytes(batch).sum() > LARGE_BYTES
-        began = time.monotonic()
-        for number in range(len(batch) if one_by_one else 1):
-            part = batch.select(slice(number, number + 1)) if one_by_one else batch
-            if one_by_one and self._is_late(began):
-                self._left_out += 1
-                continue
-            whole = part if self._agents is None else self._agents.divided(part)
-            if whole is not None:
-                self._writer.write(whole)
-            self._have = self._have.plus(part)
-
-    def _is_late(self, began: float) -> bool:
-        """Whether a stop leaves no time to write one more large episode; `began`: when their batch came."""
-        stopped_at = self._stop.at
-        if stopped_at is None:
-            return False
-        until = max(stopped_at + WRITING, min(began + WRITING / 2, stopped_at + LAST_WRITING))
-        return self._left_out > 0 or time.monotonic() > until
 
     def _committed(self, failure: BadData | None) -> tuple[RecordResult, OfflineCliError | None]:
         """Commit what is written, and how the recording ends. Raises BadData and Interrupted where that is nothing."""
-        have, stopped_by = self._have, self._stop.requested
+        have, stopped_by = self._have, requested()
         complete = is_enough(self._plan, have)
         if not complete and not have.episodes:
             raise nothing_kept(self._out, failure, stopped_by)
@@ -247,19 +207,5 @@ class _Recording:
                 "note: values that are not finite are recorded as the environment and the policy gave them: %s", counts
             )
         if not complete:
-            return result, partly_kept(result, failure, stopped_by, self._left_out)
+            return result, partly_kept(result, failure, stopped_by)
         return result, None
-
-    def _left_behind(self, error: OfflineCliError) -> OfflineCliError:
-        """In another thread, where the one that plays does not come back: commit what is whole; how the recording ends."""
-        if self._stop.requested is None:  # the handler of the signal has to wait for that thread
-            self._stop.requested, self._stop.at = error.details.get("signal"), time.monotonic()
-        try:
-            with ExitStack() as held:
-                held.push(self._writer)
-                for batch in self._player.left():
-                    self._write(batch)
-                _, ended = self._committed(error if isinstance(error, BadData) else None)
-        except OfflineCliError as failed:
-            return failed
-        return ended or error

@@ -3,7 +3,7 @@
 * `Amount`, `is_enough`, `limited`: how much is recorded: so many episodes, or the fewest that have so many steps; never one
   more.
 * `checked_plan`: a plan from what a caller asked for; all contradictions are reported at once.
-* `partly_kept`, `nothing_kept`, `broken_off`, ...: an early end as the error that a user sees, which says what was kept.
+* `partly_kept`, `nothing_kept`: an early end as the error that a user sees, which says what was kept.
 * `RecordResult`: the result of `record`; all of it has a form in JSON.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.engines.overseer import exit_code_of
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, UsageError
@@ -34,11 +33,11 @@ from offline_cli.plugins import with_network
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy
 from offline_cli.progress import Progress
+from offline_cli.stop_signals import exit_code_of
 
 __all__ = [
     "Amount",
     "RecordResult",
-    "broken_off",
     "checked_plan",
     "filled",
     "is_enough",
@@ -137,10 +136,8 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
         episodes=options["episodes"],
         steps=options["steps"],
         pieces=pieces,
-        in_processes=num_env_runners > 0 or on_workers,
         plugins=with_network(options["plugins"], options["network"]),
         trust_pickle=options["trust_pickle"],
-        step_timeout=options["step_timeout"],
     )
 
 
@@ -177,13 +174,9 @@ def _can_use_own_class(environment: Environment) -> bool:
     return False
 
 
-def partly_kept(
-    result: RecordResult, failure: BadData | None, signal_number: int | None, left_out: int = 0
-) -> BadData | Interrupted:
-    """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did.
-    `left_out`: large episodes that there was no time to write."""
+def partly_kept(result: RecordResult, failure: BadData | None, signal_number: int | None) -> BadData | Interrupted:
+    """What is whole has been committed: `result`. `failure`: what environment or policy raised, if they did."""
     kept = f"{result.episodes} whole episodes ({result.steps} steps) are committed"
-    kept += f"; there was no time to write at least {left_out} more" if left_out else ""
     details = {"out": result.out, "episodes": result.episodes, "steps": result.steps, "complete": False}
     if failure is None:
         what = f"{_stopped_by(signal_number)}; {kept}"
@@ -198,17 +191,6 @@ def nothing_kept(out: str, failure: BadData | None, signal_number: int | None) -
         return failure
     what = f"{_stopped_by(signal_number)} before an episode was whole; nothing was kept"
     return Interrupted(what, where=out, fix="the same command again", details=_exit_code(signal_number))
-
-
-def broken_off(out: str, kept: int, lost: int, signal_number: int | None) -> Interrupted:
-    """A further signal interrupted the commit of whole episodes: episodes of complete shards are `kept`, for
-    --resume, and whole ones that were not in one are `lost`."""
-    what = f"{_stopped_by(signal_number)}, and interrupted by another signal while what is whole was committed; "
-    if not kept:
-        what += f"nothing was kept of {lost} whole episodes"
-        return Interrupted(what, where=out, fix="the same command again", details=_exit_code(signal_number))
-    what += f"{kept} episodes in complete shards are kept, {lost} whole ones are lost"
-    return Interrupted(what, where=out, fix=GO_ON, details=_exit_code(signal_number))
 
 
 def _stopped_by(signal_number: int | None) -> str:

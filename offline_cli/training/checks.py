@@ -24,11 +24,11 @@ from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose
 from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.stop_signals import StopRequested
 from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
-from offline_cli.training.stop_signals import StopRequested, StopSignals
 
 __all__ = ["CONFIRMED", "Checks", "returns_of", "score"]
 
@@ -64,29 +64,28 @@ class Checks:
         name = self._config.bound_name
         return f"--{name} {updates if name == 'updates' else -(-updates // self._per_epoch)}"
 
-    def measure(self, update: int, stop: StopSignals) -> dict[str, float]:
+    def measure(self, update: int) -> dict[str, float]:
         """Figures by name: `val_*`, `eval_return_*`, `confirm_return_*`. Raises StopRequested, BadData from the environment."""
         figures: dict[str, float] = {}
         if self._val is not None:
             figures |= {f"val_{name}": value for name, value in self._scores(self._val).items()}
         if self._environment is not None:
-            checked = self._play(self._config.eval_episodes, Purpose.CHECK, update, stop)
+            checked = self._play(self._config.eval_episodes, Purpose.CHECK, update)
             figures |= returns_of("eval", checked)
             if self._config.until_return is not None and checked.mean >= self._config.until_return:
-                figures |= returns_of("confirm", self._play(self._config.confirm_episodes, Purpose.CONFIRM, update, stop))
+                figures |= returns_of("confirm", self._play(self._config.confirm_episodes, Purpose.CONFIRM, update))
         return figures
 
-    def _play(self, episodes: int, purpose: Purpose, update: int, stop: StopSignals) -> Played:
+    def _play(self, episodes: int, purpose: Purpose, update: int) -> Played:
         assert self._environment is not None
         how: dict[str, Any] = {"seed": self._config.seed, "purpose": purpose, "round_": update, "pieces": self._pieces}
-        with stop.playing():
-            try:
-                return play(self._learner.policy, self._environment, episodes, **how, on_step=stop.check, ranks=self._ranks)
-            except RankFailed as err:
-                if not err.said:
-                    raise StopRequested from err
-                fix = "see the message of that process"
-                raise BadData("; ".join(err.said), where=f"--env {self._environment.name}", fix=fix) from err
+        try:
+            return play(self._learner.policy, self._environment, episodes, **how, ranks=self._ranks)
+        except RankFailed as err:
+            if not err.said:
+                raise StopRequested from err
+            fix = "see the message of that process"
+            raise BadData("; ".join(err.said), where=f"--env {self._environment.name}", fix=fix) from err
 
     def _scores(self, val: StepLoader) -> dict[str, float]:
         return score(self._learner, val, self._config.precision, self._ranks)

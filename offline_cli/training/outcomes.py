@@ -7,9 +7,9 @@ import signal
 from typing import Final
 
 from offline_cli.columns import Columns
-from offline_cli.engines.overseer import exit_code_of
 from offline_cli.errors import Interrupted, TargetNotMet
 from offline_cli.modules.images import BY_SHAPE, flattened_images, image_notes
+from offline_cli.stop_signals import exit_code_of
 from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig

@@ -66,8 +66,8 @@ from offline_cli.report.curves import draw_curve
 from offline_cli.training.checkpoints import Checkpoints, TrainState
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.metrics_file import MetricsFile, TrainResult
+from offline_cli.training.pace import Pace
 from offline_cli.training.run_lock import TRAINING, RunLock, has_run, holds_nothing_else, refuse_foreign
-from offline_cli.training.stop_signals import Pace
 
 __all__ = ["RunFolder"]
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from offline_cli.engines.ranks import ALONE, Ranks
-from offline_cli.engines.watchdog import ENDING
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, ClusterLost, Diverged, TrainingDiverged
 from offline_cli.playing.slots import draw
@@ -30,13 +29,13 @@ from offline_cli.policies.run_files import (
 )
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.source_code import allowed_changes
+from offline_cli.stop_signals import requested
 from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.checks import Checks
 from offline_cli.training.config import BCConfig
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.stop_signals import StopSignals
 from offline_cli.training.training_data import TrainingData, data_difference
 from offline_cli.training.updates import Launch, Update, captured, rate_factor
 
@@ -147,30 +146,28 @@ class Session:
         self._clock = time.perf_counter()
         self._report()
 
-    def is_to_stop(self, stop: StopSignals) -> bool:
+    @property
+    def is_to_stop(self) -> bool:
         """Whether a signal ends the run before the next update; for all ranks alike."""
-        return stop.requested is not None if self.ranks.count == 1 else self._stopping
+        return requested() is not None if self.ranks.count == 1 else self._stopping
 
-    def signal_that_stops(self, stop: StopSignals) -> int:
+    def signal_that_stops(self) -> int:
         """The signal of `is_to_stop`, in every rank the same one: it may have reached another rank alone, or first.
 
         Asked for once all is saved: a rank that has failed meanwhile does not answer.
         """
-        if self.ranks.count > 1:
-            stop.stops_together()
+        own = requested() or signal.SIGTERM
         try:
-            came = self.ranks.summed([float(stop.requested == number) for number in ENDING])
+            interrupted = self.ranks.summed([float(requested() == signal.SIGINT)])[0]
         except ClusterLost:
-            came = []
-        return next(
-            (int(number) for number, count in zip(ENDING, came, strict=False) if count), stop.requested or signal.SIGTERM
-        )
+            return own
+        return signal.SIGINT if interrupted else own
 
     def cut_short(self) -> None:
         """A check has ended early, in every rank, because one of them has to stop."""
         self._stopping = True
 
-    def advance(self, stop: StopSignals) -> None:
+    def advance(self) -> None:
         """One update."""
         before = time.perf_counter()
         every = self.learner.algorithm.refresh_every
@@ -180,7 +177,7 @@ class Session:
         self._samples += self.loader.fill(self.state.update)
         if self.config.lr_schedule != "constant" or self.config.lr_warmup:
             self._update.scale_rates(self._rate_factor())
-        self._update.tell(stop.requested or 0)
+        self._update.tell(requested() or 0)
         self._launch(self.state.update)
         if self.ranks.count > 1 and (self._update.device.type == "cpu" or self.state.update % LOOK == 0):
             self._stopping = self._update.stopped(self.state.update)
@@ -199,7 +196,7 @@ class Session:
             if loader is not None and columns is not None:
                 loader.replace(columns)
 
-    def settle(self, stop: StopSignals) -> None:
+    def settle(self) -> None:
         """Whatever belongs to this number of updates: check, row of metrics, report.
 
         Raises StopRequested, nothing changed; Diverged.
@@ -213,7 +210,7 @@ class Session:
             loss = sum(losses.values()) if losses else None  # None: no group was due yet
             self._check_numbers(loss, weights=checking)
             with self._update.kept_policy():
-                figures = self.checks.measure(state.update, stop) if checking else {}
+                figures = self.checks.measure(state.update) if checking else {}
             self._tick()
             state.loss, state.losses = loss, losses
             self._update.forget_losses()

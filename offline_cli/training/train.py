@@ -16,7 +16,6 @@ from torch import Tensor
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.connectors.pipeline_spec import Given
-from offline_cli.engines.overseer import Overseer
 from offline_cli.engines.ranks import is_first, joined
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, UsageError
@@ -33,6 +32,7 @@ from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins, network_named
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import code_of
+from offline_cli.stop_signals import StopRequested, signals_noted
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup
@@ -43,7 +43,6 @@ from offline_cli.training.outcomes import finished, interrupted, notes_on, resul
 from offline_cli.training.read_run import ReadRun
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.session import CHANCE, Session, check_same_run
-from offline_cli.training.stop_signals import StopRequested, StopSignals
 from offline_cli.training.training_data import TrainingData, load_data
 
 __all__ = ["train", "train_bc"]
@@ -58,10 +57,9 @@ class Prepared:
     session: Session
     tensors: Mapping[str, Tensor] | None  # of the checkpoint that it resumes from; None: it begins
     described: Mapping[str, Any]  # policy.json
-    overseer: Overseer | None
 
 
-def fit(session: Session, stop: StopSignals) -> None:
+def fit(session: Session) -> None:
     """Update, check and save until the session's checks end it. Raises Interrupted, saved, once a signal has come.
 
     Every checkpoint is of the moment before what belongs to its number of updates (row of metrics, check, end of the run), so
@@ -70,16 +68,16 @@ def fit(session: Session, stop: StopSignals) -> None:
     """
     state, bound = session.state, session.checks.bound
     while True:
-        if session.is_to_stop(stop):
+        if session.is_to_stop:
             session.save()
             session.folder.keep_policy(session.policy_state())
-            raise interrupted(session, session.signal_that_stops(stop))
+            raise interrupted(session, session.signal_that_stops())
         if state.update == bound:
             session.save()
         else:
             session.save_if_due()
         try:
-            session.settle(stop)
+            session.settle()
         except StopRequested:  # the check that was cut short is made again by the resumed run
             session.cut_short()
             continue
@@ -87,7 +85,7 @@ def fit(session: Session, stop: StopSignals) -> None:
             if state.update < bound:
                 session.save()
             return
-        session.advance(stop)
+        session.advance()
 
 
 @takes(TrainOptions)
@@ -172,12 +170,12 @@ def _learned(
     with ExitStack() as held:
         run = _prepared(held, sources, out, options, algorithm, weight, **places)
         session, state = run.session, run.session.state
-        with use_threads(state.threads), StopSignals(run.overseer) as stop:
+        with use_threads(state.threads), signals_noted():
             with _own_chance(state):
                 session.check_losses()  # before anything is written: an algorithm's mistake leaves no run folder
             if options["dry_run"]:
                 return replace(result_of(session, state.update), stopped_by="dry-run")
-            result = _train(run, stop, told)
+            result = _train(run, told)
     return unless_missed(result, session.config)
 
 
@@ -218,7 +216,7 @@ def _prepared(
     places = expand(asked, storage_options, beside=beside)
     numbers = () if weights is None else weights.numbers(asked, storage_options, beside=beside)
     played_in, notes = _played_in(resolved, places)
-    overseer, environment = held.enter_context(_environment(played_in))
+    environment = held.enter_context(_environment(played_in))
     data = load_data(
         places,
         resolved,
@@ -246,7 +244,7 @@ def _prepared(
         _check_same(checkpoint[0], state, data, folder, options["allow_changes"])
         state, tensors = checkpoint
     given: dict[str, Any] = {"environment": environment, "on_progress": on_progress, "ranks": ranks}
-    return Prepared(Session(data, resolved, state, folder, **given), tensors, described, overseer)
+    return Prepared(Session(data, resolved, state, folder, **given), tensors, described)
 
 
 def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, folder: RunFolder, allow_changes: bool) -> None:
@@ -275,7 +273,7 @@ def _warn(config: BCConfig, device: str, notes: Sequence[str], *, new: bool, whe
         _log.warning("note: %s", note)
 
 
-def _train(run: Prepared, stop: StopSignals, command: str) -> TrainResult:
+def _train(run: Prepared, command: str) -> TrainResult:
     """Begin with the policy as `described`, or resume from a checkpoint's `tensors`, to the end; the result of a run that is
     finished already, without any message.
     """
@@ -288,7 +286,7 @@ def _train(run: Prepared, stop: StopSignals, command: str) -> TrainResult:
     with folder.at_work(command), _own_chance(state):
         _begun(run)
         if state.stopped_by is None:
-            fit(session, stop)
+            fit(session)
         return finished(session)
 
 
@@ -333,22 +331,16 @@ def _setup(config: BCConfig) -> Setup:
 
 
 @contextlib.contextmanager
-def _environment(spec: EnvironmentSpec | None) -> Iterator[tuple[Overseer | None, Environment | None]]:
-    """The environment to measure in, and who watches over it; it is closed afterwards whatever happens."""
+def _environment(spec: EnvironmentSpec | None) -> Iterator[Environment | None]:
+    """The environment to measure in; it is closed afterwards whatever happens."""
     if spec is None:
-        yield None, None
+        yield None
         return
-    with Overseer(spec.id, saving="the run is saved, within 10 s") as overseer:
-        with overseer.guarding():
-            environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
-        try:
-            if environment.agents is not None:
-                fix = "leave out --env; `offline-cli evaluate --env` plays the runs of all agents, --policy AGENT=RUN"
-                raise BadConfig(f"{spec.id} is an environment of several agents", where="--env", fix=fix)
-            yield overseer, environment
-        finally:
-            with overseer.guarding():
-                environment.close()
+    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+        if environment.agents is not None:
+            fix = "leave out --env; `offline-cli evaluate --env` plays the runs of all agents, --policy AGENT=RUN"
+            raise BadConfig(f"{spec.id} is an environment of several agents", where="--env", fix=fix)
+        yield environment
 
 
 def _resolve(

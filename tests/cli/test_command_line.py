@@ -41,7 +41,6 @@ def test_a_json_object_is_a_mapping() -> None:
         (("train-bc", "a", "--out", "r", "--val-fraction", "1"), "--val-fraction 1 is not below 1"),
         (("train-bc", "a", "--out", "r", "--batch-size", "0"), "--batch-size 0 is less than 1"),
         (("train-bc", "a", "--out", "r", "--seed", "-1"), "--seed -1 is less than 0"),
-        (("record", "E", "--out", "d", "--policy", "random", "--step-timeout", "0"), "--step-timeout 0 is not above 0"),
         (("convert", "a", "--out", "d", "--workers", "0"), "--workers 0 is less than 1"),
     ],
 )

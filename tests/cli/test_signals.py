@@ -1,199 +1,212 @@
-"""Signals of a command: where they raise, and where that has to wait."""
+"""Ctrl-C and SIGTERM: each long command is stopped once by a real signal, and resumed to the result of one that was not."""
 
 from __future__ import annotations
 
-import _imp
-import _thread
-import importlib
-import importlib._bootstrap  # type: ignore[import-not-found]
+import json
 import os
 import signal
+import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import chain, repeat
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import slow_reader
+from operated import data_files
 
-from offline_cli.cli import signals
-from offline_cli.cli.signals import Signals, Terminated
+from offline_cli import record, train
+from offline_cli.converting.convert import convert
+from offline_cli.stop_signals import StopRequested, check, requested, signals_noted
 
-pytestmark = pytest.mark.nightly
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
+LIMIT = 120  # seconds for one command
+SLOW = """import pathlib, time, gymnasium
 
-SOON = 10.0  # seconds
-PAUSE = 0.4  # in place of that of the code: what a test does meanwhile may take long on a busy machine
-MODULE = "colorsys"  # small, and imported by nobody here
-EVERY = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)]
-Import = Callable[..., None]
+class Slow(gymnasium.Wrapper):
+    def step(self, action):
+        pathlib.Path({mark!r}).touch()
+        time.sleep({pause})
+        return super().step(action)
+
+def make():
+    return Slow(gymnasium.make("CartPole-v1"))
+"""
 
 
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test that fails has left does not end those after it."""
-    monkeypatch.setattr(signals, "PAUSE", PAUSE)
-    handlers = {number: signal.getsignal(number) for number, _ in EVERY}
-    yield
-    for number in handlers:
-        signal.signal(number, signal.SIG_IGN)
-    time.sleep(1.5 * PAUSE)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    while _imp.lock_held():
-        _imp.release_lock()
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+# ---- the handler ----
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_the_first_signal_is_noted_and_raised_where_it_is_asked_for(number: int, exit_code: int) -> None:
+    with signals_noted(), signals_noted():
+        check()
+        send(number)
+        send(number)  # at once: that is the same stop
+        assert requested() == number
+        with pytest.raises(StopRequested) as raised:
+            check()
+    assert raised.value.exit_code == exit_code
+    assert requested() is None
+
+
+def test_handlers_of_a_program_around_us_stay_and_ours_go() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with signals_noted():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---- commands ----
+
+
+class Stopped:
+    """Starts a command, and sends it a signal once something is there."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self.folder = folder
+        self.env = {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(SUPPORT)])}
+
+    def __call__(self, number: int, pattern: str, *words: object, twice: bool = False) -> tuple[int, dict[str, Any], str]:
+        line = [sys.executable, "-m", "offline_cli", *map(str, words), "--json"]
+        how: dict[str, Any] = {"cwd": self.folder, "env": self.env, "text": True, "stdout": -1, "stderr": -1}
+        process = subprocess.Popen(line, **how, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        until = time.monotonic() + LIMIT
+        while not any(self.folder.glob(pattern)):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(number)
+        if twice:
+            time.sleep(0.7)
+            process.send_signal(number)
+        out, said = process.communicate(timeout=LIMIT)
+        return process.returncode, json.loads(out or "{}"), said
 
 
 @pytest.fixture
-def signalled_import(monkeypatch: pytest.MonkeyPatch) -> Import:
-    """Imports a module, and has signals come while the import system itself holds the lock of all imports."""
-
-    def run(number: int) -> None:
-        left = [number]
-
-        class Signalling:
-            def __getattr__(self, name: str) -> Any:
-                if name == "acquire_lock" and left:
-                    _imp.acquire_lock()
-                    return partial(signal.raise_signal, left.pop())  # called in C: the handler runs in the caller's frame
-                return getattr(_imp, name)
-
-        monkeypatch.delitem(sys.modules, MODULE, raising=False)
-        monkeypatch.setattr(importlib._bootstrap, "_imp", Signalling())
-        importlib.import_module(MODULE)
-        monkeypatch.setattr(importlib._bootstrap, "_imp", _imp)
-
-    return run
+def stopped(tmp_path: Path, child_env: dict[str, str]) -> Stopped:
+    return Stopped(tmp_path, child_env)
 
 
-def wait() -> None:
-    """For a signal to end it."""
-    time.sleep(SOON)
+@pytest.mark.integration
+@pytest.mark.parametrize("runners", [0, 2])
+def test_record_commits_what_is_whole_and_goes_on(runners: int, stopped: Stopped, tmp_path: Path) -> None:
+    kind: dict[str, Any] = {"policy": "random", "episodes": 60, "num_envs": 2, "max_rows_per_file": 5, "vectorize": "sync"}
+    words = [word for name, value in kind.items() for word in (f"--{name.replace('_', '-')}", value)]
+    words += ["--num-env-runners", runners]
+    code, told, _ = stopped(signal.SIGINT, "D/data/*.parquet", "record", "recording_envs:Slow-v0", "--out", "D", *words)
+    assert (code, told["error"]["code"], told["error"]["complete"]) == (130, "interrupted", False)
+    assert 5 <= told["error"]["episodes"] < 60
+    for out, resume in (("D", True), ("whole", False)):
+        assert record("recording_envs:Slow-v0", tmp_path / out, **kind, resume=resume).complete
+    ids = [record_ids(tmp_path / out) for out in ("D", "whole")]
+    assert ids[0] == ids[1]
 
 
-@pytest.mark.parametrize(("number", "error"), EVERY)
-def test_a_signal_amid_the_import_system_comes_once_that_is_through(
-    number: int, error: type[BaseException], signalled_import: Import
+def record_ids(out: Path) -> list[tuple[str, int, float]]:
+    import polars as pl
+
+    return pl.read_parquet(out / "data" / "*.parquet").select("eps_id", "length", "return").rows()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_convert_keeps_complete_shards_and_goes_on(
+    engine: str, stopped: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    imported = False
-    with pytest.raises(KeyboardInterrupt) as caught, Signals():
-        signalled_import(number)
-        imported = True
-        wait()
-    assert (imported, caught.type) == (True, error)
-    assert not _imp.lock_held()
+    slow_reader.written(tmp_path / "source", 80)
+    words = [
+        "convert",
+        "source",
+        "--from",
+        "python:slow_reader:SLOW",
+        "--max-rows-per-file",
+        8,
+        "--env",
+        "CartPole-v1",
+        "--out",
+        "D",
+    ]
+    code, told, _ = stopped(signal.SIGTERM, "D/data/*.parquet", *words, "--engine", engine, "--workers", 2)
+    assert (code, told["error"]["code"]) == (143, "interrupted")
+    assert "--resume" in told["error"]["fix"]
+    monkeypatch.setattr(slow_reader, "PAUSE", 0.0)
+    monkeypatch.chdir(tmp_path)
+    for out, resume in (("D", True), ("whole", False)):
+        convert("source", out, from_="python:slow_reader:SLOW", env="CartPole-v1", max_rows_per_file=8, resume=resume)
+    assert data_files(tmp_path / "D") == data_files(tmp_path / "whole")
 
 
-def test_afterwards_threads_import(signalled_import: Import) -> None:
-    with pytest.raises(KeyboardInterrupt), Signals():
-        signalled_import(signal.SIGINT)
-        wait()
-    sys.modules.pop(MODULE)
-    thread = threading.Thread(target=importlib.import_module, args=(MODULE,), daemon=True)
-    thread.start()
-    thread.join(SOON)
-    assert not thread.is_alive()
+@pytest.mark.integration
+def test_training_saves_its_last_update_and_goes_on_to_the_same_policy(stopped: Stopped, tmp_path: Path) -> None:
+    words = ["train-bc", SAMPLE, "--batch-size", 64, "--device", "cpu", "--checkpoint-every", 20, "--out", "run"]
+    code, told, _ = stopped(signal.SIGINT, "run/checkpoints/*/state.json", *words, "--updates", 1_000_000)
+    assert (code, told["error"]["code"]) == (130, "interrupted")
+    bound = told["error"]["updates"] + 10
+    for out, resume in (("run", True), ("whole", False)):
+        kind: dict[str, Any] = {"batch_size": 64, "device": "cpu", "updates": bound, "resume": resume}
+        train(str(SAMPLE), tmp_path / out, algorithm="bc", **kind)
+    policies = [(tmp_path / out / "policy.safetensors").read_bytes() for out in ("run", "whole")]
+    assert policies[0] == policies[1]
 
 
-def test_several_signals_while_one_waits_are_one_interrupt(signalled_import: Import) -> None:
-    raised: list[type[KeyboardInterrupt]] = []
-    with Signals(raised):
-        with pytest.raises(KeyboardInterrupt):
-            signalled_import(signal.SIGINT)
-            time.sleep(PAUSE / 4)
-            signalled_import(signal.SIGINT)
-            wait()
-        time.sleep(1.5 * PAUSE)
-    assert raised == [KeyboardInterrupt]
+@pytest.mark.integration
+def test_evaluate_and_apply_end_between_two_steps_and_begin_again(stopped: Stopped, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.format(mark=str(tmp_path / "mark"), pause=0.01))
+    words = ["evaluate", "random", "--env", "python:slow.py:make", "--episodes", 10_000]
+    code, told, _ = stopped(signal.SIGTERM, "mark", *words)
+    assert (code, told["error"]["code"]) == (143, "interrupted")
+    (tmp_path / "pieces.toml").write_text('kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
+    slow_reader.written(tmp_path / "source", 150)
+    words = [
+        "apply",
+        "source",
+        "--from",
+        "python:slow_reader:SLOW",
+        "--pipeline",
+        "pieces.toml",
+        "--env",
+        "CartPole-v1",
+        "--out",
+        "batches",
+    ]
+    code, told, _ = stopped(signal.SIGINT, "batches/*", *words)
+    assert (code, told["error"]["code"]) == (130, "interrupted")
+    assert not [*tmp_path.glob("batches/data/*.parquet")]
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_handler_of_another_waits_as_that_does(
-    second: int, signalled_import: Import, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.integration
+def test_a_second_signal_ends_code_that_never_returns(stopped: Stopped, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.format(mark=str(tmp_path / "mark"), pause=600))
+    words = ["record", "python:slow.py:make", "--policy", "random", "--episodes", 3, "--out", "D"]
+    code, _, said = stopped(signal.SIGINT, "mark", *words, twice=True)
+    assert (code, "Traceback" in said) == (130, False)
+
+
+def test_a_stop_is_one_json_object_with_the_exit_code_of_its_signal(
+    call_json: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signalling = map(bool, map(signal.raise_signal, [second]))  # in C: the second handler runs in the frame of the first
-    clock = SimpleNamespace(monotonic=chain(signalling, repeat(0.0)).__next__, sleep=time.sleep)
-    imported = False
-    with pytest.raises(KeyboardInterrupt), Signals():
-        monkeypatch.setattr(signals, "time", clock)
-        signalled_import(signal.SIGINT)
-        imported = True
-        wait()
-    assert imported
-    assert next(signalling, None) is None
+    """In process: the signal comes while the command looks at its source."""
+    import offline_cli.converting.convert as place
 
+    real = place.expand
 
-def test_two_signals_at_once_are_one_and_a_later_one_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[type[KeyboardInterrupt]] = []
-    with Signals(raised):
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        assert raised == [KeyboardInterrupt]
-        monkeypatch.setattr(signals, "SAME", 0.0)
-        with pytest.raises(Terminated):
-            signal.raise_signal(signal.SIGTERM)
+    def signalled(*args: Any, **options: Any) -> Any:
+        send(signal.SIGTERM)
+        return real(*args, **options)
 
-
-def test_a_signal_is_not_postponed_for_ever(signalled_import: Import, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "PATIENCE", -1.0)
-    with pytest.raises(KeyboardInterrupt), Signals():
-        signalled_import(signal.SIGINT)
-        pytest.fail("it was postponed")
-
-
-@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
-def test_where_no_thread_can_start_a_signal_is_raised_at_once(
-    error: Exception, signalled_import: Import, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr(_thread, "start_new_thread", full)
-    with pytest.raises(KeyboardInterrupt), Signals():
-        signalled_import(signal.SIGINT)
-        pytest.fail("it was lost")
-
-
-@pytest.mark.parametrize(("number", "error"), EVERY)
-def test_a_postponed_signal_is_raised_at_the_end_of_the_work(
-    number: int, error: type[BaseException], signalled_import: Import
-) -> None:
-    raised: list[type[KeyboardInterrupt]] = []
-    with pytest.raises(KeyboardInterrupt) as caught, Signals(raised) as handled:
-        signalled_import(number)
-        handled.settle()
-    assert caught.type is error
-    assert raised == [error]
-
-
-def test_a_postponed_signal_does_not_reach_the_program_around_the_command(signalled_import: Import) -> None:
-    came: list[int] = []
-    with Signals():
-        signalled_import(signal.SIGTERM)
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    time.sleep(1.5 * PAUSE)
-    signal.signal(signal.SIGTERM, before)
-    assert came == []
-
-
-def test_nothing_is_raised_at_the_end_where_nothing_was_postponed() -> None:
-    with Signals() as handled:
-        handled.settle()
-
-
-def test_in_a_forked_child_an_interrupt_is_raised() -> None:
-    with Signals():
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt:
-                code = 0
-            finally:
-                os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    monkeypatch.setattr(place, "expand", signalled)
+    code, told = call_json("convert", SAMPLE, "--out", tmp_path / "D")
+    assert (code, told["exit_code"], told["error"]["code"]) == (143, 143, "interrupted")
+    assert not [*tmp_path.glob("D/data/*.parquet")]

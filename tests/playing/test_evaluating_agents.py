@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from offline_cli.cli.app import app
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, TargetNotMet, UsageError
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.recording.record import record
@@ -45,13 +43,6 @@ def run(runs: dict[str, Path]) -> Path:
 def found(run: Path | str, **options: Any) -> dict[str, Any]:
     told = evaluate(run, **{"env": WALKERS, "episodes": 12, "device": "cpu", **options}).as_dict()
     return {name: value for name, value in told.items() if name not in ("seconds",)}
-
-
-@pytest.mark.parametrize(
-    "how", [{"num_envs": 1}, {"num_envs": 5}, pytest.param({"num_env_runners": 2}, marks=pytest.mark.nightly)], ids=str
-)
-def test_the_numbers_are_the_same_for_any_number_of_slots_and_processes(how: dict[str, Any], run: Path) -> None:
-    assert found(run, explore=True, **how) == found(run, explore=True)
 
 
 def test_each_agent_may_play_by_a_run_of_its_own(runs: dict[str, Path]) -> None:
@@ -141,26 +132,3 @@ def test_a_run_is_not_measured_among_several_agents(data: Path, tmp_path: Path) 
     with pytest.raises(BadConfig) as caught:
         train(data, tmp_path / "run", module_id="left", updates=2, device="cpu", env=WALKERS)
     assert caught.value.where == "--env"
-
-
-def test_the_table_has_a_row_for_each_agent(run: Path) -> None:
-    words = ["evaluate", str(run), "--env", WALKERS, "--episodes", "3", "--device", "cpu", "--quiet"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert "return of helper" in done.stdout
-
-
-def test_figures_of_a_recording_are_shown_as_those_of_agents_episodes(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["record", WALKERS, "--out", str(tmp_path / "D"), "--policy", "random", "--episodes", "2"])
-    assert {"games", "agents' episodes", "return mean of agents' episodes", "length mean of agents' episodes"} <= _rows(
-        done.stdout
-    )
-
-
-def test_figures_of_an_evaluation_are_shown_as_those_of_games(run: Path) -> None:
-    done = CliRunner().invoke(app, ["evaluate", str(run), "--env", WALKERS, "--episodes", "2"])
-    assert {"games", "return mean of games", "length mean of games", "return of left"} <= _rows(done.stdout)
-
-
-def _rows(table: str) -> set[str]:
-    return {line.partition("  ")[0] for line in table.splitlines()}

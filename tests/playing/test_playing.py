@@ -8,16 +8,13 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from offline_cli.converting.fitting import misfits
-from offline_cli.engines.ranks import Ranks
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import open_environment
 from offline_cli.errors import BadData
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.returns import Played, play
 from offline_cli.playing.slots import Purpose, episode_seed
 from offline_cli.spaces import Space
-from offline_cli.training.stop_signals import StopRequested
-from offline_cli.waiting import Overdue
 
 
 def policy_for(name: str) -> RLModule:
@@ -37,15 +34,7 @@ def test_exactly_the_first_n_started_count_each_with_its_own_seed(seeds: list[in
     assert sorted(filter(None, seeds)) == sorted(episode_seed(3, Purpose.EVALUATE, index) for index in range(50))
 
 
-def test_the_first_episodes_are_the_same_however_many_are_played() -> None:
-    module = policy_for("Sign-v0")
-    few = play(module, open_environment("Sign-v0"), 20, seed=0, purpose=Purpose.EVALUATE)
-    many = play(module, open_environment("Sign-v0"), 60, seed=0, purpose=Purpose.EVALUATE)
-    assert few.returns.tolist() == many.returns[:20].tolist()
-
-
-@pytest.mark.parametrize("name", ["CartPole-v1", "Sign-v0"])
-@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize(("name", "explore"), [("CartPole-v1", True), ("Sign-v0", False)])
 def test_the_same_seed_gives_the_same_episodes(name: str, explore: bool) -> None:
     module = policy_for(name)
     one, two, other = (
@@ -118,16 +107,6 @@ def test_what_an_environment_says_is_checked(name: str, match: str) -> None:
     assert caught.value.where.startswith(f"{name}, episode 0")
 
 
-def test_a_module_is_training_again_even_after_a_check_that_was_cut_short() -> None:
-    def stop() -> None:
-        raise StopRequested
-
-    module = policy_for("Sign-v0").train()
-    with pytest.raises(StopRequested):
-        play(module, open_environment("Sign-v0"), 3, seed=0, purpose=Purpose.CHECK, on_step=stop)
-    assert module.training
-
-
 D, B = gym.spaces.Discrete, gym.spaces.Box
 
 
@@ -153,24 +132,3 @@ def test_spaces_fit_where_a_policy_could_play(data: Space, environment: Space, i
 def test_misfits_are_named() -> None:
     [problem] = misfits(D(2), D(3), inferred=False, what="actions")
     assert problem == "actions: the data has Discrete(2), the environment Discrete(3)"
-
-
-@pytest.mark.parametrize("failure", [Overdue(130), BadData("no simulator", where="here", fix="start it")])
-def test_other_processes_know_of_a_copy_that_cannot_be_made(failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait for the share of this one otherwise."""
-    told: list[BaseException | None] = []
-
-    class Noting(Ranks):
-        def agree(self, failure: BaseException | None, said: str = "") -> None:
-            told.append(failure)
-            assert failure is not None
-            raise failure
-
-    def fails(*_: object) -> None:
-        raise failure
-
-    monkeypatch.setattr(Environment, "singles", fails)
-    env = open_environment("Sign-v0")
-    with pytest.raises(type(failure)):
-        play(policy_for("Sign-v0"), env, 4, seed=3, purpose=Purpose.EVALUATE, ranks=Noting(0, 2))
-    assert told == [failure]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from offline_cli import Columns, ConnectorV2
+from offline_cli import Columns
 from offline_cli.applying.learner_batches import in_learner_units
 from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
@@ -64,8 +64,7 @@ def test_pieces_that_change_nothing_change_no_episode(explore: bool) -> None:
     assert explore or alone.returns.tolist() == between.returns.tolist()
 
 
-@pytest.mark.parametrize("scale", ["env", "normalized"])
-@pytest.mark.parametrize("bounds", [2.0, 0.5, np.inf])
+@pytest.mark.parametrize(("scale", "bounds"), [("env", 2.0), ("normalized", 0.5), ("env", np.inf)])
 def test_actions_reach_the_environment_as_they_do_without_pieces(given: list[Any], scale: str, bounds: float) -> None:
     """Also where the policy learned from other bounds than the environment's [-2, 2]."""
     module = build_module(
@@ -158,17 +157,13 @@ class NotingEnv(gym.Env[Any, Any]):
 
 
 @pytest.mark.parametrize(
-    "action_space",
+    ("action_space", "pieces"),
     [
-        spaces.Discrete(3, start=-1),
-        spaces.Box(-2.0, 3.0, (2,), np.float32),
-        spaces.Box(0, 9, (2,), np.int32),
-        spaces.MultiDiscrete([2, 3]),
+        (spaces.Discrete(3, start=-1), (FILTER, STACK)),
+        (spaces.Box(-2.0, 3.0, (2,), np.float32), (FILTER, BEFORE)),
+        (spaces.MultiDiscrete([2, 3]), (STACK,)),
     ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "pieces", [(FILTER, STACK), (FILTER, BEFORE), (STACK,)], ids=["filter, stack", "filter, previous", "stack"]
+    ids=["discrete", "box", "multi-discrete"],
 )
 def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episode(
     make_batch: Make, write_dataset: Write, action_space: Any, pieces: Any
@@ -208,28 +203,6 @@ def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episod
         torch.testing.assert_close(found, leaf, rtol=1e-5, atol=1e-5)
 
 
-def test_parts_of_a_dict_are_seen_in_the_order_that_the_policy_learned_them_in() -> None:
-    class Parted(ConnectorV2):
-        def recompute_output_observation_space(self, observations: Any, actions: Any) -> Any:
-            part = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-            return spaces.Dict({"first": part, "second": part})
-
-        def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-            for episode in self.single_agent_episode_iterator(episodes):
-                seen = episode.get_observations(-1)
-                self.add_batch_item(batch, Columns.OBS, {"second": seen[1:2], "first": seen[:1]}, episode)
-            return batch
-
-    part = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    module = build_module(spaces.Dict({"first": part, "second": part}), spaces.Discrete(2), hidden=[])
-    with torch.no_grad():
-        [weights, bias] = module.parameters()
-        weights.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))  # the choice is the sign of `first`
-        bias.zero_()
-    found = played(module, "Sign-v0", PlaySpec.of([Parted()]))
-    assert found.returns.tolist() == found.lengths.tolist()
-
-
 # ---- whoever fails is named ----
 
 
@@ -240,14 +213,6 @@ def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, endin
         played(policy_for("Sign-v0"), "Sign-v0", pieces, episodes)
     assert caught.value.where == f"Sign-v0, episode {place}"
     assert caught.value.exit_code == 3
-
-
-def test_a_piece_that_raises_for_the_last_observation_is_named_too() -> None:
-    length = played(policy_for("Sign-v0"), "Sign-v0", None, 1).lengths[0]
-    pieces = PlaySpec(file_of({"use": "odd_pieces:RaisesOn", "steps": int(length)}))
-    with pytest.raises(BadData, match="connector piece RaisesOn raised") as caught:
-        played(policy_for("Sign-v0"), "Sign-v0", pieces, 1)
-    assert caught.value.where == f"Sign-v0, episode 0, step {length}"
 
 
 def test_an_environment_that_raises_is_blamed_and_no_piece() -> None:
@@ -282,11 +247,6 @@ def test_a_run_plays_between_its_own_pieces(stacked_run: Path) -> None:
     assert evaluate(stacked_run, episodes=40).as_dict() == found.as_dict()
 
 
-def test_the_learners_file_named_again_gives_the_same_episodes(stacked_run: Path, tmp_path: Path) -> None:
-    own, named = (evaluate(stacked_run, episodes=20, env_to_module=file) for file in (None, tmp_path / "pipeline.toml"))
-    assert own.as_dict() == named.as_dict()
-
-
 def test_a_file_in_place_of_the_pieces_has_to_give_what_the_policy_takes(stacked_run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text('kind = "env_to_module"\n[[pieces]]\nname = "mean_std_filter"\n')
@@ -295,19 +255,6 @@ def test_a_file_in_place_of_the_pieces_has_to_give_what_the_policy_takes(stacked
     other.write_text('kind = "env_to_module"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
     with pytest.raises(BadConfig, match="state for a piece 'MeanStdFilter'"):
         evaluate(stacked_run, env_to_module=other)
-
-
-def test_a_lookback_that_is_too_short_for_a_piece_is_refused_and_a_longer_one_changes_nothing(
-    stacked_run: Path, tmp_path: Path
-) -> None:
-    three = tmp_path / "three.toml"
-    three.write_text(
-        'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 4\n'
-    )
-    with pytest.raises(BadConfig, match="piece FrameStacking looks back 3 steps, and may only 1") as caught:
-        evaluate(stacked_run, env_to_module=three, lookback=1)
-    assert "--lookback 3" in caught.value.fix
-    assert evaluate(stacked_run, episodes=5, lookback=1).as_dict() == evaluate(stacked_run, episodes=5).as_dict()
 
 
 def test_a_run_trained_by_python_objects_wants_its_pieces_named(write_dataset: Write, tmp_path: Path) -> None:

@@ -43,20 +43,3 @@ def test_an_environment_without_a_space_is_told(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("import gymnasium as gym\nclass Bare(gym.Env):\n    pass\n")
     with pytest.raises(UnsupportedSpace, match="no observation_space"):
         record(f"{tmp_path}/bare.py:Bare", tmp_path / "D", policy="random", episodes=1)
-
-
-def test_the_recorder_says_how_many_episodes_there_are(tmp_path: Path) -> None:
-    def play(env: Recorder, seeds: range) -> None:
-        for seed in seeds:
-            env.reset(seed=seed)
-            while not any(env.step(0)[2:4]):
-                pass
-
-    with pytest.raises(KeyboardInterrupt), Recorder(Count(), tmp_path / "D") as env:
-        play(env, range(env.episodes_recorded, 5))
-        assert env.episodes_recorded == 5
-        raise KeyboardInterrupt
-    with Recorder(Count(), tmp_path / "D", resume=True) as env:
-        assert env.episodes_recorded == 5
-        play(env, range(env.episodes_recorded, 9))
-    assert inspect(tmp_path / "D").episodes == 9

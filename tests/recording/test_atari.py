@@ -47,12 +47,6 @@ def test_its_vector_class_by_name_gives_the_dataset_its_own_spaces_and_the_manif
         assert [len(episode) for episode in dataset] == [30, 30, 30]
 
 
-def test_auto_plays_the_environment_and_not_its_vector_class(tmp_path: Path) -> None:
-    with recorded(tmp_path / "data", vectorize="auto", episodes=1, num_envs=1) as dataset:
-        assert dataset.manifest.observation_space == spaces.Box(0, 255, (210, 160, 3), np.uint8)
-        assert dataset.manifest.provenance["recording"]["vectorize"] == "sync"
-
-
 def test_a_game_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "ATARI", "ale_py_that_is_not_installed")
     with pytest.raises(MissingPackage) as caught:

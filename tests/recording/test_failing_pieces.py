@@ -77,9 +77,3 @@ def test_a_piece_that_does_what_it_may_not_is_told_so(
         record(ENV, tmp_path / "D", **OPTIONS, **{side: file}, episodes=20)
     assert caught.value.where.startswith(f"{ENV}, episode ")
     assert caught.value.fix
-
-
-def test_a_piece_that_cannot_be_copied_is_named_all_the_same(tmp_path: Path, pipeline_file: File) -> None:
-    file = pipeline_file({**FAILING, "lock": True}, kind="env_to_module")
-    with pytest.raises(BadData, match="piece Failing raised"):
-        record(ENV, tmp_path / "D", **OPTIONS, env_to_module=file, episodes=150)

@@ -88,15 +88,6 @@ def test_no_command_takes_a_stray_file_for_a_module_and_all_take_files_by_path(c
     assert told["return_mean"] == 3.0
 
 
-@pytest.mark.nightly
-def test_validate_and_apply_take_no_stray_file_for_a_module_either(command: Command, tmp_path: Path) -> None:
-    env = ("--env", "python:sub/secrets.py:Robot", "--wrapper", "none")
-    command("record", "sub/secrets.py:Robot", "--out", "D", "--policy", "random", "--episodes", "4", "--device", "cpu")
-    assert command("validate", "D", *env)["episodes"] == 4
-    (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
-    assert command("apply", "D", "--out", "B", "--pipeline", "p.toml", *env)["steps"] == 20
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
@@ -116,14 +107,6 @@ def test_a_file_is_one_module_however_its_path_is_written(here: Path) -> None:
     assert named_object("./torch.py:count", where="here", form="form") == [1]
 
 
-def test_a_file_that_fails_is_read_anew(here: Path) -> None:
-    (here / "pol.py").write_text("raise ValueError('half written')\n", encoding="utf-8")
-    with pytest.raises(BadConfig, match="half written"):
-        named_object("pol.py:act", where="here", form="form")
-    (here / "pol.py").write_text("def act(observation):\n    return 0\n", encoding="utf-8")
-    assert named_object("pol.py:act", where="here", form="form")(None) == 0
-
-
 def test_a_file_behind_an_installed_module_is_named_by_its_path(here: Path) -> None:
     (here / "colorsys.py").write_text("def act(observation):\n    return 0\n", encoding="utf-8")
     with pytest.raises(BadConfig, match="has no 'act'") as caught:
@@ -135,9 +118,3 @@ def test_a_file_behind_an_installed_module_is_named_by_its_path(here: Path) -> N
 def test_a_file_that_is_not_there_is_said_to_be_a_file(here: Path, path: str) -> None:
     with pytest.raises(BadConfig, match=r"there is no file '.*nowhere\.py'"):
         named_object(path, where="here", form="form")
-
-
-def test_a_pipe_is_not_waited_for(here: Path) -> None:
-    os.mkfifo(here / "pol.py")
-    with pytest.raises(BadConfig, match="there is no file"):
-        named_object("pol.py:act", where="here", form="form")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,51 +23,14 @@ from offline_cli.trees import map_leaves
 
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]
-Same = Callable[[EpisodeBatch, EpisodeBatch], None]
 File = Callable[..., str]
 ENV = "recording_envs:Count-v0"
 STACK: dict[str, Any] = {"name": "frame_stacking", "num_frames": 4}
 FILTER: dict[str, Any] = {"name": "mean_std_filter"}
 SCALED: dict[str, Any] = {"use": "odd_pieces:Scaled"}
-PREVIOUS: dict[str, Any] = {"name": "prev_actions_prev_rewards", "n_prev_actions": 2, "n_prev_rewards": 3}
-MANNERS = [
-    {"num_envs": 64},
-    pytest.param({"num_envs": 5, "num_env_runners": 1}, marks=pytest.mark.integration),
-    pytest.param({"num_envs": 2, "num_env_runners": 4}, marks=pytest.mark.nightly),
-    pytest.param({"num_envs": 3, "vectorize": "async"}, marks=pytest.mark.nightly),
-]
 
 
 # ---- the same episodes ----
-
-
-@pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: "-".join(map(str, manner.values())))
-def test_slots_and_runners_do_not_matter_to_a_run_with_a_filter_and_stacked_frames(
-    manner: dict[str, Any], recorded: Record, read: Read, same: Same, run_through_pieces: Callable[..., str]
-) -> None:
-    run = run_through_pieces(FILTER, STACK)
-    one = read(recorded(policy=run, explore=True, num_envs=1, episodes=20))
-    same(one, read(recorded(policy=run, explore=True, episodes=20, **manner)))
-    assert len(set(one.actions.tolist())) == 3
-
-
-@pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: "-".join(map(str, manner.values())))
-def test_slots_and_runners_do_not_matter_to_a_policy_with_memory(
-    manner: dict[str, Any], recorded: Record, read: Read, same: Same
-) -> None:
-    policy = "python:recording_pieces:memory"
-    one = read(recorded(policy=policy, explore=True, num_envs=1, episodes=20))
-    same(one, read(recorded(policy=policy, explore=True, episodes=20, **manner)))
-    assert one.extra["state_out"]["h"].shape == (one.num_steps, 1, 5)
-
-
-@pytest.mark.parametrize("slots", [3, 64])
-def test_slots_do_not_matter_to_box_actions_that_are_drawn(
-    slots: int, recorded: Record, read: Read, same: Same, pipeline_file: File
-) -> None:
-    options = {"policy": "python:recording_pieces:aiming", "env_to_module": pipeline_file(STACK), "explore": True}
-    one = read(recorded("recording_envs:Aim-v0", **options, num_envs=1, episodes=30))
-    same(one, read(recorded("recording_envs:Aim-v0", **options, num_envs=slots, episodes=30)))
 
 
 def test_default_pipelines_change_nothing(recorded: Record, read: Read, pipeline_file: File) -> None:
@@ -79,22 +41,6 @@ def test_default_pipelines_change_nothing(recorded: Record, read: Read, pipeline
     for name, values in plain.extra.items():
         np.testing.assert_array_equal(values, piped.extra[name])
     assert not set(plain.ids) & set(piped.ids)
-
-
-@pytest.mark.parametrize("way", ["NextStep", "SameStep", "Disabled"])
-@pytest.mark.filterwarnings("ignore:.*missing AutoresetMode metadata")
-def test_an_own_vector_class_plays_through_pieces_whatever_way_it_resets_itself(
-    way: str, recorded: Record, read: Read, same: Same, pipeline_file: File
-) -> None:
-    file = pipeline_file(STACK)
-    options = {"policy": "python:recording_pieces:stacked", "env_to_module": file, "vectorize": "auto", "num_envs": 4}
-    batch = read(recorded(f"recording_envs:Own{way}-v0", **options, episodes=15))
-    for e, start in enumerate(batch.obs_starts[:-1].tolist()):
-        seen = batch.obs[start : start + int(batch.lengths[e]) + 1]
-        assert seen[:, 0].tolist() == list(range(len(seen)))
-        assert len(seen) == 2 + int(seen[0, 1] + seen[0, 2])
-    assert_seen_as_learned(batch, "stacked", file)
-    same(batch, read(recorded(f"recording_envs:Own{way}-v0", **options, episodes=15)))
 
 
 # ---- what is recorded ----
@@ -119,15 +65,6 @@ def test_a_learner_makes_of_the_recording_what_the_policy_saw(recorded: Record, 
     file = pipeline_file(STACK)
     batch = read(recorded(policy="python:recording_pieces:stacked", env_to_module=file, num_envs=5))
     assert_seen_as_learned(batch, "stacked", file)
-
-
-def test_a_learner_makes_of_earlier_actions_and_rewards_what_the_policy_saw(
-    recorded: Record, read: Read, pipeline_file: File
-) -> None:
-    file = pipeline_file(PREVIOUS, {"name": "flatten_observations"})
-    for env, module in ((ENV, "after_choices"), ("recording_envs:Aim-v0", "after_aims")):
-        batch = read(recorded(env, policy=f"python:recording_pieces:{module}", env_to_module=file, explore=True))
-        assert_seen_as_learned(batch, module, file)
 
 
 def test_a_learner_makes_of_the_recording_of_a_policy_with_memory_what_it_put_out(recorded: Record, read: Read) -> None:
@@ -191,59 +128,6 @@ def test_box_actions_are_recorded_as_the_network_put_them_out(recorded: Record, 
     assert np.abs(batch.actions).max() > 1.5, "drawn actions leave the bounds, and nothing clips them here"
 
 
-def test_actions_that_a_pipeline_only_clips_are_recorded_in_the_environment_s_units(
-    recorded: Record, pipeline_file: File
-) -> None:
-    files = {
-        "env_to_module": pipeline_file(STACK),
-        "module_to_env": pipeline_file(kind="module_to_env", normalize_actions=False),
-    }
-    out = recorded("recording_envs:Aim-v0", policy="python:recording_pieces:aiming", **files)
-    assert open_dataset(str(out)).manifest.action_scale == "env"
-
-
-def test_actions_are_recorded_as_the_pieces_leave_them(recorded: Record, read: Read, pipeline_file: File) -> None:
-    file = pipeline_file({"use": "recording_pieces:Constant"}, kind="module_to_env")
-    batch = read(recorded(policy="python:recording_pieces:net", module_to_env=file))
-    assert set(batch.actions.tolist()) == {2}
-    t = batch.timesteps()
-    np.testing.assert_allclose(batch.rewards, t + 1 + 0.2)
-
-
-def test_memory_is_recorded_in_both_formats(recorded: Record, read: Read) -> None:
-    options: dict[str, Any] = {"policy": "python:recording_pieces:memory", "explore": True}
-    rows, steps = (read(recorded(**options, format=format)) for format in ("episodes", "columns"))
-    for name in ("h", "c"):
-        np.testing.assert_array_equal(rows.extra["state_out"][name], steps.extra["state_out"][name])
-
-
-def test_pieces_look_back_on_as_much_as_they_are_given(recorded: Record, read: Read, same: Same, pipeline_file: File) -> None:
-    options = {"policy": "python:recording_pieces:stacked", "env_to_module": pipeline_file(STACK), "explore": True}
-    whole, short = (read(recorded(**options, **more)) for more in ({}, {"lookback": 3}))
-    np.testing.assert_array_equal(whole.extra["action_dist_inputs"], short.extra["action_dist_inputs"])
-    assert not set(whole.ids) & set(short.ids)
-
-
-def test_the_manifest_tells_the_pieces(recorded: Record, pipeline_file: File) -> None:
-    out = recorded(policy="python:recording_pieces:stacked", env_to_module=pipeline_file(STACK), lookback=5)
-    told = open_dataset(str(out)).manifest.provenance["recording"]
-    assert told["env_to_module"] == {"kind": "learner", "pieces": [STACK]}
-    assert told["lookback"] == 5
-
-
-def test_builders_and_pieces_serve_as_well_as_files(recorded: Record, read: Read, pipeline_file: File) -> None:
-    from odd_pieces import Scaled
-    from recording_pieces import scaled
-
-    options: dict[str, Any] = {"policy": "python:recording_pieces:net", "explore": True}
-    found = [
-        read(recorded(**options, env_to_module=given)).extra["action_dist_inputs"]
-        for given in (pipeline_file(SCALED), scaled, Scaled(), [Scaled()])
-    ]
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0], other)
-
-
 def test_pieces_see_episodes_with_the_ids_that_they_have_in_the_dataset(
     recorded: Record, read: Read, pipeline_file: File
 ) -> None:
@@ -255,28 +139,7 @@ def test_pieces_see_episodes_with_the_ids_that_they_have_in_the_dataset(
     assert set(batch.ids) == Where.ids
 
 
-@pytest.mark.integration
-def test_without_runners_pieces_run_in_the_calling_process(recorded: Record, pipeline_file: File) -> None:
-    from recording_pieces import Where
-
-    file = pipeline_file({"use": "recording_pieces:Where"}, kind="env_to_module")
-    Where.pids.clear()
-    recorded(policy="python:recording_pieces:net", env_to_module=file, num_env_runners=2)
-    assert not Where.pids
-    recorded(policy="python:recording_pieces:net", env_to_module=file, num_env_runners=0)
-    assert Where.pids == {os.getpid()}
-
-
 # ---- what is refused ----
-
-
-@pytest.mark.parametrize("policy", ["random", "python:recording_envs:batched", "python:recording_envs:Teacher"])
-def test_pieces_around_what_is_no_network_are_refused(policy: str, tmp_path: Path, pipeline_file: File) -> None:
-    with pytest.raises(BadConfig, match="pipelines go around an RLModule") as caught:
-        record(ENV, tmp_path / "D", policy=policy, episodes=1, env_to_module=pipeline_file(STACK), device="cpu")
-    assert caught.value.exit_code == 4
-    assert "--wrapper" in caught.value.fix
-    assert not (tmp_path / "D").exists()
 
 
 @pytest.mark.parametrize(
@@ -298,13 +161,6 @@ def test_a_policy_that_does_not_take_what_comes_out_of_the_pieces_is_refused_bef
     assert not (tmp_path / "D").exists()
 
 
-def test_files_of_the_wrong_kind_are_refused(tmp_path: Path, pipeline_file: File) -> None:
-    after, before = pipeline_file(kind="module_to_env"), pipeline_file(kind="env_to_module")
-    for given in ({"env_to_module": after}, {"module_to_env": before}):
-        with pytest.raises(BadConfig, match="is needed here"):
-            record(ENV, tmp_path / "D", policy="python:recording_pieces:net", episodes=1, **given)  # type: ignore[arg-type]
-
-
 def test_a_lookback_that_is_too_short_for_a_piece_is_refused(tmp_path: Path, pipeline_file: File) -> None:
     options: dict[str, Any] = {
         "policy": "python:recording_pieces:stacked",
@@ -315,21 +171,6 @@ def test_a_lookback_that_is_too_short_for_a_piece_is_refused(tmp_path: Path, pip
         record(ENV, tmp_path / "D", **options, lookback=2)
     with pytest.raises(UsageError, match="--lookback 0"):
         record(ENV, tmp_path / "D", **options, lookback=0)
-
-
-def test_a_lookback_that_is_too_short_for_a_runs_own_pieces_is_refused(
-    tmp_path: Path, run_through_pieces: Callable[..., str]
-) -> None:
-    with pytest.raises(BadConfig, match="FrameStacking looks back 3 steps"):
-        record(ENV, tmp_path / "D", policy=run_through_pieces(STACK), episodes=1, lookback=1)
-
-
-def test_pieces_that_cannot_be_sent_to_runners_are_refused(tmp_path: Path) -> None:
-    from recording_pieces import scaled
-
-    options: dict[str, Any] = {"policy": "python:recording_pieces:net", "episodes": 1, "num_env_runners": 1}
-    with pytest.raises(BadConfig, match="no other process can get"):
-        record(ENV, tmp_path / "D", **options, env_to_module=lambda env: scaled(env))
 
 
 def test_a_dry_run_names_the_pieces_and_writes_nothing(tmp_path: Path, pipeline_file: File) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from offline_cli.datasets.dataset import open_dataset
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
 from offline_cli.playing.plan import environment_seed
-from offline_cli.recording import record as recording
 from offline_cli.recording.record import record
 
 WALKERS, HEAP = "python:agent_games:Walkers", "python:agent_games:Heap"
@@ -81,37 +81,6 @@ def test_an_agents_episode_is_what_it_was_shown_with_its_own_end(tmp_path: Path,
     assert 0 < late.sum() < 30
 
 
-def test_a_reward_before_an_agents_first_turn_belongs_to_its_first_step(tmp_path: Path, read: Read) -> None:
-    batch = read(played(tmp_path / "D", HEAP))
-    second = [number for number, agent in enumerate(batch.agent_ids or ()) if agent == "second"]
-    first = batch.rewards[batch.starts[second]]
-    assert {round(value % 1, 2) for value in first.tolist()} == {0.25}
-
-
-@pytest.mark.parametrize(
-    ("env", "options"),
-    [
-        (HEAP, {"num_envs": 1}),
-        pytest.param(WALKERS, {"num_envs": 5, "num_env_runners": 2}, marks=pytest.mark.integration),
-        pytest.param(WALKERS, {"num_envs": 5, "engine": "processes", "workers": 2}, marks=pytest.mark.nightly),
-        pytest.param(WALKERS, {"num_envs": 3, "vectorize": "async"}, marks=pytest.mark.nightly),
-    ],
-)
-def test_games_are_the_same_for_any_number_of_slots_and_processes(
-    env: str, options: dict[str, Any], tmp_path: Path, read: Read, same: Same
-) -> None:
-    policy = {"policy": ["*=random", *([] if env == HEAP else ["left=python:agent_games:walk"])]}
-    one, other = read(played(tmp_path / "A", env, **policy)), read(played(tmp_path / "B", env, **policy, **options))
-    same(one, other)
-    assert one.agent_ids == other.agent_ids
-
-
-def test_fewer_games_are_the_first_of_more(tmp_path: Path, read: Read, same: Same) -> None:
-    few, many = read(played(tmp_path / "A", games=4, num_envs=2)), read(played(tmp_path / "B"))
-    same(few, many.select(slice(0, len(few))))
-    assert len(by_game(few)) == 4
-
-
 def test_the_module_of_an_agent_is_itself_where_each_has_a_policy_and_one_where_all_share_it(
     tmp_path: Path, read: Read
 ) -> None:
@@ -123,20 +92,13 @@ def test_the_module_of_an_agent_is_itself_where_each_has_a_policy_and_one_where_
     assert set(read(played(tmp_path / "B")).module_ids or ()) == {"default_policy"}
 
 
-def test_infos_belong_to_the_agent_that_got_them(tmp_path: Path, read: Read) -> None:
-    batch = read(played(tmp_path / "D", env_kwargs={"infos": True}))
-    assert batch.infos is not None
-    times = np.rint(batch.obs[:, 2] * 20).astype(int).tolist()
-    assert [info.get("t", 0) for info in batch.infos] == times
-
-
-@pytest.mark.parametrize(("format", "failing"), [("episodes", 1), ("episodes", 5), ("columns", 10)])
+@pytest.mark.parametrize(("format", "failing"), [("episodes", 11), ("columns", 20)])
 def test_an_interrupted_recording_is_resumed_to_the_same_data(
     failing: int, format: str, tmp_path: Path, read: Read, same: Same, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"format": format, "max_rows_per_file": 4 if format == "episodes" else 30}
     whole, out = read(played(tmp_path / "A", **options)), tmp_path / "B"
-    write, written = recording._Recording._write, 0
+    write, written = DatasetWriter.write, 0
 
     def failed(self: Any, batch: EpisodeBatch) -> None:
         nonlocal written
@@ -147,15 +109,14 @@ def test_an_interrupted_recording_is_resumed_to_the_same_data(
             write(self, batch.select(slice(number, number + 1)))
 
     with monkeypatch.context() as patched:
-        patched.setattr(recording._Recording, "_write", failed)
+        patched.setattr(DatasetWriter, "write", failed)
         with pytest.raises(RuntimeError):
             played(out, **options)
-    if (out / "data").exists():
-        played(out, resume=True, **options)
-        same(whole, read(out))
-        names = [sorted((tmp_path / where / "data").glob("*.parquet")) for where in "AB"]
-        assert [file.read_bytes() for file in names[0]] == [file.read_bytes() for file in names[1]]
-    assert failing == 1 or (out / "data").exists()
+    assert (out / "data").exists()
+    played(out, resume=True, **options)
+    same(whole, read(out))
+    names = [sorted((tmp_path / where / "data").glob("*.parquet")) for where in "AB"]
+    assert [file.read_bytes() for file in names[0]] == [file.read_bytes() for file in names[1]]
 
 
 def test_what_is_whole_is_kept_where_the_environment_raises(tmp_path: Path, read: Read) -> None:

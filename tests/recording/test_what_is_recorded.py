@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
 from offline_cli.playing import env_runner
 from offline_cli.playing.plan import environment_seed
 from offline_cli.recording.record import record
@@ -92,21 +90,6 @@ def test_arrays_that_an_environment_fills_again_are_recorded_as_they_were(record
     assert [info["nested"]["t"] for info in batch.infos] == counted
 
 
-def test_numbers_of_another_type_are_taken_where_they_fit_and_refused_where_not(recorded: Record, read: Read) -> None:
-    obs = read(recorded("recording_envs:Bytes-v0", policy="random")).obs
-    assert (obs.dtype, int(obs.max())) == (np.uint8, max(lengths_by_seed(12)))
-    with pytest.raises(BadData, match="float64, and the space's uint8 cannot hold its values"):
-        recorded("recording_envs:Bytes-v0", policy="random", env_kwargs={"step": 0.5})
-
-
-def test_random_actions_spread_over_their_space(recorded: Record, read: Read) -> None:
-    actions = read(recorded("recording_envs:Aim-v0", policy="random", episodes=60)).actions
-    assert actions.dtype == np.float32
-    assert (actions.min(0) < -1.9).all()
-    assert (actions.max(0) > 2.9).all()
-    np.testing.assert_allclose(actions.mean(0), 0.5, atol=0.15)
-
-
 def test_an_environment_is_named_by_a_function_made_with_arguments_and_wrapped(recorded: Record, read: Read) -> None:
     out = recorded("python:recording_envs:make_count", env_kwargs={"shift": 10}, wrappers=["recording_envs:Doubled"])
     first = read(out).obs[0]
@@ -127,18 +110,6 @@ def test_the_manifest_tells_policy_environment_scale_and_seeds(recorded: Record)
     assert manifest.provenance["recording"]["first_environment_seed"] == environment_seed(9, 0)
 
 
-def test_ids_differ_with_seed_policy_and_environment(recorded: Record, read: Read) -> None:
-    variants: list[dict[str, Any]] = [{}, {"seed": 1}, {"policy": "random"}, {"env_kwargs": {"shift": 1}}, {"explore": True}]
-    ids = [name for options in variants for name in read(recorded(**options)).ids]
-    assert len(set(ids)) == 12 * len(variants)
-
-
-def test_environment_seeds_of_a_recording_never_repeat() -> None:
-    seeds = {environment_seed(3, i) for i in range(100_000)}
-    assert len(seeds) == 100_000
-    assert all(0 <= seed < 2**31 for seed in seeds)
-
-
 def test_shards_are_cut_by_rows(recorded: Record, read: Read, same: Same) -> None:
     whole, cut = recorded(), recorded(max_rows_per_file=5)
     assert [shard.rows for shard in open_dataset(str(cut)).manifest.shards] == [5, 5, 2]
@@ -151,14 +122,6 @@ def test_long_episodes_hold_back_new_ones_and_change_nothing(
     plain = read(recorded(episodes=50, num_envs=8))
     monkeypatch.setattr(env_runner, "HELD_BYTES", 1500)
     same(plain, read(recorded(episodes=50, num_envs=8)))
-
-
-def test_the_result_counts_what_the_dataset_holds(recorded: Record, read: Read, tmp_path: Path) -> None:
-    result = record("recording_envs:Count-v0", tmp_path / "D", policy="random", episodes=5, device="cpu")
-    batch = read(tmp_path / "D")
-    assert (result.episodes, result.steps, result.shards, result.complete) == (5, batch.num_steps, 1, True)
-    assert result.return_mean == pytest.approx(batch.returns.mean())
-    assert result.as_dict().keys() >= {"out", "episodes", "steps", "shards", "return_mean", "seconds", "steps_per_second"}
 
 
 def test_a_dry_run_checks_all_and_writes_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 def counted(number: int) -> Iterator[tuple[int, int]]:
@@ -34,24 +33,13 @@ def pid_after(seconds: float) -> Iterator[int]:
 
 
 def dies_once(folder: str, number: int) -> Iterator[int]:
-    """Three results of an item; the first worker that has given two of item 2 is killed."""
+    """Three results of an item; the first worker that has item 2 is killed."""
     mark = Path(folder) / "died"
     for part in range(3):
         if number == 2 and part == 2 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         yield 10 * number + part
-
-
-def dies(number: int) -> Iterator[int]:
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    yield number
-
-
-def large(number: int) -> Iterator[NDArray[np.uint8]]:
-    for part in range(40):
-        yield np.full(1 << 20, (number + part) % 256, np.uint8)
 
 
 def strange(number: int) -> Iterator[int]:

@@ -1,12 +1,12 @@
-"""An engine in this process whose function, items and results are pickled, and come from more workers than there are."""
+"""An engine in this process whose function, items and results are pickled, and of which a few are begun ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from offline_cli.engines.messages import FAILED, RESULT, never, outcomes, packed, unpacked
+from offline_cli.engines.window import called, in_order, packed
 from offline_cli.scopes import Reading
 
 
@@ -16,22 +16,12 @@ class PickledEngine:
     def __init__(self) -> None:
         self.items = 0
 
-    def streamed(
-        self, function: Callable[[Any], Iterator[Any]], items: Iterable[Any], *, stopped: Callable[[], bool] = never
-    ) -> Reading[Any]:
-        return Reading(lambda _: self._streamed(packed(function), items, stopped))
-
-    def _streamed(self, function: bytearray, items: Iterable[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
-        for item in items:
+    def streamed(self, function: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> Reading[Any]:
+        def begun(item: Any) -> bytes:
             self.items += 1
-            data = packed(item)
-            for kind, payload in outcomes(lambda data=data: (unpacked(function), unpacked(data)), "here"):  # type: ignore[misc]
-                if stopped():
-                    return
-                if kind == FAILED:
-                    raise unpacked(payload)
-                if kind == RESULT:
-                    yield unpacked(payload)
+            return called(packed(function, item))
+
+        return Reading(lambda _: in_order(begun, lambda answer: answer, items, ahead=4))
 
     def __enter__(self) -> Self:
         return self

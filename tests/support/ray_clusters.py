@@ -37,7 +37,7 @@ class LocalCluster:
         """The processes of its workers that are at work; other tests' clusters may run beside it."""
         nodes = (self.cluster.head_node, *self.nodes)
         mine = set().union(*map(agents_of, nodes))
-        return [pid for pid, title in titles() if pid in mine and title.startswith(b"ray::run")]
+        return [pid for pid, title in titles() if pid in mine and title.startswith(b"ray::_task")]
 
     def kill_node(self, chance: random.Random) -> None:
         """Kill one, with its workers and objects, and start another."""
@@ -74,21 +74,9 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def descendants_of(ancestor: int) -> set[int]:
-    """The processes of Ray that one has started, through others or by itself, as long as all of them run."""
-    found = set()
-    for pid in ray_processes():
-        above = pid
-        while above > 1 and above != ancestor:
-            above = parent_of(above)
-        if above == ancestor:
-            found.add(pid)
-    return found
-
-
 def ray_processes() -> set[int]:
     """Everything of Ray that runs on this machine, as far as it is a process of its own."""
-    words = (b"raylet", b"gcs_server", b"ray::", b"ray_bridge", b"default_worker.py")
+    words = (b"raylet", b"gcs_server", b"ray::", b"default_worker.py")
     return {pid for pid, title in titles() if any(word in title for word in words)}
 
 

@@ -145,13 +145,6 @@ class OwnSpaceless(OwnVector):
         self.single_observation_space = None
 
 
-class OwnUnbending(OwnVector):
-    """Takes no keywords, though the environment does."""
-
-    def __init__(self, num_envs=1):
-        super().__init__(num_envs)
-
-
 class Spoiled(Count):
     """One episode of 20 steps goes wrong, in one of the ways that environments do."""
 
@@ -208,14 +201,6 @@ class Slow(Count):
     def step(self, action):
         time.sleep(0.002)
         return super().step(action)
-
-
-class OwnSlow(OwnVector):
-    """The same for a vector class."""
-
-    def step(self, actions):
-        time.sleep(0.002)
-        return super().step(actions)
 
 
 class Noting(Count):
@@ -316,7 +301,6 @@ gym.register("Reusing-v0", Reusing)
 gym.register("Nested-v0", Nested)
 for name in ("NextStep", "SameStep", "Disabled"):
     gym.register(f"Own{name}-v0", Count, vector_entry_point=partial(OwnVector, mode=name))
-gym.register("OwnSlow-v0", Count, vector_entry_point=OwnSlow)
 boxes = {"Shape": ((4,), np.float32), "Dtype": ((3,), np.float64)}
 for name, (shape, dtype) in boxes.items():
     other = spaces.Box(-np.inf, np.inf, shape, dtype)
@@ -328,7 +312,6 @@ gym.register("OwnOtherDict-v0", Count, vector_entry_point=partial(OwnOther, obse
 gym.register("OwnOtherActions-v0", Count, vector_entry_point=partial(OwnOther, actions=spaces.Discrete(3, start=1)))
 gym.register("OwnOtherNested-v0", Nested, vector_entry_point=OwnNested)
 gym.register("OwnOtherNone-v0", Count, vector_entry_point=OwnSpaceless)
-gym.register("OwnUnbending-v0", Count, vector_entry_point=OwnUnbending)
 gym.register("OwnSilent-v0", Count, vector_entry_point=partial(OwnVector, mode=None))
 
 
@@ -417,22 +400,3 @@ class Stranger(Teacher):
 def exits() -> Spoiled:
     """Calls exit in an episode of 20 steps."""
     return Spoiled("exits")
-
-
-def handles() -> Spoiled:
-    """Has an object in an info."""
-    return Spoiled("info")
-
-
-class Dawdling(Count):
-    """Takes its time at the third step."""
-
-    def step(self, action):
-        if self.t == 2:
-            time.sleep(5)
-        return super().step(action)
-
-
-def dawdles() -> Dawdling:
-    """For `python:recording_envs:dawdles`."""
-    return Dawdling()

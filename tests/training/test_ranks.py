@@ -149,15 +149,11 @@ def alone(*words: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("streaming", [(), ("--streaming",)])
-def test_three_processes_learn_what_one_learns_and_one_of_them_prints(
-    streaming: tuple[str, ...], dataset: Path, tmp_path: Path
-) -> None:
-    alone(*options(dataset, tmp_path / "one", "--quiet", *PLAYED, *streaming))
-    code, out, errors = ended(torchrun(3, *options(dataset, tmp_path / "three", "--json", *PLAYED, *streaming)))
+def test_three_processes_learn_what_one_learns_and_one_of_them_prints(dataset: Path, tmp_path: Path) -> None:
+    alone(*options(dataset, tmp_path / "one", "--quiet", *PLAYED, "--streaming"))
+    code, out, errors = ended(torchrun(3, *options(dataset, tmp_path / "three", "--json", *PLAYED, "--streaming")))
     assert code == 0, errors
     assert json.loads(out)["updates"] == 200
-    assert errors.count("training: 200 of 200") <= 1
     for name in ("loss", "val_loss"):
         np.testing.assert_allclose(curve(tmp_path / "three", name), curve(tmp_path / "one", name), rtol=0, atol=1e-3)
     assert len(curve(tmp_path / "three", "eval_return_mean")) == 2
@@ -189,98 +185,16 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.integration
 def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, tmp_path: Path) -> None:
-    """Killed as one of two and as one of three; the end is one process's. Both times the message says how to resume."""
     run = tmp_path / "ranks"
-    for count, lost in ((2, 1), (3, 0)):
-        process = torchrun(count, *options(dataset, run, *["--resume"] * (count == 3), updates=4000))
-        waited_for(run, process)
-        os.kill(ranks_of(process)[lost], signal.SIGKILL)
-        code, _, errors = ended(process)
-        assert code != 0
-        assert "the same command with --resume" in errors
-        assert "exitcode  : 5" in errors
-    alone(*options(dataset, run, "--resume", "--quiet", updates=2500))
-    alone(*options(dataset, tmp_path / "one", "--quiet", updates=2500))
-    np.testing.assert_allclose(curve(run, "loss"), curve(tmp_path / "one", "loss"), rtol=0, atol=1e-3)
-
-
-@pytest.mark.nightly
-def test_a_signal_that_reaches_one_process_alone_is_the_one_that_all_name(dataset: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = torchrun(2, *options(dataset, run, updates=100000))
+    process = torchrun(2, *options(dataset, run, updates=100_000))
     waited_for(run, process)
-    os.kill(ranks_of(process)[1], signal.SIGINT)
-    _, out, errors = ended(process)
-    assert out == ""
-    assert errors.count("stopped by SIGINT after") == 1
-    assert "exitcode  : 130" in errors
-
-
-BREAKS = """import os, pathlib, signal, time, gymnasium
-
-class Breaks(gymnasium.Wrapper):
-    def step(self, action):
-        here, rank = pathlib.Path(__file__).parent, os.environ["RANK"]
-        if rank == "1" and (here / "stopped").exists():
-            raise OSError("the simulator has gone")
-        if rank == "0" and not (here / "stopped").exists():
-            (here / "stopped").touch()
-            os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-        return super().step(action)
-
-def make():
-    return Breaks(gymnasium.make("CartPole-v1"))
-"""
-
-
-@pytest.mark.nightly
-def test_a_stop_saves_all_updates_though_another_process_fails_in_the_same_check(dataset: Path, tmp_path: Path) -> None:
-    (tmp_path / "breaks.py").write_text(BREAKS)
-    run = tmp_path / "run"
-    checks = ["--env", f"python:{tmp_path / 'breaks.py'}:make", "--eval-every", "50", "--eval-episodes", "4"]
-    _, _, errors = ended(torchrun(2, *trained(dataset, run, *checks, "--checkpoint-every", "100000", updates=1000)))
-    assert "the simulator has gone" in errors
-    assert "stopped by SIGINT after 50 updates" in errors
-    assert [json.loads(state.read_text())["update"] for state in run.glob("checkpoints/*/state.json")] == [50]
-
-
-TELLS = """import os, pathlib, signal, time, gymnasium
-
-stopped = pathlib.Path(__file__).parent / "stopped"
-
-class Tells(gymnasium.Wrapper):
-    def step(self, action):
-        if os.environ["RANK"] == "1" and not stopped.exists():
-            stopped.touch()
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep({seconds})
-        return super().step(action)
-
-    def close(self):
-        over = getattr(signal.getsignal(signal.SIGINT), "__name__", "") != "_note"  # StopSignals', while it trains
-        if os.environ["RANK"] == "0" and stopped.exists() and over:
-            stopped.unlink()
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
-        super().close()
-
-def make():
-    return Tells(gymnasium.make("CartPole-v1"))
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seconds", [0, 60])
-def test_a_signal_that_comes_late_to_the_process_that_prints_is_no_second_one(
-    seconds: int, dataset: Path, tmp_path: Path
-) -> None:
-    """It has stopped because the other one did, and closes its environment by then; `seconds`: of a step that hangs before."""
-    (tmp_path / "tells.py").write_text(TELLS.format(seconds=seconds))
-    checks = ["--env", f"python:{tmp_path / 'tells.py'}:make", "--eval-every", "50", "--eval-episodes", "4"]
-    _, _, errors = ended(torchrun(2, *trained(dataset, tmp_path / "run", *checks, updates=1000)))
-    assert "stopped by SIGINT after 50 updates" in errors
-    assert "exitcode  : 130" in errors
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    code, _, errors = ended(process)
+    assert code != 0
+    assert "exitcode  : 5" in errors
+    alone(*options(dataset, run, "--resume", "--quiet", updates=1000))
+    alone(*options(dataset, tmp_path / "one", "--quiet", updates=1000))
+    np.testing.assert_allclose(curve(run, "loss"), curve(tmp_path / "one", "loss"), rtol=0, atol=1e-3)
 
 
 @pytest.mark.integration

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from offline_cli import evaluate
 from offline_cli.errors import OutputExists, StorageError
 from offline_cli.files.locations import Location, open_location
-from offline_cli.training import run_folder, stop_signals
+from offline_cli.training import pace, run_folder
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
@@ -43,7 +43,7 @@ def folder(place: Location) -> RunFolder:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that is quick enough for every checkpoint that is asked for."""
     monkeypatch.setattr(run_folder, "EVERY", 0.0)
-    monkeypatch.setattr(stop_signals, "SHARE", 1e9)
+    monkeypatch.setattr(pace, "SHARE", 1e9)
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

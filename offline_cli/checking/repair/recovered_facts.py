@@ -41,6 +41,7 @@ from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.stop_signals import check
 from offline_cli.tally import Tally
 
 __all__ = ["FACTS", "Examined", "Known", "examine", "what_is_known"]
@@ -249,6 +250,7 @@ def examine(choice: Choice, folder: Survey, known: Known, on_progress: OnProgres
     places = [place for place in choice.shards if place.path in there]
     with Reading(lambda scope: _hashed_and_opened(places, folder.sizes, reader, scope)) as coming:
         for number, place in enumerate(choice.shards):
+            check()
             if place.path not in there:
                 found.broken.append(missing(place))
             else:

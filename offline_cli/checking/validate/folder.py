@@ -35,6 +35,7 @@ from offline_cli.formats.source import Source
 from offline_cli.parquet.shard_hashes import OTHER_SHARD, fingerprint
 from offline_cli.parquet.shards import opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.stop_signals import check
 from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder", "check_leftovers", "told_of"]
@@ -163,6 +164,7 @@ class OwnFolder:
         reader = ShardReader(self.manifest.format, self.manifest.observation_space, self.manifest.action_space)
         hashed, total = 0, sum(shard.bytes for shard in self.manifest.shards)
         for shard in self.manifest.shards:
+            check()
             place = self.location.join(shard.path)
             if self._is_whole(shard, place, findings) and self._has_columns(reader, place, findings):
                 self.readable.append(place)

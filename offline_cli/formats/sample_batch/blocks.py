@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.engines.processes import helpers, mapped
+from offline_cli.engines.mapped import helpers, mapped
 from offline_cli.errors import BadData
 from offline_cli.formats.sample_batch.files import Line, LineGroup, grouped
 from offline_cli.formats.sample_batch.groups import GroupReader, GroupRows
@@ -163,7 +163,7 @@ class SampleBatchSource(FileSource):
     """
 
     format: ClassVar = "sample-batch"
-    processes: int = 0  # that read lines, beside this one
+    processes: int = 0  # that read lines; 0: this one does
 
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`. JSON has neither tuples nor dtypes: they are those of the spaces, where these are known."""
@@ -236,12 +236,8 @@ class SampleBatchSource(FileSource):
                 yield group.lines
 
         with held:
-            for rows in held.enter(mapped(reader.read, lines(), workers=self.processes, size=_nbytes)):
+            for rows in held.enter(mapped(reader.read, lines(), workers=self.processes)):
                 yield waiting.popleft(), rows
-
-
-def _nbytes(lines: list[Line]) -> int:
-    return sum(len(line.data) for line in lines)
 
 
 def _ended(together: Sequence[PolicyRows]) -> int:

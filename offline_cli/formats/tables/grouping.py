@@ -29,6 +29,7 @@ from offline_cli.formats.tables.key_runs import KeyRuns, NumberedRows, put_toget
 from offline_cli.formats.tables.temp_runs import TempBlocks, TempRuns, sorted_pieces
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.scopes import Scope, part_of
+from offline_cli.stop_signals import check
 
 __all__ = ["Chunks", "grouped"]
 
@@ -199,6 +200,7 @@ def _spill(reading: Iterable[NumberedRows], spilled: TempRuns, size: int) -> Non
 def _reported(reading: Iterable[NumberedRows], on_progress: OnProgress) -> Iterator[NumberedRows]:
     done = 0
     for rows in reading:
+        check()
         yield rows
         done += len(rows.keys)
         on_progress(Progress("sorting", done, None, "rows"))
