@@ -49,10 +49,3 @@ def test_writing_with_keys_that_are_wrong_leaves_nothing(case: str, s3_server: C
     assert (code, told["error"]["code"]) == (5, "storage-error"), told
     assert what in told["error"]["what"]
     assert not s3_server.client(skip_instance_cache=True).find(bucket)
-
-
-def test_the_right_keys_are_taken(s3_server: Cloud, call: Call) -> None:
-    out = f"{s3_server.bucket()}/D"
-    command = ("record", "CartPole-v1", "--policy", "random", "--episodes", "2", "--num-env-runners", "0")
-    assert call(*command, "--out", out, *words(s3_server, RIGHT))[0] == 0
-    assert call("inspect", out, *words(s3_server, RIGHT), "--expect", "episodes=2")[0] == 0

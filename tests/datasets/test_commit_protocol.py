@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from offline_cli import repair
@@ -101,19 +100,6 @@ class TestEarlyEnds:
             writer.quarantine([Reject("a", "bad-data", "x", b"")])
             raise Crash
         assert not place.exists()
-
-    def test_a_failure_later_keeps_the_note_and_the_complete_shards_alone(
-        self, place: Location, format: str, make_batch: Make, writer_for: WriterFor, paths_of: Paths
-    ) -> None:
-        with pytest.raises(KeyboardInterrupt), writer_for(place, format=format, max_rows_per_file=2) as writer:
-            writer.write(make_batch((1, 1, 1, 1, 1)))
-            raise KeyboardInterrupt
-        kinds = [path.partition("/")[0] for path in paths_of(place)]
-        assert kinds == ["_writing.json", "data", "data"]
-        for file in place.join("data").files():
-            assert pq.read_metadata(file.open()).num_rows == 2
-        with pytest.raises(Uncommitted):
-            Dataset.open(place)
 
     @pytest.mark.parametrize(
         ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, shard_writing.BUFFER) for nth in (0, 1))]
@@ -258,13 +244,6 @@ class TestOverwrite:
         with pytest.raises(OutputExists, match="holds no dataset") as caught:
             write_dataset(place, make_batch(), overwrite=True)
         assert caught.value.exit_code == 2
-        assert snapshot(place) == before
-
-    def test_foreign_files_in_data_are_never_removed(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        put(place.join("data/part-0.parquet"))
-        before = snapshot(place)
-        with pytest.raises(OutputExists, match=r"part-0\.parquet"):
-            write_dataset(place, make_batch(), overwrite=True)
         assert snapshot(place) == before
 
 

@@ -15,9 +15,6 @@ from offline_cli import EpisodeBatch, open_dataset, write_dataset
 from offline_cli.errors import BadData, UsageError
 
 Make = Callable[..., EpisodeBatch]
-NESTED = spaces.Dict(
-    {"camera": spaces.Box(0, 255, (2, 3, 4), np.uint8), "pair": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])}
-)
 
 
 def test_steps_have_the_columns_of_the_format_and_the_values_of_the_batches(
@@ -75,17 +72,6 @@ def test_infos_are_json_where_one_is_not_empty(make_batch: Make, tmp_path: Path,
     write_dataset(make_batch((2, 1), infos=infos), tmp_path / "D", format=format)
     frame = open_dataset(tmp_path / "D").to_polars()
     assert frame.select("infos", "reset_infos").rows() == [('{"x":1}', None), (None, None), (None, None)]
-
-
-def test_nested_spaces_are_structs_and_arrays_of_several_axes(make_batch: Make, tmp_path: Path, format: Any) -> None:
-    batch = make_batch((3, 2), observation_space=NESTED)
-    write_dataset(batch, tmp_path / "D", format=format)
-    frame = open_dataset(tmp_path / "D").to_polars()
-    assert frame.schema["obs"].to_python() is dict
-    camera = frame["obs"].struct.field("camera")
-    assert camera.dtype == pl.Array(pl.UInt8, (2, 3, 4))
-    np.testing.assert_array_equal(camera.to_numpy(), batch.acted_obs()["camera"])
-    assert frame["obs"].struct.field("pair").struct.field("0").to_list() == batch.acted_obs()["pair"][0].tolist()
 
 
 def test_no_episodes_are_no_rows_and_unknown_spaces_an_error(write_nothing: Callable[..., Any], tmp_path: Path) -> None:

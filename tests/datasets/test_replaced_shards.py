@@ -64,15 +64,6 @@ class TestNames:
             assert len(paths - seen) == 2
             seen |= paths
 
-    def test_a_fresh_folder_gets_the_names_that_the_same_command_gave_elsewhere(
-        self, place: Location, rewrite: Callable[..., Manifest], make_batch: Make, write_dataset: Write, format: str
-    ) -> None:
-        first = rewrite(0)
-        batches = [make_batch((2,), first_id=number) for number in range(EPISODES)]
-        rows = 1 if format == "episodes" else 2
-        again = write_dataset(place.join("..", "E"), *batches, format=format, max_rows_per_file=rows)
-        assert again.shards == first.shards
-
 
 class TestReaders:
     """Of a manifest that was read before."""

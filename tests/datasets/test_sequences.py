@@ -75,15 +75,6 @@ def test_what_chooses_no_episode_is_an_error(shards: Dataset) -> None:
             shards[which]
 
 
-def test_iteration_gives_every_episode_twice_in_a_row_and_from_two_iterators_at_once(
-    shards: Dataset, whole: EpisodeBatch
-) -> None:
-    for _ in range(2):
-        assert [episode.id_ for episode in shards] == list(whole.ids)
-    pairs = zip(shards, shards, strict=True)
-    assert [(one.id_, other.id_) for one, other in pairs] == [(id_, id_) for id_ in whole.ids]
-
-
 def test_a_pickled_dataset_reads_the_same_and_travels_light(shards: Dataset, whole: EpisodeBatch) -> None:
     assert shards[3].id_ == whole.ids[3]
     sent = pickle.dumps(shards)
@@ -91,14 +82,6 @@ def test_a_pickled_dataset_reads_the_same_and_travels_light(shards: Dataset, who
     again = pickle.loads(sent)
     assert again.shards == shards.shards
     assert [again[number].id_ for number in (9, 0)] == [whole.ids[9], whole.ids[0]]
-
-
-def test_a_dataset_without_episodes_has_none(write_dataset: Write, tmp_path: Path, format: str) -> None:
-    write_dataset(open_location(tmp_path / "D"), format=format)
-    dataset = open_dataset(tmp_path / "D")
-    assert (len(dataset), list(dataset), len(dataset[:])) == (0, [], 0)
-    with pytest.raises(IndexError):
-        dataset[0]
 
 
 def test_a_shard_that_holds_other_episodes_than_its_manifest_says_is_refused(
