@@ -45,9 +45,6 @@ def traced(*given: Any, **named: Any) -> PipelineTraced:
     return found
 
 
-# ---- show ----
-
-
 def test_pieces_are_shown_with_spaces_and_columns_though_all_shards_are_gone(
     episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline
 ) -> None:
@@ -116,9 +113,6 @@ def test_a_piece_that_cannot_take_invented_episodes_is_named_and_spaces_are_show
     assert found.pieces[1].columns_before == found.pieces[0].columns
     assert [piece.columns for piece in found.pieces[1:]] == [None] * 7
     assert describe(found.pieces[-1].observation_space) == "Box(8, float32)"
-
-
-# ---- trace ----
 
 
 def test_a_trace_tells_what_the_batch_holds_after_each_piece(

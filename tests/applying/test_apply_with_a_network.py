@@ -125,9 +125,6 @@ def test_a_memory_of_the_recording_is_in_the_states(
     np.testing.assert_array_equal(state[1], outs["h"][2])  # the second sequence begins with two steps that lead in
 
 
-# ---- what does not go ----
-
-
 def test_values_of_a_run_that_has_none_are_refused_by_name(
     data: str, plain: str, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:

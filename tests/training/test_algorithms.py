@@ -183,9 +183,6 @@ def test_one_loss_of_several_that_is_no_number_ends_training_and_the_last_checkp
     assert (update, int(kept.name)) in {(14, 10), (28, 20), (30, 20)}
 
 
-# ---- columns, and what makes them ----
-
-
 class Guess(ConnectorV2):
     """`guess` (N,): how likely the module finds the recorded actions."""
 

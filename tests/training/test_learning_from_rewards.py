@@ -89,9 +89,6 @@ def data(write_dataset: Write, make_batch: Make) -> Path:
     return write_dataset(make_batch(continuous=True), action_scale="env")
 
 
-# ---- the formulas ----
-
-
 def test_discrete_iql_is_what_its_formulas_say() -> None:
     """Against numpy, written down from Kostrikov et al. 2021, equations 5 to 7, with an expectile of 0.9."""
     made, batch = learner("iql", spaces.Discrete(3), expectile=0.9, temperature=2.0, max_weight=0.8), steps(spaces.Discrete(3))
@@ -155,9 +152,6 @@ def test_targets_of_rebrac_lose_by_the_distance_from_the_next_recorded_action(op
     torch.testing.assert_close(found[0] - found[1], discount * 0.4 * far)
 
 
-# ---- runs ----
-
-
 def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     """The policy's bytes, and all rows of metrics without what the clock says."""
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -201,9 +195,6 @@ def test_mistakes_in_options_are_all_named(data: Path, tmp_path: Path, name: str
         train_bc(data, tmp_path / "run", config=config(tmp_path, name, **wrong))
     problems = " ".join(caught.value.details["problems"])
     assert [key for key in wrong if f"algorithm.{key}" not in problems] == []
-
-
-# ---- what comes after a step ----
 
 
 def held_of(data: Path, folder: Path, *, streaming: bool = False, pieces: str = "") -> dict[str, Any]:

@@ -67,9 +67,6 @@ def stepper(data: TrainingData, batch_size: int) -> StepLoader:
     return StepLoader(data.train, batch_size=batch_size, seed=0, device=CPU, before=data.learner.before_sequences())
 
 
-# ---- batches ----
-
-
 @pytest.mark.parametrize(("burn_in", "streaming"), [(0, True), (3, False), (9, True)])
 def test_an_epoch_learns_from_every_step_once(
     write_dataset: Write, config: Callable[..., Path], episodes: EpisodeBatch, burn_in: int, streaming: bool
@@ -153,9 +150,6 @@ def test_states_of_a_recording_are_not_those_of_the_network_that_learns(
     assert loader.batch["state_in"]["h"].shape[1:] == (1, 8)
 
 
-# ---- runs ----
-
-
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 def test_a_run_with_a_memory_is_trained_evaluated_recorded_and_acts(
     memory: str, make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path, told: Any
@@ -187,9 +181,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     train_bc(data, tmp_path / "parts", updates=40, resume=True, **options)
     whole, parts = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
-
-
-# ---- with values ----
 
 
 def marwil(config: Callable[..., Path], tmp_path: Path, **options: Any) -> Path:
@@ -224,9 +215,6 @@ def test_value_targets_of_sequences_are_those_of_whole_episodes(
         for step in reversed(range(len(episode))):
             sum_ = rewards[step] + 0.9 * values[step + 1] - values[step] + 0.9 * lambda_ * sum_
             assert found[tuple(seen[step].tolist())] == pytest.approx(sum_ + values[step], rel=1e-4, abs=1e-4)
-
-
-# ---- what is refused ----
 
 
 @pytest.mark.parametrize("algorithm", ["iql", "td3-bc"])

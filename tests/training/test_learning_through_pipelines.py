@@ -66,9 +66,6 @@ def rows_of(batch: EpisodeBatch, chosen: Any) -> np.ndarray[Any, Any]:
     return np.concatenate([np.asarray(episode.get_observations(slice(0, len(episode)))) for episode in batch.select(chosen)])
 
 
-# ---- what is learned from ----
-
-
 def test_what_a_filter_learns_it_learns_from_episodes_that_are_not_held_out(
     write_dataset: Write, make_batch: Make, pipeline: Any
 ) -> None:
@@ -96,9 +93,6 @@ def test_rows_that_a_pipeline_masks_are_neither_learned_from_nor_measured_on(wri
         assert torch.equal(columns_in(longer.val)[column], columns_in(plain.val)[column])
 
 
-# ---- what a run keeps ----
-
-
 def test_a_run_keeps_the_document_and_exactly_what_its_pieces_learned(
     write_dataset: Write, config: Path, pipeline: Any, tmp_path: Path
 ) -> None:
@@ -122,9 +116,6 @@ def test_a_run_that_replaces_one_leaves_nothing_of_its_pieces(
     train_bc(recorded, tmp_path / "run", config=config, updates=2, pipeline=pipeline())
     train_bc(recorded, tmp_path / "run", config=config, updates=2, overwrite=True)
     assert not (tmp_path / "run" / "connectors.msgpack").exists()
-
-
-# ---- refusals ----
 
 
 @pytest.fixture
@@ -167,9 +158,6 @@ def test_a_piece_that_raises_on_the_data_is_named(write_dataset: Write, pipeline
     with pytest.raises(BadPiece, match="piece LearnerRaises raised ZeroDivisionError: no rewards") as caught:
         train_bc(write_dataset(), tmp_path / "run", pipeline=pipeline('[[pieces]]\nuse = "odd_pieces:LearnerRaises"\n'))
     assert "episode-0-" in caught.value.where
-
-
-# ---- resuming ----
 
 
 OPTIONS: dict[str, Any] = {"updates": 60, "val_fraction": 0.25, "eval_every": 20, "env": "Sign-v0", "eval_episodes": 2}

@@ -69,9 +69,6 @@ def bits(state: Any) -> str:
     return repr(sorted(state.items()))
 
 
-# ---- the same numbers ----
-
-
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pieces=st.sampled_from(PIPELINES),
@@ -150,9 +147,6 @@ def test_a_run_its_checks_evaluate_and_load_policy_play_by_what_was_learned_and_
         policy.act(np.full(3, 1000.0, np.float32))
     assert [int(policy.act(np.full(3, value, np.float32))) for value in (0.5, -0.2, 0.1)] == first
     assert (tmp_path / "memory" / "connectors.msgpack").read_bytes() == kept
-
-
-# ---- refused by name ----
 
 
 @pytest.mark.parametrize("way", ["memory", "streaming", "apply"])

@@ -165,9 +165,6 @@ def test_its_piece_goes_into_a_pipeline_and_beside_the_environment_nothing_is_im
     assert record("Sign-v0", out, policy=str(tmp_path / "run"), episodes=2, plugins=[PACKAGE]).episodes == 2
 
 
-# ---- what is wrong ----
-
-
 def test_all_mistakes_of_the_tables_are_reported_together_by_key(write_dataset: Write, tmp_path: Path, call: Call) -> None:
     (tmp_path / "c.toml").write_text(
         'lr = 0\nhidden = [3]\n[algorithm]\nname = "valued_cloning"\ntau = 2\ngama = 0.9\n'

@@ -129,9 +129,6 @@ def run(data: Path, code: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-# ---- what it may be ----
-
-
 @pytest.mark.parametrize("name", ["build", "Features", "InSetup", "Kind"])
 def test_a_function_and_classes_of_each_kind_learn(data: Path, tmp_path: Path, told: Told, name: str) -> None:
     words = ["train-bc", data, "--out", tmp_path / "run", "--network", f"python:own_net:{name}", "--lr", 0.03]
@@ -171,9 +168,6 @@ def test_a_module_in_rllibs_manner_with_a_memory_learns_from_sequences_and_plays
 )
 def test_action_inputs_is_the_width_that_the_distribution_takes(space: spaces.Space[Any]) -> None:
     assert action_inputs(space) == build_head(space, action_scale="env").size
-
-
-# ---- its name, and its options ----
 
 
 # ---- what a run folder does not get to choose ----
@@ -225,9 +219,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes_and_nothing_of_it_is_pi
     train_bc(data, parts, **{**same, "updates": 17})
     train_bc(data, parts, resume=True, updates=24, network=BUILD)
     assert (parts / "policy.safetensors").read_bytes() == whole["policy.safetensors"]
-
-
-# ---- mistakes of its author ----
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,6 @@ def last_checkpoint(run: Path) -> dict[str, Any]:
     return load(file.read_bytes())
 
 
-# ---- the moving average ----
-
-
 def test_what_is_checked_is_the_moving_average_and_what_is_stepped_comes_back() -> None:
     module, batch = made()
     update = Update(cloning_learner(module), batch, lr=1e-2, ema=0.9)
@@ -99,9 +96,6 @@ def test_the_policy_of_a_run_is_the_average_and_checkpoints_hold_both(data: Path
         assert not torch.equal(found[f"stepped.{name}"], tensor)
     module = load_policy(run).module
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in weights_in(run).items())
-
-
-# ---- dropout and layer norm ----
 
 
 def test_dropout_acts_where_a_gradient_is_computed_and_nowhere_else() -> None:
@@ -129,9 +123,6 @@ def test_a_policy_with_layer_norm_is_read_back_as_it_was_trained(data: Path, tmp
     module: Any = load_policy(run).module
     assert any(isinstance(part, nn.LayerNorm) for part in module.modules())
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in weights_in(run).items())
-
-
-# ---- limits of the spread ----
 
 
 @pytest.mark.parametrize(
@@ -165,9 +156,6 @@ def test_limits_that_limit_nothing_are_refused(
         run_of(data, tmp_path / "run", algorithm=algorithm, **asked)
     assert getattr(caught.value, "exit_code", None) in (2, 4)
     assert not (tmp_path / "run").exists()
-
-
-# ---- runs ----
 
 
 @pytest.mark.parametrize(("algorithm", "streaming"), [("bc", True), ("td3-bc", False)])

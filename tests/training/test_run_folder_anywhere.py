@@ -107,9 +107,6 @@ def test_it_is_replaced_by_overwrite_and_never_without_it(write_dataset: Write, 
     assert names(place) == [name.replace("000000020", "000000003") for name in before]
 
 
-# ---- a kill at any moment ----
-
-
 class Killed(BaseException):
     """Not an Exception, so that nothing in between catches it, as nothing catches a kill."""
 
@@ -153,9 +150,6 @@ def test_dying_inside_a_save_leaves_the_checkpoint_before_or_after_it(
         folder.save_checkpoint(TrainState(update=5), tensors(1.0))
         assert len(place.join("checkpoints").children()) == 1
     assert outcomes == {True, False}
-
-
-# ---- how often ----
 
 
 # ---- a storage that fails ----

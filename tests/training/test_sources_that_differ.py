@@ -101,9 +101,6 @@ def test_a_mask_is_used_so_the_source_without_one_is_named(
     assert str(masked) not in caught.value.where
 
 
-# ---- pieces ----
-
-
 class Weighted(ConnectorV2):
     """Looks at the extra model output `vf` of every episode."""
 

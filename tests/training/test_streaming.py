@@ -78,9 +78,6 @@ def readers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("step-reader")]
 
 
-# ---- the same steps ----
-
-
 def test_streaming_learns_from_the_steps_of_a_run_in_memory_and_holds_out_the_same(write_dataset: Write) -> None:
     data = write_dataset()
     with loaded(data, val_fraction=0.25) as whole, loaded(data, val_fraction=0.25, streaming=True) as streamed:
@@ -108,9 +105,6 @@ def test_a_filter_learns_what_it_learns_in_memory_and_so_does_one_after_it(write
         assert streamed.trained is not None
         assert str(streamed.trained.state) == str(whole.trained.state)
         assert rows(streamed.val) == rows(whole.val)
-
-
-# ---- resuming ----
 
 
 # ---- what cannot stream ----
@@ -152,9 +146,6 @@ def test_a_source_that_changes_between_two_readings_is_refused(write_dataset: Wr
     with pytest.raises(BadData, match="11 episodes, and 12 before"), loaded(write_dataset(), streaming=True, val_fraction=0.25):
         pass
     assert not readers()
-
-
-# ---- disk and memory ----
 
 
 def test_nothing_is_left_in_the_temporary_folder_and_nothing_is_seen_there(

@@ -159,9 +159,6 @@ def test_a_return_out_of_reach_is_exit_7_and_the_best_policy_is_kept(
     assert evaluate(tmp_path / "run", env="Sign-v0", episodes=10).episodes == 10
 
 
-# ---- refusals ----
-
-
 def test_an_environment_that_does_not_fit_is_refused(write_dataset: Write, tmp_path: Path) -> None:
     with pytest.raises(SpaceMismatch) as caught:
         train_bc(write_dataset(), tmp_path / "run", env="CartPole-v1", updates=1)

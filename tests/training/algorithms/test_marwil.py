@@ -279,9 +279,6 @@ def test_it_learns_through_pieces_that_learn_and_is_validated_and_played_with_th
     assert found.losses.keys() == {"policy", "vf"}
 
 
-# ---- losses that are no numbers ----
-
-
 def test_rewards_too_large_for_the_norm_end_with_exit_7_and_the_option_that_helps(
     make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
 ) -> None:
