@@ -154,6 +154,7 @@ MALFORMED: dict[str, bytes] = {
     "shape whose product overflows to its size": observed(shape=[1 << 62, 4, 3]),
     "shape of a hundred axes": observed(shape=[1] * 100, data=bytes(4)),
     "shape larger than its bytes": observed(shape=[4]),
+    "bytes more than the shape": observed(data=bytes(16)),
     "empty axis beside a huge one": observed(shape=[0, 1 << 62], data=b""),
     "width that numpy does not know": observed(type="<f3", shape=[4]),
     "characters out of range": observed(type="<U1", data=b"\xff" * 12),
