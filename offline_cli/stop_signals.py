@@ -1,7 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP set a flag that every long loop looks at; a second signal ends the process at once.
 
 A loop that saves its work asks `requested()` between two steps. Any other calls `check()` there, which raises StopRequested.
-Nothing is interrupted in the middle of a step; code that never returns is ended by the second signal.
 """
 
 from __future__ import annotations
