@@ -22,6 +22,7 @@ from offline_cli.connectors import (
     learner_pipeline,
 )
 from offline_cli.connectors.connector_v2 import Batch
+from offline_cli.connectors.learner.added_columns import AddNextActionsFromEpisodesToTrainBatch
 from offline_cli.connectors.learner.returns import discounted, factors
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, EpisodeKeyError
@@ -92,6 +93,12 @@ def test_rewards_are_limited_and_the_episodes_keep_their_own() -> None:
 
 
 # ---- returns ----
+
+
+def test_the_action_after_the_last_step_is_its_own_again() -> None:
+    batch = AddNextActionsFromEpisodesToTrainBatch()(batch={}, episodes=batch_of(3, 1, 2))
+    assert batch["next_actions"].tolist() == [1, 2, 2, 3, 0, 0]
+    assert batch["is_followed"].tolist() == [True, True, False, False, True, False]
 
 
 def test_returns_to_go_end_with_each_episode() -> None:
