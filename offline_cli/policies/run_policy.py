@@ -237,6 +237,7 @@ def _trained(
     told = description.get("pipeline")
     check_learned(learned, told)
     assert learned is not None
+    assert told is not None
     state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
     return PipelineSpec.from_json(told, state, where=f"{where}/{POLICY}", plugins=plugins)
 

@@ -87,7 +87,7 @@ class Stepped:
         told = torch.stack([*(losses[name].detach() for name in self.sums), stop])
         exchanged = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told.to(gradients[0].dtype)])
         self.ranks.sum_(exchanged)
-        *parts, self._told = exchanged.split([*(gradient.numel() for gradient in gradients), len(told)])
+        *parts, self._told = torch.split(exchanged, [*(gradient.numel() for gradient in gradients), len(told)])
         for owner, part in zip(owners, parts, strict=True):
             owner.grad = part.view_as(owner)
         return dict(zip(self.sums, self._told.unbind(), strict=False))
