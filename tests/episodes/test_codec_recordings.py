@@ -166,3 +166,11 @@ def test_nested_lists_of_rllib_2_40_are_read_as_arrays() -> None:
     batch = read([packed(state)])
     assert_same_tree(batch.obs, data)
     assert_same_tree(decode(packed(state), where="test").get_observations(), data)
+
+
+def test_rewards_of_any_number_are_float64() -> None:
+    for rewards in ([np.float32(0.5), np.float32(1.5)], [1, 2]):
+        assert read([packed(state_of(rewards=rewards))]).rewards.dtype == np.float64
+    state = state_of()
+    state["rewards"] = {"data": np.ones(2, np.float32), "lookback": 0, "finalized": True, "space": None}
+    assert read([packed(state)]).rewards.dtype == np.float64
