@@ -194,6 +194,13 @@ def test_observations_that_stand_still_are_no_missing_ones() -> None:
     assert dict(stitcher.tally.assumptions) == {"broken-chain": 1, "missing-final-observation": 1}
 
 
+def test_the_clock_of_a_joined_episode_runs_from_its_first_piece_to_its_last() -> None:
+    first, last = fragment("a", 0, 1), fragment("a", 1, 1, end="terminated")
+    whole, _ = stitch(replace(first, clock=np.array([[1.0, 2.0]])), replace(last, clock=np.array([[3.0, 4.0]])))
+    assert whole[0].clock is not None
+    assert whole[0].clock.tolist() == [[1.0, 4.0]]
+
+
 def test_infos_at_a_joint_keep_what_the_step_before_said() -> None:
     parts = [fragment("a", 0, 1), fragment("a", 1, 1, end="terminated")]
     object.__setattr__(parts[0], "infos", [{"reset": 1}, {"step": 1}])

@@ -15,6 +15,8 @@ from gymnasium import spaces as gym_spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import decode, decode_batch, encode_batch
+from offline_cli.episodes.codec.batch_decoder import batch_of_state
+from offline_cli.episodes.codec.states import unpack_state
 from offline_cli.spaces import space_to_rllib
 from offline_cli.tally import Rejects, Tally
 from offline_cli.testing import assert_same_batch, assert_same_tree
@@ -166,3 +168,19 @@ def test_nested_lists_of_rllib_2_40_are_read_as_arrays() -> None:
     batch = read([packed(state)])
     assert_same_tree(batch.obs, data)
     assert_same_tree(decode(packed(state), where="test").get_observations(), data)
+
+
+def test_rewards_of_any_number_are_float64() -> None:
+    for rewards in ([np.float32(0.5), np.float32(1.5)], [1, 2]):
+        assert read([packed(state_of(rewards=rewards))]).rewards.dtype == np.float64
+    state = state_of()
+    state["rewards"] = {"data": np.ones(2, np.float32), "lookback": 0, "finalized": True, "space": None}
+    assert read([packed(state)]).rewards.dtype == np.float64
+
+
+def test_infos_before_the_first_step_are_left_out() -> None:
+    state = state_of(infos=[{"n": 0}, {"n": 1}, {"n": 2}], observations=[np.zeros(2), *[np.ones(2, np.float32)] * 2], t=1)
+    for name in ("observations", "actions", "rewards", "infos"):
+        state[name]["lookback"] = 1
+    alone = batch_of_state(unpack_state(packed(state), where="test"), where="test", tally=Tally())
+    assert alone.infos == read([packed(state)]).infos == [{"n": 1}, {"n": 2}]

@@ -99,13 +99,14 @@ def test_a_new_batch_begins_where_the_structure_changes() -> None:
 
 
 def test_lookback_buffers_are_left_out_of_batches() -> None:
-    [first, _] = list(batch_of())
+    [first, _] = list(batch_of(infos=[{"n": n} for n in range(7)]))
     chunk = first.slice(slice(1, 2), len_lookback_buffer=1)
     [again] = read_all([encode(chunk)])
     assert again.num_steps == 1
     assert again.t_started is not None
     assert again.t_started.tolist() == [1]
     np.testing.assert_array_equal(again.obs, batch_of().obs[1:3])
+    assert again.infos == [{"n": 1}, {"n": 2}]
 
 
 @pytest.mark.parametrize("name", ["\ud800", "x" * (1 << 16)])
