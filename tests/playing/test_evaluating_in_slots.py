@@ -31,14 +31,14 @@ def test_the_same_call_gives_the_same_figures(env: str, episodes: int, run_folde
 
 @pytest.mark.integration
 def test_workers_share_the_episodes_of_a_policy_between_pieces(
-    run_through_pieces: Callable[..., str], pipeline_file: Callable[..., str]
+    run_through_pieces: Callable[..., str], run_folder: Callable[..., Path], pipeline_file: Callable[..., str]
 ) -> None:
     run = run_through_pieces(FILTER, env=ENV)
     here, there = figures(run, episodes=20, num_envs=3), figures(run, episodes=20, num_envs=3, num_env_runners=2)
     assert here == there
     dying = pipeline_file({"use": "recording_pieces:Dying"}, kind="env_to_module")
     with pytest.raises(BadData) as raised:
-        evaluate("random", env=ENV, episodes=40, num_env_runners=1, env_to_module=dying, device="cpu")
+        evaluate(run_folder(ENV), env=ENV, episodes=40, num_env_runners=1, env_to_module=dying, device="cpu")
     assert raised.value.exit_code == 3
     with pytest.raises(BadData) as raised:
         evaluate(run, env="python:recording_envs:exits", episodes=40, num_env_runners=2, device="cpu")
