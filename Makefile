@@ -64,7 +64,6 @@ format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 	$(BIN)/ruff check --fix .
 
 fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see docs/fuzzing.md).
-	-$(PIP) --only-binary atheris atheris
 	OFFLINE_CLI_EXAMPLES=2000 $(BIN)/python -m pytest -q -m nightly tests/sizes/test_written_is_read.py
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 

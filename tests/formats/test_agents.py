@@ -46,11 +46,6 @@ def test_each_agent_has_an_episode_of_its_own(with_t: bool, interleaved: bool, t
     assert batch.returns.tolist() == [3.0, 6.0]
 
 
-def test_modules_tell_episodes_apart_as_agents_do(tmp_path: Path) -> None:
-    one, two = (pa.table(steps("e", None, value, module_id=[name] * 3)) for name, value in (("p", 1.0), ("q", 2.0)))
-    assert read(tmp_path, pa.concat_tables([one, two])).ids == ("e-p-default_agent", "e-q-default_agent")
-
-
 def test_ids_that_agents_do_not_share_stay_as_they_are(tmp_path: Path) -> None:
     batch = read(tmp_path, steps("a", "x", 1.0), steps("b", "y", 2.0))
     assert (batch.ids, batch.agent_ids, batch.multi_agent_ids) == (("a", "b"), ("x", "y"), None)

@@ -18,8 +18,7 @@ import pytest
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.errors import BadData, BadMapping, MissingPackage
-from offline_cli.formats.tables.images import MOST_BYTES, cut_by_images, header_of, image_counts, images_in, why_no_image
-from offline_cli.formats.tables.mapping import mapping_mistakes
+from offline_cli.formats.tables.images import MOST_BYTES, image_counts, images_in, why_no_image
 
 cv2 = pytest.importorskip("cv2", reason="OpenCV comes with the extra [images]")
 
@@ -120,27 +119,6 @@ def test_nothing_is_decoded_that_declares_more_than_the_bound(monkeypatch: pytes
     assert values.nbytes == 0
 
 
-def test_rows_are_cut_by_the_bytes_that_their_images_declare() -> None:
-    from offline_cli.formats.tables.files import RawChunk
-
-    cells = [png(10, 10)] * 7 + [png(60_000, 60_000)] + [png(40, 40)] + [None]
-    chunk = RawChunk(pa.table({"camera": pa.array(cells, pa.binary())}), np.arange(10), 5, ())
-    parts = [part for _, part in cut_by_images([(0, chunk)], ["camera"], 1000)]
-    assert [part.rows.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7], [8], [9]]
-    assert sum(part.nbytes for part in parts) == 5
-
-
-def test_the_header_of_a_jpeg_is_found_behind_other_segments() -> None:
-    whole = encoded(PIXELS[0], ".jpg")
-    behind = whole[:2] + b"\xff\xe1" + (2 + 300).to_bytes(2, "big") + bytes(300) + whole[2:]
-    for cell in (whole, behind):
-        found = header_of(cell)
-        assert found is not None
-        assert (found.is_jpeg, found.height, found.width, found.bits) == (True, 5, 4, 8)
-    assert header_of(whole[:20]) is None
-    assert header_of(b"\xff\xd8\xff" + b"\xff" * 1000) is None
-
-
 def test_alpha_that_is_left_out_is_counted() -> None:
     clear = np.concatenate([PIXELS[0], PIXELS[0][..., :1]], -1)
     column = pa.chunked_array([pa.array([encoded(clear), encoded(PIXELS[0])], pa.binary())])
@@ -156,19 +134,6 @@ def test_without_the_package_the_extra_is_named(
     with pytest.raises(MissingPackage) as caught:
         convert(table([encoded(one) for one in PIXELS]), tmp_path / "out", mapping=MAPPING, action_scale="env")
     assert (caught.value.exit_code, caught.value.fix) == (6, "pip install 'offline-cli[images]'")
-
-
-def test_mistakes_of_a_mapping_are_named() -> None:
-    columns = {"eps_id": "e", "obs": ["x", "y"], "actions": "a"}
-    found = mapping_mistakes({"columns": columns, "images": {"z": "rgb", "e": "rgb", "x": "gray"}})
-    assert [text.split(" ", 3)[2] for text in found] == ["'z'", "'e'", "'x'"]
-    assert mapping_mistakes({"columns": columns, "images": {"a": "bgr"}})
-
-
-def test_a_column_of_text_is_no_column_of_images(table: Callable[..., Path], tmp_path: Path) -> None:
-    source = table([b""] * 6, pa.array(["iVBORw0KGgo="] * 6))
-    with pytest.raises(BadMapping, match=r"one of \[images\], and holds string"):
-        convert(source, tmp_path / "out", mapping=MAPPING, action_scale="env")
 
 
 def proposed(path: Path) -> dict[str, Any]:
@@ -190,31 +155,3 @@ def test_cells_that_begin_as_png_or_jpeg_are_proposed_as_images(
     assert mapping["columns"] == {"eps_id": "ride", "obs": "camera", "actions": "a"}
     assert mapping["images"] == {"camera": kind}
     assert convert(source, tmp_path / "out", mapping=mapping).steps == 6
-
-
-def test_images_beside_numbers_are_proposed_as_parts_of_the_observation(tmp_path: Path) -> None:
-    cells = [encoded(one) for one in PIXELS]
-    columns = {"ride": ["x"] * 3 + ["y"] * 3, "speed": [0.5, 1.5, -0.5] * 2, "turn": [0.1, -0.2, 0.3] * 2, "a": [0, 1] * 3}
-    structs = [{"bytes": cell, "path": "x.png"} for cell in cells]
-    table = pa.table(
-        {**columns, "camera": pa.array(cells, pa.binary()), "wrist": structs, "next_camera": cells[1:] + cells[:1]}
-    )
-    pq.write_table(table, tmp_path / "t.parquet")
-    mapping = proposed(tmp_path / "t.parquet")
-    observed = {"obs.camera": "camera", "obs.wrist": "wrist.bytes", "obs.state": ["speed", "turn"]}
-    assert mapping["columns"] == {"eps_id": "ride", "actions": "a"} | observed  # and no new_obs, which has one camera
-    assert mapping["images"] == {"camera": "rgb", "wrist.bytes": "rgb"}
-    result = convert(tmp_path / "t.parquet", tmp_path / "out", mapping=mapping)
-    assert result.steps == 6
-
-
-def test_images_that_would_be_refused_are_left_out_of_the_proposal_with_the_reason(table: Callable[..., Path]) -> None:
-    with pytest.raises(BadMapping) as caught:
-        convert(table([png(4, 4, bits=16)] * 6), "never")
-    assert '# left out: "camera": an image of 16 bits a channel, and at most 8 are read' in caught.value.fix
-
-
-def test_bytes_that_are_named_for_numbers_are_refused_with_the_line_for_images(table: Callable[..., Path]) -> None:
-    mapping = {"columns": MAPPING["columns"]}
-    with pytest.raises(BadMapping, match=r'holds binary, not numbers; if these are PNG or JPEG: \[images\] camera = "rgb"'):
-        convert(table([encoded(one) for one in PIXELS]), "never", mapping=mapping)

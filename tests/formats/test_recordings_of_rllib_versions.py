@@ -8,19 +8,22 @@ import numpy as np
 import pytest
 from rllib_versions import FIRST, VERSIONS, counts, unpacked
 
-from offline_cli import convert, inspect, validate
+from offline_cli import convert, validate
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 
 RECORDINGS = ("episodes", "columns", "packed_columns", "fragments", "pendulum_columns")
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+PAIRS = [(version, name) for i, version in enumerate(VERSIONS) for j, name in enumerate(RECORDINGS) if (i + j) % 2 == 0]
+
+
+@pytest.fixture(scope="module")
 def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked(request.param, tmp_path_factory.mktemp("samples"))
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize(("sample", "name"), PAIRS, indirect=["sample"])
 def test_a_recording_has_the_counts_of_the_version_that_made_it(name: str, sample: Path, tmp_path: Path) -> None:
     told = counts(sample)["recorded"][name]
     result = convert([str(sample / name)], tmp_path / "D")
@@ -32,14 +35,6 @@ def test_a_recording_has_the_counts_of_the_version_that_made_it(name: str, sampl
     assert (found.obs.shape[1:], found.actions.shape[1:]) == spaces
     assert np.isfinite(found.obs).all()
     assert "error" not in {problem.severity for problem in validate([str(tmp_path / "D")], deep=True).problems}
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_a_recording_is_inspected_and_validated_as_it_is(name: str, sample: Path) -> None:
-    told = counts(sample)["recorded"][name]
-    found = inspect([str(sample / name)])
-    assert (found.episodes, found.steps) == (told["episodes"], told["steps"])
-    assert "error" not in {problem.severity for problem in validate([str(sample / name)]).problems}
 
 
 def test_what_2_40_wrote_twice_is_read_once(tmp_path: Path) -> None:

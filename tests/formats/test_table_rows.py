@@ -62,14 +62,6 @@ def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, 
     assert "--on-error skip" in error.fix
 
 
-@pytest.mark.parametrize("row", [",,,,,,", ",1,1.5,1,0,1,0"])
-def test_of_a_row_without_an_id_no_cell_is_to_be_filled(row: str, read_table: Read, write_lines: Write) -> None:
-    error = refused(read_table, write_lines("robot.csv", HEADER, *rows(), row), MAPPING, BadData)
-    assert error.what == "column ep has no value"
-    assert "delete the row if it is empty" in error.fix
-    assert "[fill]" not in error.fix
-
-
 @pytest.mark.parametrize("on_error", ["skip", "quarantine"])
 def test_an_episode_that_lost_a_row_is_set_aside_whole(on_error: str, read_table: Read, write_lines: Write) -> None:
     lines = rows()
@@ -84,16 +76,6 @@ def test_an_episode_that_lost_a_row_is_set_aside_whole(on_error: str, read_table
         assert kept == []
 
 
-def test_a_row_of_nobody_knows_which_episode_takes_its_neighbours_with_it(read_table: Read, write_lines: Write) -> None:
-    lines = rows(episodes=4)
-    lines[5] = lines[5].replace("e1", "")
-    _, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error="skip")
-    assert theirs(batch) == {"e0", "e3"}
-    lines[6], lines[5] = lines[6].replace("e2", ""), "e1,2,1.5,2,0,1,1"
-    _, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error="skip")
-    assert theirs(batch) == {"e0", "e1", "e3"}  # the one before had ended
-
-
 def test_a_lost_row_of_a_table_without_ids_takes_its_episode_with_it(read_table: Read, write_lines: Write) -> None:
     mapping = MAPPING.replace('eps_id = "ep"\nt = "t"\n', "")
     lines = ["x,y,a,r,d", *(line.split(",", 2)[2] for line in rows(episodes=4))]
@@ -102,14 +84,6 @@ def test_a_lost_row_of_a_table_without_ids_takes_its_episode_with_it(read_table:
     assert batch.lengths.tolist() == [3, 3, 3]
     assert [name[9:] for name in batch.ids] == ["0", "2", "3"]
     assert stream.rejects.count == 3
-
-
-def test_the_first_row_of_an_episode_without_ids_is_known_to_be_lost(read_table: Read, write_lines: Write) -> None:
-    mapping = MAPPING.replace('eps_id = "ep"\nt = "t"\n', "")
-    lines = ["x,y,a,r,d", *(line.split(",", 2)[2] for line in rows(episodes=3))]
-    lines[4] = "broken,0,0,1,0"
-    _, batch = read_table(write_lines("a.csv", *lines), mapping, on_error="skip")
-    assert [name[9:] for name in batch.ids] == ["0", "2"]
 
 
 def test_a_file_that_breaks_off_is_refused_by_name_or_skipped_with_what_it_may_have_held(
@@ -136,14 +110,6 @@ def test_a_file_that_breaks_off_is_refused_by_name_or_skipped_with_what_it_may_h
     assert theirs(batch) == {"a"}  # what the file held may have been of the episode after it; the one before had ended
 
 
-def test_numbers_printed_by_numpy_are_refused_with_the_remedy(read_table: Read, write_lines: Write) -> None:
-    path = write_lines("a.csv", "eps_id,obs,actions,rewards", "e,[0.1 0.2],1,1", "e,[0.3 0.4],1,1")
-    error = refused(read_table, path, None)
-    assert error.what == (
-        "column obs holds '[0.1 0.2]', as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
-    )
-
-
 @pytest.mark.parametrize(
     ("cell", "what"),
     [
@@ -163,14 +129,6 @@ def test_a_vector_of_another_length_is_refused(cell: str, what: str, read_table:
     assert error.where == f"{path} row 2"
 
 
-def test_ragged_lists_of_parquet_are_refused_by_row(read_table: Read, tmp_path: Path) -> None:
-    columns = {"ep": ["a"] * 3, "s": [[0.0, 1.0], [0.0], [0.0, 1.0]], "a": [0, 1, 0]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    error = refused(read_table, tmp_path / "a.parquet", '[columns]\neps_id = "ep"\nobs = "s"\nactions = "a"\n')
-    assert error.what == "column s holds [0.0], not 2 numbers as in other rows"
-    assert error.where.endswith("a.parquet row 1")
-
-
 def test_text_without_categories_is_refused_with_the_categories_to_write(read_table: Read, write_lines: Write) -> None:
     lines = [{"ep": "a", "x": 0.5, "event": event} for event in ("view", "buy", "view")]
     mapping = '[columns]\neps_id = "ep"\nobs = "x"\nactions = "event"\n'
@@ -182,14 +140,6 @@ def test_text_without_categories_is_refused_with_the_categories_to_write(read_ta
     assert stream.action_space == spaces.Discrete(3)
     error = refused(read_table, write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy"]\n')
     assert error.what == "column event holds 'view', which is none of its [categories]"
-
-
-def test_all_columns_that_hold_no_numbers_are_named_at_once(read_table: Read, tmp_path: Path) -> None:
-    columns = {"ep": ["a"], "s": [b"bytes"], "a": ["left"], "l": pa.nulls(1)}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    mapping = '[columns]\neps_id = "ep"\nobs = "s"\nactions = "a"\n[extra]\nlogp = "l"\n'
-    error = refused(read_table, tmp_path / "a.parquet", mapping, BadMapping)
-    assert [problem.split(":")[0] for problem in error.details["problems"]] == ["obs", "actions", "logp"]
 
 
 def test_numbers_missing_among_extras_are_nan_and_counted(read_table: Read, write_lines: Write) -> None:
@@ -270,27 +220,11 @@ def test_gaps_are_steps_that_a_counter_skips_and_long_ones_of_a_regular_clock(
     assert stream.tally.assumptions["gap-in-t"] == gaps
 
 
-def test_gaps_are_told_episode_by_episode(read_table: Read, write_lines: Write) -> None:
-    episodes = {"a": (0, 1, 2, 5), "b": (3,), "c": (0, 60, 120, 1200), "d": (5, 6)}
-    lines = [f"{e},{t},0.5,1,0,1,{int(t == times[-1])}" for e, times in episodes.items() for t in times]
-    stream, _ = read_table(write_lines("a.csv", HEADER, *lines), MAPPING)
-    assert stream.tally.assumptions["gap-in-t"] == 2
-
-
 @pytest.mark.parametrize("times", [("2024-01-02", "2024-01-03", "2024-01-10"), ("2024-01-02T00:00:00.5+02:00",) * 1])
 def test_dates_and_times_order_the_rows(times: tuple[str, ...], read_table: Read, write_lines: Write) -> None:
     lines = [f"e,{time},{n}.5,0,0,1,0" for n, time in enumerate(times)]
     _, batch = read_table(write_lines("a.csv", HEADER, *reversed(lines)), MAPPING)
     assert batch.obs[: len(times), 0].tolist() == [n + 0.5 for n in range(len(times))]
-
-
-def test_times_that_differ_by_nanoseconds_are_in_order(read_table: Read, tmp_path: Path) -> None:
-    times = pa.array([1_700_000_000_000_000_000 + n for n in (2, 0, 1)], pa.timestamp("ns", "UTC"))
-    table = pa.table({"ep": ["a"] * 3, "t": times, "x": [2.0, 0.0, 1.0], "a": [0, 1, 0]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    stream, batch = read_table(tmp_path / "a.parquet", '[columns]\neps_id = "ep"\nt = "t"\nobs = "x"\nactions = "a"\n')
-    assert batch.obs.tolist() == [0, 1, 2, 2]
-    assert "gap-in-t" not in stream.tally.assumptions
 
 
 def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read, write_lines: Write) -> None:
@@ -305,15 +239,6 @@ def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read,
     _, batch = read_table(path, f'episode_ends = "flags"\n{MAPPING}')
     assert [name[9:] for name in batch.ids] == ["e0-0", "e0-1", "e1-0"]
     assert batch.lengths.tolist() == [2, 2, 4]
-
-
-def test_an_end_flag_before_the_end_is_refused_with_the_date_that_the_file_has(read_table: Read, write_lines: Write) -> None:
-    lines = [f"e,2024-03-01 12:3{n}:00,0.5,1,0,1,{int(n == 1)}" for n in range(4)]
-    error = refused(read_table, write_lines("a.csv", HEADER, *lines), MAPPING)
-    assert error.what == "episode e has an end flag at t = 2024-03-01 12:31:00 and continues at t = 2024-03-01 12:32:00"
-    lines = [f"e,2024-03-01 12:30:00.5,{n}.5,1,0,1,0" for n in range(2)]
-    error = refused(read_table, write_lines("a.csv", HEADER, *lines), MAPPING)
-    assert error.what == "two different rows of one episode have t = 2024-03-01 12:30:00.5"
 
 
 ITEMS = '[columns]\neps_id = "run"\nt = "step"\nobs = "x"\nactions = "item_id"\n'
@@ -341,36 +266,3 @@ def test_ids_as_actions_are_counted_unless_categories_number_them(
     error = refused(read_table, path, f'{mapping}[categories]\nitem_id = ["1000"]\n')
     assert "1001" in error.what
     assert "which is none of its [categories]" in error.what
-
-
-@pytest.mark.parametrize("most", [10, 1 << 16])
-def test_ids_as_actions_that_no_policy_can_count_to_are_refused_with_the_categories(
-    most: int, read_table: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offline_cli.converting.fitting.MOST_CHOICES", most)
-    csv.write_csv(items(1 << 60), tmp_path / "a.csv")
-    with pytest.raises(BadMapping, match="column item_id: 12") as caught:
-        read_table(tmp_path / "a.csv", ITEMS)
-    line = caught.value.fix.partition("number them in the mapping: ")[2].partition("; or")[0]
-    stream, _ = read_table(tmp_path / "a.csv", ITEMS + line.replace("[categories] ", "[categories]\n") + "\n")
-    assert stream.action_space == spaces.Discrete(12)
-
-
-@pytest.mark.parametrize("first", [0, 30])
-def test_actions_of_which_some_do_not_occur_are_no_ids(first: int, read_table: Read, tmp_path: Path) -> None:
-    csv.write_csv(items(first), tmp_path / "a.csv")
-    assert read_table(tmp_path / "a.csv", ITEMS)[0].tally.assumptions["unused-actions"] == 0
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [("actions", "obs"), ("obs", "actions")])
-def test_a_note_has_the_categories_for_ids(
-    ours: str, theirs: str, read_table: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    csv.write_csv(items(1000), tmp_path / "a.csv")
-    mapping = f'[columns]\neps_id = "run"\nt = "step"\n{ours} = "item_id"\n{theirs} = "x"\n'
-    stream, _ = read_table(tmp_path / "a.csv", mapping)
-    kind = {"obs": "observations", "actions": "actions"}[ours]
-    assert stream.tally.assumptions[f"unused-{kind}"] == 1000
-    names = ", ".join(f'"{name}"' for name in range(1000, 1012))
-    assert f"12 {kind} occur, and numbers from 0 to 1011 make 1,012" in caplog.text
-    assert f"[categories] item_id = [{names}]" in caplog.text

@@ -16,7 +16,7 @@ from pyarrow import csv
 
 from offline_cli import convert, validate
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import BadData, BadEpisode, NoData, SpaceMismatch
+from offline_cli.errors import BadData, BadEpisode, SpaceMismatch
 
 Row = dict[str, Any]
 WRONG = 6  # the third step of the second of three episodes of four steps
@@ -102,16 +102,7 @@ def test_a_broken_chain_is_at_the_row_that_does_not_follow(write: Write, tmp_pat
     assert place.startswith(row(given, WRONG))
 
 
-def test_a_gap_is_at_the_row_after_it(write: Write, tmp_path: Path) -> None:
-    steps = rows()
-    del steps[WRONG]
-    given = write(tmp_path, steps)
-    (place,) = places(given, "gap-in-episode")
-    assert place.startswith(row(given, WRONG))
-
-
-@pytest.mark.parametrize("name", ["csv", "json-lines", "parquet", "rllib-columns"])
-@pytest.mark.parametrize("at", [0, 6, 11])
+@pytest.mark.parametrize(("name", "at"), [("csv", 0), ("json-lines", 6), ("parquet", 11), ("rllib-columns", 6)])
 def test_a_value_that_does_not_fit_the_space_is_at_its_row(name: str, at: int, tmp_path: Path) -> None:
     steps = rows()
     for step in steps:
@@ -126,23 +117,6 @@ def test_a_value_that_does_not_fit_the_space_is_at_its_row(name: str, at: int, t
     assert caught.value.where.endswith(f"e{at // 4}, step {at % 4}")
 
 
-def test_a_row_that_is_not_in_order_is_not_named_by_a_guess(tmp_path: Path) -> None:
-    steps = rows()
-    steps[WRONG]["actions"] = 7
-    given = csv_file(tmp_path, [*steps[::2], *steps[1::2]])
-    with pytest.raises(SpaceMismatch) as caught:
-        convert(**given, out=tmp_path / "out", env="CliffWalking-v1")
-    assert " row " not in caught.value.where
-
-
-def test_the_last_row_lacks_the_final_observation(tmp_path: Path) -> None:
-    steps = [{name: value for name, value in step.items() if name != "new_obs"} for step in rows()]
-    given = rllib_columns(tmp_path, steps)
-    assert [place.partition(",")[0] for place in places(given, "missing-final-observation")] == [
-        row(given, number) for number in (3, 7, 11)
-    ]
-
-
 def test_skipping_tells_and_counts_the_wrong_row_alone(write: Write, tmp_path: Path) -> None:
     steps = rows()
     steps[WRONG]["obs"] = None
@@ -151,21 +125,6 @@ def test_skipping_tells_and_counts_the_wrong_row_alone(write: Write, tmp_path: P
     wrong = [one for one in result.rejected if one["where"].startswith(row(given, WRONG))]
     assert wrong == list(result.rejected[:1])
     assert (result.episodes, Dataset.open(tmp_path / "out").manifest.assumptions["unreadable-row"]) == (2, 1)
-
-
-@pytest.mark.parametrize("name", ["csv", "json-lines", "parquet", "rllib-columns"])
-def test_the_rest_of_its_episode_is_no_problem_of_its_own(name: str, tmp_path: Path) -> None:
-    steps = rows()
-    steps[WRONG]["rewards"] = None
-    result = convert(**WRITERS[name](tmp_path, steps), out=tmp_path / "out", on_error="skip", action_scale="env")
-    assert (result.rejected_in_all, result.rows_quarantined, result.episodes_lost) == (1, 4, 1)
-
-
-def test_where_nothing_is_left_the_rows_that_are_wrong_are_counted_apart(tmp_path: Path) -> None:
-    steps = rows()
-    steps[1]["rewards"] = steps[5]["rewards"] = steps[9]["rewards"] = None
-    with pytest.raises(NoData, match="3 rows could not be read, and 9 were left out"):
-        convert(**parquet_table(tmp_path, steps), out=tmp_path / "out", on_error="skip")
 
 
 @pytest.mark.parametrize("name", ["csv", "parquet"])

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import base64
 import copy
-import io
 import math
 import pickletools
 import random
 import re
-import zipfile
-import zlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import lz4.frame
@@ -275,128 +271,18 @@ def packed_text(data: bytes, rng: random.Random) -> bytes:
     return base64.b64encode(lz4.frame.compress(edited, store_size=rng.random() < 0.5))
 
 
-def packed_lines(data: bytes, rng: random.Random) -> bytes:
-    """Lines of packed cells, one of them edited, or their order."""
-    lines = data.split(b"\n")
-    at = rng.randrange(len(lines))
-    lines[at] = packed_text(lines[at], rng)
-    if rng.random() < 0.3:
-        lines.insert(rng.randrange(len(lines)), rng.choice(lines))
-    return b"\n".join(lines)
-
-
-def batch_lines(data: bytes, rng: random.Random) -> bytes:
-    """SampleBatch lines: tokens edited; or a packed column within; or the file's gzip or zip bytes."""
-    if data[:2] in (b"\x1f\x8b", b"PK"):
-        return any_bytes(data, rng)
-    cells = list(re.finditer(rb"BCJN[A-Za-z0-9+/=]+", data))
-    if cells and rng.random() < 0.5:
-        found = rng.choice(cells)
-        return data[: found.start()] + packed_text(found.group(), rng) + data[found.end() :]
-    return text_tokens(data, rng)
-
-
-def space_bounds(data: bytes, rng: random.Random) -> bytes:
-    """RLlib's form of a space, as msgpack: its nodes edited, or the .npy file in one of its bounds."""
-    try:
-        tree = msgpack.unpackb(data, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
-        return any_bytes(data, rng)
-    bounds = [
-        (node, key) for node in _containers(tree) if isinstance(node, dict) for key in ("low", "high", "nvec") if key in node
-    ]
-    if not bounds or rng.random() < 0.5:
-        return msgpack_nodes(data, rng)
-    node, key = rng.choice(bounds)
-    try:
-        inside = zlib.decompressobj().decompress(base64.b64decode(node[key], validate=True), 1 << 20)
-    except Exception:  # noqa: BLE001  no bound any more
-        return msgpack_nodes(data, rng)
-    edited = text_tokens(inside, rng) if rng.random() < 0.5 else any_bytes(inside, rng)
-    node[key] = base64.b64encode(zlib.compress(edited)).decode()
-    packed: bytes = msgpack.packb(tree)
-    return packed
-
-
-def tensors_header(data: bytes, rng: random.Random) -> bytes:
-    """A safetensors file whose header was edited, its length told rightly more often than not."""
-    size = int.from_bytes(data[:8], "little")
-    header = text_tokens(data[8 : 8 + size], rng)
-    told = len(header) if rng.random() < 0.9 else rng.choice(NUMBERS) & ((1 << 64) - 1)
-    return told.to_bytes(8, "little") + header + data[8 + size :]
-
-
-def _hdf5(name: str, data: bytes, rng: random.Random) -> bytes:
-    from fuzz_hdf5 import MUTATORS as OF_HDF5
-
-    return OF_HDF5[name](data, rng)
-
-
-# ---- files of a dataset, members of an archive ----
-
-
-def dataset_files(data: bytes, rng: random.Random) -> bytes:
-    """Files by path, as msgpack: one of them edited by its kind, removed or renamed."""
-    try:
-        files = msgpack.unpackb(data)
-        names = sorted(files)
-        name = rng.choice(names)
-        kind = rng.randrange(8)
-        if kind == 0:
-            del files[name]
-        elif kind == 1:
-            files[rng.choice((rng.choice(TEXTS) or "x", rng.choice(names)))] = files.pop(name)
-        else:
-            files[name] = (text_tokens if name.endswith((".json", ".jsonl")) else any_bytes)(files[name], rng)
-        packed: bytes = msgpack.packb(files)
-    except (ValueError, TypeError, IndexError, msgpack.exceptions.UnpackException):
-        return any_bytes(data, rng)
-    return packed
-
-
-def archive_members(data: bytes, rng: random.Random) -> bytes:
-    """A zip archive, with the start of one of its members edited, and all checksums right."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = [(name, archive.read(name)) for name in archive.namelist()]
-        at = rng.randrange(len(members))
-        name, member = members[at]
-        edit = rng.choice((any_bytes, text_tokens))
-        members[at] = (name if rng.random() < 0.9 else rng.choice(TEXTS) + ".npy", edit(member[:128], rng) + member[128:])
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
-            for name, member in members[: rng.choice((len(members), len(members), 2))]:
-                archive.writestr(zipfile.ZipInfo(name.replace("\x00", "")), member)
-    except Exception:  # noqa: BLE001  whatever zipfile raises for bytes that are no archive any more
-        return any_bytes(data, rng)
-    return buffer.getvalue()
-
-
 MUTATORS: dict[str, Mutator] = {
     "episode": msgpack_nodes,
     "episodes": msgpack_nodes,
     "cell": packed_text,
-    "cells": packed_lines,
-    "pickle": pickle_instructions,
     "objects": pickle_instructions,
-    "sample-batch": batch_lines,
+    "sample-batch": text_tokens,
     "space-json": text_tokens,
-    "space-rllib": space_bounds,
+    "space-rllib": msgpack_nodes,
     "manifest": text_tokens,
-    "note": text_tokens,
-    "npz": archive_members,
-    "lerobot": dataset_files,
-    "imitation": dataset_files,
-    "info": text_tokens,
     "mapping": text_tokens,
     "pipeline": text_tokens,
-    "pieces-state": msgpack_nodes,
-    "policy": text_tokens,
-    "tensors": tensors_header,
-    "csv": text_tokens,
     "csv-table": text_tokens,
-    "json-lines": text_tokens,
     "json-table": text_tokens,
-    **{name: partial(_hdf5, name) for name in ("d4rl", "robomimic", "d3rlpy", "minari", "minari-metadata")},
 }
 """By target: the structured mutator that takes turns with plain bytes."""

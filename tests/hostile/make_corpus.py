@@ -139,47 +139,20 @@ def recordings() -> Files:
     yield "pickle_in_an_object_array.parquet", items(state(observations=buffer(node("|O", [3], pickled, kind=b"O"))))
     yield "pointers_as_an_object_array.parquet", items(state(observations=buffer(node("|O", [3], b"A" * 24))))
     yield "record_dtype_with_an_object.parquet", items(state(actions=buffer(node("f8,O", [1], bytes(16)))))
-    yield "dtype_as_a_list.parquet", items(state(rewards=buffer(node([["a", "O"]], [2], bytes(16)))))
     yield "huge_shape.parquet", items(state(observations=buffer(node("<f4", [1 << 62, 4, 3], bytes(12)))))
-    yield "negative_shape.parquet", items(state(observations=buffer(node("<f4", [-3], bytes(12)))))
-    yield "negative_length.parquet", items(state(t=-1))
-    yield "length_beyond_all_clocks.parquet", items(state(t=1 << 62, t_started=(1 << 62) - 2))
     yield "list_of_2_to_the_32.parquet", items(in_custom_data(b"\xdd\xff\xff\xff\xff"))
     yield "nested_3000_deep.parquet", items(in_custom_data(b"\x91" * 3000 + b"\xc0"))
-    yield "many_empty_maps.parquet", items(in_custom_data(b"\xdd" + struct.pack(">I", 1 << 18) + b"\x80" * (1 << 18)))
-    yield "extension_type.parquet", items(state(custom_data={"x": msgpack.ExtType(5, pickled)}))
     yield "id_nan.parquet", items(state(id_=float("nan")))
-    yield "id_null.parquet", items(state(id_=None))
     yield "id_of_a_megabyte.parquet", items(state(id_="e" * (1 << 20)))
-    yield "id_not_utf8.parquet", items(msgpack.packb(state()).replace(b"\xa1e", b"\xa1\xff", 1))
-    yield "text_for_numbers.parquet", items(state(rewards=buffer(node("<U1", [2], "ab".encode("utf-32-le")))))
-    yield "rewards_are_nested.parquet", items(state(rewards=buffer({"a": node("<f8", [2], bytes(16))})))
     yield "key_twice.parquet", items(msgpack.Packer().pack_map_pairs([*state().items(), ("t", 2)]))
-    yield "item_null.parquet", parquet({"item": pa.array([msgpack.packb(state()), None], pa.binary())})
-    yield "item_cut.parquet", items(msgpack.packb(state())[:-40])
-    yield "item_empty.parquet", items(b"")
-    yield "item_is_text.parquet", parquet({"item": pa.array(["hello"], pa.string())})
     yield "two_episodes_of_one_id.parquet", items(state(), state(is_truncated=True))
     yield "space_of_objects.parquet", items(state(_action_space={"space": "discrete", "n": 2, "dtype": "f4,O"}))
-    yield (
-        "space_is_a_scalar.parquet",
-        items(state(_action_space={"space": "dict", "spaces": {"a": node("<f8", [], bytes(8), nd=False)}})),
-    )
-    yield "space_nested_deep.parquet", items(state(_action_space=_tuples(100)))
     yield "space_bound_bomb.parquet", items(state(_observation_space=huge_space(60 << 20)))
-    yield "space_bound_widened.parquet", items(state(_observation_space={**huge_space(20 << 20), "dtype": "<f8"}))
-    yield "space_of_terabytes.parquet", items(state(_action_space={"space": "multi-binary", "n": [1 << 40, 1 << 40]}))
     many = [state(id_=f"e{i}", _observation_space=huge_space(8 << 20, dtype=f"|{'iu'[i % 2]}1") | {"x": i}) for i in range(12)]
     yield "many_large_spaces.parquet", items(*many)
     yield "item_repeated_by_a_dictionary.parquet", items(*[bytes(1 << 20)] * 1000)
     yield "cut.parquet", items(state())[:-30]
-    yield "cut_in_front.parquet", items(state())[30:]
     yield "garbage_after_the_magic.parquet", b"PAR1" + bytes(range(256)) + struct.pack("<I", 256) + b"PAR1"
-    yield "footer_of_4_gib.parquet", b"PAR1" + bytes(64) + b"\xff\xff\xff\xff" + b"PAR1"
-
-
-def _tuples(depth: int) -> dict[str, Any]:
-    return {"space": "tuple", "spaces": [_tuples(depth - 1)]} if depth else {"space": "discrete", "n": 2}
 
 
 # ---- columns: RLlib's steps in Parquet ----
@@ -194,11 +167,6 @@ def objects(values: list[Any], rows: int = 3) -> pa.Array:
     """Values as Ray writes those that Arrow has no type for; after the last of them come empty tuples."""
     cells = [value if isinstance(value, bytes) else pickle.dumps(value, 5) for value in values]
     return pa.array([*cells, *[b"\x80\x05)."] * (rows - len(cells))], pa.large_binary())
-
-
-def _shared() -> list[Any]:
-    part = np.zeros(1 << 20, np.uint8)
-    return [(part,) * 15]
 
 
 def columns(rows: int = 3, **changes: Any) -> bytes:
@@ -233,81 +201,19 @@ def invalid_text(count: int) -> pa.Array:
 def rllib_columns() -> Files:
     yield "good.parquet", columns()
     yield "pickle_in_a_cell.parquet", columns(obs=pa.array([cell(Payload())] * 3))
-    yield "cell_of_objects.parquet", columns(obs=pa.array([cell(np.array([{}, 1], object))] * 3))
-    yield "cell_of_infos_with_a_pickle.parquet", columns(infos=pa.array([cell({"a": Payload()})] * 3))
     yield "cell_that_unfolds.parquet", columns(obs=pa.array([cell(np.zeros(40 << 20, np.uint8))] * 3))
-    yield (
-        "cells_as_large_as_the_first.parquet",
-        columns(40, obs=pa.array([cell(np.zeros(20 << 20, np.uint8)), *([cell(np.zeros(1, np.uint8))] * 39)])),
-    )
-    yield "cell_cut.parquet", columns(obs=pa.array([cell(np.arange(4.0))[:40]] * 3))
-    yield "cells_of_two_shapes.parquet", columns(obs=pa.array([cell(np.zeros(n + 1, np.float32)) for n in range(3)]))
     yield "pickled_object_of_code.parquet", columns(actions=objects([Payload()] * 3))
-    yield "pickled_object_of_code_beside_the_steps.parquet", columns(hook=objects([Payload()] * 3))
-    yield "pickled_object_of_infos_with_code.parquet", columns(infos=objects([{"a": Payload()}] * 3))
-    yield "pickled_object_that_refers_to_itself.parquet", columns(actions=objects([b"\x80\x02]q\x00h\x00a."] * 3))
-    yield "pickled_objects_as_large_as_the_first.parquet", columns(2_000, actions=objects(_shared(), 2_000))
-    yield "pickled_object_cut.parquet", columns(actions=objects([pickle.dumps((np.int32(1), np.arange(4.0)))[:-20]] * 3))
-    yield "ids_null.parquet", columns(eps_id=pa.array([None, "e", None], pa.string()))
-    yield "ids_nan.parquet", columns(eps_id=pa.array([float("nan")] * 3))
-    yield "ids_infinite.parquet", columns(eps_id=pa.array([float("inf")] * 3))
     yield "ids_not_utf8.parquet", columns(eps_id=invalid_text(3))
-    yield "ids_of_a_megabyte.parquet", columns(eps_id=pa.array(["e" * (1 << 20)] * 3))
-    yield "infos_not_utf8.parquet", columns(infos=invalid_text(3))
     yield "infos_nested_deep.parquet", columns(infos=pa.array(["[" * 100_000] * 3))
-    yield "infos_object_nested_deep.parquet", columns(infos=pa.array(['{"a":' * 5000 + "1" + "}" * 5000] * 3))
     yield "infos_half_a_letter.parquet", columns(infos=pa.array(['{"a": "\\ud800"}'] * 3))
-    yield "infos_huge_integer.parquet", columns(infos=pa.array(['{"a": ' + "9" * 400 + "}"] * 3))
-    yield "infos_key_twice.parquet", columns(infos=pa.array(['{"a": 1, "a": 2}'] * 3))
     yield "t_negative.parquet", columns(t=pa.array([-3, -2, -1]))
-    yield "t_beyond_all_clocks.parquet", columns(t=pa.array([(1 << 62) + i for i in range(3)]))
-    yield "t_nan.parquet", columns(t=pa.array([0.0, float("nan"), 2.0]))
-    yield "rewards_as_lists.parquet", columns(rewards=pa.array([[1.0, 2.0]] * 3))
-    yield "rewards_null.parquet", columns(rewards=pa.array([1.0, None, 1.0]))
-    yield "obs_ragged.parquet", columns(obs=pa.array([[0.0], [0.0, 1.0], []], pa.list_(pa.float32())))
-    yield "obs_struct_nested_deep.parquet", columns(obs=_structs(60, 3), new_obs=None)
     yield (
         "two_columns_of_one_name.parquet",
         parquet(pa.table([[1], [2], ["e"], [1.0], [0]], ["obs", "obs", "eps_id", "rewards", "actions"])),
     )
     ray = b"ray.data.arrow_tensor"
     yield "ray_tensor_of_a_huge_shape.parquet", extension(ray, b"[4611686018427387904, 4]")
-    yield "ray_tensor_of_shape_true.parquet", extension(ray, b"[true, 2]")
-    yield "ray_tensor_of_an_empty_shape.parquet", extension(ray, b"[0, 4611686018427387904]")
-    yield "ray_tensor_nested_deep.parquet", extension(ray, b"[" * 20_000)
     yield "ray_tensor_pickled.parquet", extension(ray, pickle.dumps(Payload()))
-    yield "ray_variable_tensor_that_is_none.parquet", extension(b"ray.data.arrow_variable_shaped_tensor", b"2")
-    yield "extension_name_not_utf8.parquet", extension(b"ray.data.arrow_tensor\xff", b"[2]")
-    fixed = b"arrow.fixed_shape_tensor"
-    yield "fixed_tensor_of_a_huge_shape.parquet", extension(fixed, b'{"shape":[4611686018427387904,4]}')
-    yield "fixed_tensor_of_a_negative_shape.parquet", extension(fixed, b'{"shape":[-2]}')
-    yield "fixed_tensor_nested_deep.parquet", extension(fixed, b'{"shape":' + b"[" * 20_000)
-    yield "rows_by_the_million.parquet", columns_of_runs(20_000_000)
-    yield "text_repeated_by_a_dictionary.parquet", columns(1000, infos=pa.array(["x" * (1 << 20)] * 1000))
-
-
-def _structs(depth: int, rows: int) -> pa.Array:
-    array = pa.array([0.0] * rows)
-    for _ in range(depth):
-        array = pa.StructArray.from_arrays([array], ["a"])
-    return array
-
-
-def columns_of_runs(rows: int) -> bytes:
-    """So many equal rows, written as runs: from a piece, because Arrow would make them all first."""
-    piece = pa.table(
-        {
-            "eps_id": pa.array(["e"] * 2_000_000).dictionary_encode(),
-            "obs": pa.array(np.zeros(2_000_000)),
-            "actions": pa.array(np.zeros(2_000_000, np.int64)),
-            "rewards": pa.array(np.zeros(2_000_000)),
-        }
-    )
-    made = io.BytesIO()
-    with pq.ParquetWriter(made, piece.schema, compression="zstd", write_statistics=False) as writer:
-        for _ in range(rows // len(piece)):
-            writer.write_table(piece, row_group_size=len(piece))
-    return made.getvalue()
 
 
 # ---- lines: SampleBatch JSON ----
@@ -333,51 +239,26 @@ def batch(**changes: Any) -> bytes:
 def lines() -> Files:
     yield "good.json", batch()
     yield "pickle_in_a_column.json", batch(obs=cell(Payload()))
-    yield "pickle_by_protocol_0.json", batch(obs=cell(pickle.dumps(Payload(), 0)))
-    yield "column_of_objects.json", batch(obs=cell(np.array([{}, 1], object)))
     yield "lz4_declares_a_tebibyte.json", batch(obs=base64.b64encode(_declared(1 << 40)).decode())
     yield "lz4_bomb_in_gzip.json.gz", packed(batch(obs=cell(bytes(200 << 20))))
     yield "line_that_unfolds.json.gz", packed(b'{"type": "SampleBatch", "obs": "' + b"x" * (48 << 20))
-    yield "line_of_lists.json.gz", packed(batch(obs=None)[:-1] + b', "obs": [' + b"[]," * (2 << 20) + b"[]]}")
     yield "nested_20000_deep.json", b'{"type": "SampleBatch", "obs": ' + b"[" * 20_000
-    yield "nested_with_nan.json", b'{"type": "SampleBatch", "actions": [NaN], "obs": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"
-    yield "obs_of_60_axes.json", batch(obs=_lists(60, 2))
     yield "ids_nan.json", batch(eps_id=[float("nan")] * 2)
-    yield "ids_null.json", batch(eps_id=[None, None])
-    yield "ids_objects.json", batch(eps_id=[{}, {}])
-    yield "id_of_a_megabyte.json.gz", packed(batch(eps_id=["e" * (1 << 20)] * 2))
-    yield "one_id_of_a_megabyte_among_many.json.gz", packed(_many_ids())
-    yield "long_text_in_nested_rows.json.gz", packed(batch(extra=[[["x" * 400_000]], [["y"] * 500]]))
     yield "huge_integers.json", batch(actions=[10**400, 1])
-    yield "integers_beyond_64_bits.json", batch(actions=[1 << 70, 1], t=[1 << 70, 1])
-    yield "numbers_that_overflow.json", batch().replace(b"0.5", b"1e999")
     yield "half_a_letter.json", batch(infos=[{"a": "\ud800"}, {"b": float("nan")}])
     yield "key_twice.json", batch()[:-1] + b', "obs": [[5.0, 5.0]]}'
     yield "not_utf8.json", batch(eps_id=["aa", "aa"]).replace(b"aa", b"a\xff")
     yield "columns_of_two_lengths.json", batch(rewards=[1.0])
-    yield (
-        "columns_without_rows.json",
-        batch(**{key: [] for key in ("eps_id", "obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "t")}),
-    )
-    yield "rows_of_empty_objects.json", batch(extra=[{}, {}]) + b"\n" + batch(eps_id=[1, 1], t=[2, 3])
     yield "seq_lens_that_lie.json", batch(seq_lens=[1 << 40, -5], state_in_0=[[0.0]])
-    yield "policies_as_a_list.json", as_json({"type": "MultiAgentBatch", "policy_batches": [1, 2]})
-    yield "wrapped_in_itself.json", as_json({"value": as_json({"value": as_json({"value": "{" * 5000}).decode()}).decode()})
-    yield "type_is_a_list.json", batch(type=["SampleBatch"])
     yield "cut.json", batch()[:-30]
-    yield "cut.json.gz", packed(batch() * 50)[:-40]
     yield "gzip_with_a_broken_sum.json.gz", packed(batch())[:-8] + bytes(8)
-    yield "gzip_in_gzip.json.gz", packed(packed(batch()))
     yield (
         "escaping_names.zip",
         zipped({"../../../etc/passwd": batch(), "/abs": batch(eps_id=[2, 2]), "a\\..\\b": batch(eps_id=[3, 3])}),
     )
     yield "overlapping_members.zip", _overlapping()
     yield "encrypted.zip", _patched(zipped({"a.json": batch()}), flags=1)
-    yield "lzma.zip", zipped({"a.json": batch()}, zipfile.ZIP_LZMA)
-    yield "member_without_a_name.zip", _patched(zipped({"a.json": batch()}), name_length=0)
     yield "bomb.zip", zipped({"a.json": b'{"type": "SampleBatch", "obs": "' + b" " * (40 << 20) + b'"}'})
-    yield "cut.zip", zipped({"a.json": batch()})[:-10]
 
 
 def _declared(size: int) -> bytes:
@@ -391,27 +272,11 @@ def _lists(depth: int, rows: int) -> Any:
     return [value] * rows
 
 
-def _many_ids() -> bytes:
-    count = 3000
-    columns = {name: [0.0] * count for name in ("rewards", "terminateds", "truncateds")}
-    return batch(
-        **columns,
-        eps_id=["e" * (1 << 20), *(["f"] * (count - 1))],
-        obs=[[0.0]] * count,
-        new_obs=None,
-        actions=[0] * count,
-        t=None,
-    )
-
-
-def _patched(archive: bytes, *, flags: int | None = None, name_length: int | None = None) -> bytes:
+def _patched(archive: bytes, *, flags: int) -> bytes:
     """A zip archive of one member with changes in its central directory."""
     work, at = bytearray(archive), archive.rindex(b"PK\x01\x02")
-    if flags is not None:
-        struct.pack_into("<H", work, at + 8, flags)
-        struct.pack_into("<H", work, 6, flags)
-    if name_length is not None:
-        struct.pack_into("<H", work, at + 28, name_length)
+    struct.pack_into("<H", work, at + 8, flags)
+    struct.pack_into("<H", work, 6, flags)
     return bytes(work)
 
 
@@ -444,61 +309,29 @@ def tables() -> Files:
     good = ("e,0,0.5,1,1.0,False,False", "e,1,1.5,0,1.0,True,False")
     yield "good.csv", csv(*good)
     yield "not_utf8.csv", csv(*good).replace(b"e,1", b"\xff,1")
-    yield "long_row_not_utf8.csv", csv(*good) + b"\xa7\xa7,1,2,3,4,5,6,7,8,9\n"
     yield "cell_of_2_mib.csv.gz", packed(csv(*good, "e,2," + "1" * (2 << 20) + ",0,1.0,True,False"))
-    yield "nested_list_in_a_cell.csv", csv('e,0,"' + "[" * 50_000 + '",1,1.0,True,False', *good)
     yield "unclosed_quote.csv", csv('e,0,"0.5,1,1.0,False,False', *good)
     yield "many_columns.csv.gz", packed(b",".join(b"c%d" % i for i in range(20_000)) + b"\n" + b"1," * 19_999 + b"1\n")
-    yield "column_twice.csv", csv(*good).replace(b"actions", b"obs")
-    yield "ids_nan.csv", csv(*(row.replace("e,", "NaN,", 1) for row in good))
-    yield "ids_empty.csv", csv(*(row[1:] for row in good))
-    yield "id_of_a_megabyte.csv.gz", packed(csv("e" * (1 << 20) + ",0,0.5,1,1.0,True,False"))
     yield "huge_integers.csv", csv("e,0,0.5," + "9" * 300 + ",1.0,True,False", "e,99999999999999999999,1,1,1,True,False")
-    yield "t_negative.csv", csv("e,-9223372036854775808,0.5,1,1.0,False,False", "e,9223372036854775807,0.5,1,1.0,True,False")
-    yield "zeros.csv", csv(*good).replace(b"1.5", b"\x00\x00")
     yield "bomb.csv.gz", packed(csv(*good) + b"\n" * (64 << 20))
-    yield "cut.csv.gz", packed(csv(*good * 200))[:-20]
     yield "good.jsonl", json_rows()
     yield "nested_deep.jsonl", json_rows()[:-1] + b', "infos": ' + b"[" * 50_000
-    yield "object_nested_deep.jsonl", json_rows({"infos": _dicts(900)})
     yield "half_a_letter.jsonl", json_rows({"eps_id": "\ud800", "rewards": float("nan")})
-    yield "half_a_letter_as_key.jsonl", json_rows({"\ud800": 1, "rewards": float("nan")})
     yield "key_twice.jsonl", json_rows()[:-1] + b', "obs": [9.0, 9.0]}'
-    yield "key_of_a_megabyte.jsonl.gz", packed(json_rows({"k" * (1 << 20): 1}))
-    yield "ids_nan.jsonl", json_rows({"eps_id": float("nan")})
-    yield "ids_null.jsonl", json_rows({"eps_id": None})
-    yield "huge_integers.jsonl", json_rows({"actions": 10**400}, {"t": 10**30})
-    yield "vector_only_in_the_last_row.jsonl", json_rows({}, {}, {"extra": [1.0, 2.0]})
-    yield "empty_lists.jsonl", json_rows({"obs": []}, {"obs": []}, {"obs": []})
     yield "line_of_spaces.jsonl.gz", packed(json_rows() + b"\n{" + b" " * (40 << 20) + b"}")
-    yield "not_utf8.jsonl", json_rows().replace(b'"e"', b'"\xff"')
     yield "utf16.jsonl", json_rows().decode().encode("utf-16")
-    yield "cut.jsonl", json_rows()[:-20]
     yield "cut.arrow", _arrow()[:-200]
     yield "lying.arrow", _arrow().replace(struct.pack("<q", 3), struct.pack("<q", 1 << 40))
     yield "unfolding.arrow", _arrow(zeros=4 << 20)
-    yield "unfolding_stream.arrow", _arrow(zeros=4 << 20, new=pa.ipc.new_stream)
     yield "asking.arrow", _arrow(zeros=1000).replace(struct.pack("<q", 8000), struct.pack("<q", 33 << 30))
-    yield (
-        "asking_stream.arrow",
-        _arrow(zeros=1000, new=pa.ipc.new_stream).replace(struct.pack("<q", 8000), struct.pack("<q", 33 << 30)),
-    )
-    yield "negative.arrow", _arrow().replace(struct.pack("<q", 3), struct.pack("<q", -1))
 
 
-def _dicts(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
-def _arrow(*, zeros: int = 0, new: Any = pa.ipc.new_file) -> bytes:
+def _arrow(*, zeros: int = 0) -> bytes:
     """`zeros`: that many rows of the number zero, packed, in place of good rows."""
     made = io.BytesIO()
     names = ("eps_id", "t", "obs", "actions", "rewards", "terminateds")
     table = pa.table({name: np.zeros(zeros, np.int64) for name in names}) if zeros else pq.read_table(io.BytesIO(columns()))
-    with new(made, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd" if zeros else None)) as writer:
+    with pa.ipc.new_file(made, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd" if zeros else None)) as writer:
         writer.write_table(table)
     return made.getvalue()
 
@@ -574,38 +407,17 @@ def datasets() -> Files:
             "data/../../../etc/passwd",
             "/etc/passwd",
             "s3://bucket/data/shard-0123abcd-000000.parquet",
-            "file:///etc/passwd",
-            "data/shard-0123abcd-000000.parquet::file:///etc/passwd",
-            "data\\..\\secret.parquet",
-            "data/shard-0123abcd-000000.parquet\x00.txt",
-            "data/shard-٠١٢٣abcd-000000.parquet",
         )
     ):
         yield from dataset(f"shard_path_{number}", shard, shards__0__path=path)
     yield from dataset("more_rows_than_there_are", shard, shards__0__rows=2, shards__0__episodes=2, counts__episodes=2)
-    yield from dataset("more_episodes_than_there_are", shard, shards__0__episodes=7, counts__episodes=7)
-    yield from dataset("more_steps_than_there_are", shard, shards__0__steps=1 << 50, counts__steps=1 << 50)
-    yield from dataset("fewer_bytes_than_there_are", shard, shards__0__bytes=10)
     yield from dataset("another_hash", shard, shards__0__sha256="0" * 64)
     yield from dataset("counts_that_do_not_add_up", shard, counts__episodes=5)
-    yield from dataset("negative_counts", shard, counts__steps=-2, shards__0__steps=-2)
     yield from dataset("counts_beyond_64_bits", shard, counts__steps=10**30, shards__0__steps=10**30)
     yield from dataset("length_column_that_lies", whole_shard(length=pa.array([1 << 40])))
-    yield from dataset("return_column_that_lies", whole_shard(**{"return": pa.array([1e9])}))
-    yield from dataset("id_column_that_lies", whole_shard(eps_id=pa.array(["another"])))
-    yield from dataset("length_column_of_text", whole_shard(length=pa.array(["two"])))
     yield from dataset("other_space_than_the_items", shard, observation_space__shape=[5])
     yield from dataset("space_of_terabytes", shard, observation_space__shape=[1 << 40])
-    yield from dataset("space_of_negative_shape", shard, observation_space__shape=[-1])
-    yield from dataset("space_of_records", shard, observation_space__dtype="f4,O")
-    yield from dataset("space_nested_deep", shard, action_space=_json_tuples(40))
     yield from dataset("space_nested_90_deep", shard, action_space=_json_tuples(45))
-    box = {"type": "Box", "shape": [4 << 20], "dtype": "float32", "low": 0, "high": 1}
-    yield from dataset(
-        "many_large_spaces", shard, observation_space={"type": "Dict", "spaces": [[f"k{i}", box] for i in range(200)]}
-    )
-    yield from dataset("huge_discrete", shard, action_space__n=1 << 62)
-    yield from dataset("columns_that_are_none", shard, format="columns")
     yield from dataset(
         "shard_listed_twice",
         shard,
@@ -614,30 +426,21 @@ def datasets() -> Files:
     yield from dataset("version_of_the_future", shard, version=99)
     yield from dataset("shard_that_is_no_parquet", b"hello")
     yield from dataset("item_with_a_pickle", whole_shard(item=pa.array([_pickled_item()], pa.binary())))
-    bomb = parquet({"item": pa.array([bytes(1 << 20)] * 1000, pa.binary())})
-    yield from dataset(
-        "item_repeated_by_a_dictionary", bomb, shards__0__rows=1000, shards__0__episodes=1000, counts__episodes=1000
-    )
+    parquet({"item": pa.array([bytes(1 << 20)] * 1000, pa.binary())})
     plain = dict(dataset("plain", shard))
     manifest = plain["plain/manifest.json"]
     for name, data in {
         "nested_20000_deep": b"[" * 20_000,
-        "nested_500_deep": b'{"a":' * 500 + b"1" + b"}" * 500,
         "key_twice": manifest[:-1] + b', "shards": []}',
         "not_utf8": manifest.replace(b'"zstd"', b'"\xff"'),
-        "half_a_letter": manifest.replace(b'"zstd"', b'"\\ud800"'),
         "nan": manifest.replace(b'"version": 1', b'"version": NaN'),
-        "huge_integer": manifest.replace(b'"version": 1', b'"version": ' + b"9" * 4000),
         "cut": manifest[:200],
-        "empty": b"",
-        "list": b"[]",
     }.items():
         yield f"manifest_{name}/manifest.json", data
         yield f"manifest_{name}/{SHARD}", shard
-    for name, data in {"deep": b"[" * 20_000, "list": b"[]", "text": b"\xff"}.items():
-        yield f"note_{name}/manifest.json", manifest
-        yield f"note_{name}/_writing.json", data
-        yield f"note_{name}/{SHARD}", shard
+    yield "note_deep/manifest.json", manifest
+    yield "note_deep/_writing.json", b"[" * 20_000
+    yield f"note_deep/{SHARD}", shard
 
 
 def _json_tuples(depth: int) -> dict[str, Any]:
@@ -647,78 +450,6 @@ def _json_tuples(depth: int) -> dict[str, Any]:
 def _pickled_item() -> bytes:
     item: bytes = msgpack.packb(state(observations=buffer(node("|O", [3], pickle.dumps(Payload())))))
     return item
-
-
-# ---- mappings and configurations: TOML ----
-
-
-def mappings() -> Files:
-    names = ("eps_id", "t", "obs", "actions", "rewards", "terminateds")
-    good = b"[columns]\n" + b"".join(b'%s = "%s"\n' % (name.encode(), name.encode()) for name in names)
-    yield "good.toml", good
-    yield "nested_deep.toml", b"a = " + b"[" * 20_000
-    yield "nested_tables.toml", good + b"obs" + b".a" * 500 + b' = "x"\n'
-    yield "inline_tables.toml", good + b"[spaces]\nobservation = " + b"{a = " * 400 + b"1" + b"}" * 400 + b"\n"
-    space = b'{type = "Tuple", spaces = [' * 30 + b'{type = "Discrete", n = 2}' + b"]}" * 30
-    yield "space_nested_deep.toml", good + b"[spaces]\nobservation = " + space + b"\n"
-    yield (
-        "space_of_terabytes.toml",
-        good + b'[spaces]\nobservation = {type = "Box", shape = [1099511627776], dtype = "float32", low = 0, high = 1}\n',
-    )
-    yield (
-        "space_of_records.toml",
-        good + b'[spaces]\nobservation = {type = "Box", shape = [1], dtype = "f4,O", low = 0, high = 1}\n',
-    )
-    yield "dtype_of_objects.toml", good + b'[dtypes]\nobs = "object"\n'
-    yield "environment_of_code.toml", b'environment = "python:os:system"\n' + good
-    yield "codec_of_code.toml", good + b'[csv]\nencoding = "rot13"\n'
-    yield "delimiter_of_many.toml", good + b'[csv]\ndelimiter = "\\u0000\\n"\n'
-    yield "huge_integer.toml", good + b"[categories]\na = " + b"9" * 5000 + b"\n"
-    yield "date_that_is_none.toml", good + b"x = 2024-02-31\n"
-    yield "not_utf8.toml", good + b'x = "\xff"\n'
-    yield "column_of_many_parts.toml", good.replace(b'obs = "obs"', b"obs = [" + b'"obs",' * 5000 + b"]")
-    yield "cut.toml", good[:30]
-
-
-def configs() -> Files:
-    yield "good.toml", b"updates = 1\nbatch_size = 8\nhidden = [8]\n"
-    yield "nested_deep.toml", b"hidden = " + b"[" * 20_000
-    yield "tables_nested_deep.toml", b"a" + b".a" * 800 + b" = 1\n"
-    yield "hidden_by_the_thousand.toml", b"updates = 1\nhidden = [" + b"8," * 20_000 + b"]\n"
-    yield "batch_of_terabytes.toml", b"updates = 1\nhidden = [8]\nbatch_size = 1099511627776\n"
-    yield "device_of_code.toml", b'device = "python:os:system"\n'
-    yield "numbers_that_are_none.toml", b"lr = nan\nval_fraction = inf\nseed = -1\n"
-    yield "huge_integer.toml", b"seed = " + b"9" * 5000 + b"\n"
-
-
-def pipelines() -> Files:
-    good = b'kind = "learner"\n[[pieces]]\nname = "clip_rewards"\nbound = 1.0\n'
-    yield "good.toml", good
-    yield "nested_deep.toml", b"kind = " + b"[" * 20_000
-    yield "tables_nested_deep.toml", good + b"a" + b".a" * 800 + b" = 1\n"
-    yield "inline_tables.toml", good + b"options = " + b"{a = " * 60 + b"1" + b"}" * 60 + b"\n"
-    yield "not_utf8.toml", good + b'x = "\xff"\n'
-    yield "date_that_is_none.toml", good + b"x = 2024-02-31\n"
-    yield "huge_integer.toml", good.replace(b"1.0", b"9" * 5000)
-    yield "cut.toml", good[:24]
-    yield "pieces_are_numbers.toml", b'kind = "learner"\npieces = [1, 2]\n'
-    many = b'[[pieces]]\nname = "clip_rewards"\nbound = 1e999\n'
-    yield "pieces_by_the_thousand.toml", b'kind = "learner"\n' + many * 1000
-    yield "kind_is_a_table.toml", b'kind = {a = "learner"}\n'
-    for name, piece in {
-        "frames_by_the_thousand_million": b'name = "frame_stacking"\nnum_frames = 2147483647',
-        "frames_below_zero": b'name = "frame_stacking"\nnum_frames = -1',
-        "frames_as_text": b'name = "frame_stacking"\nnum_frames = "4"',
-        "actions_beyond_all_memory": b'name = "prev_actions_prev_rewards"\nn_prev_actions = 4611686018427387904',
-        "rewards_by_the_thousand_million": b'name = "prev_actions_prev_rewards"\nn_prev_rewards = 1000000000',
-        "steps_beyond_64_bits": b'name = "n_step_returns"\ngamma = nan\nn_step = 9223372036854775807',
-        "wrapper_of_terabytes": b'name = "gymnasium_wrapper"\nwrapper = "ReshapeObservation"\n'
-        b"options = {shape = [1099511627776, -1]}",
-        "wrapper_that_is_none": b'name = "gymnasium_wrapper"\nwrapper = "__builtins__"',
-        "wrapper_is_a_number": b'name = "gymnasium_wrapper"\nwrapper = 5',
-        "gamma_of_nothing": b'name = "general_advantage_estimation"\ngamma = nan\nlambda_ = inf',
-    }.items():
-        yield f"{name}.toml", b'kind = "learner"\n[[pieces]]\n' + piece + b"\n"
 
 
 # ---- run folders ----
@@ -750,57 +481,25 @@ def run(name: str, policy: Any = None, weights: bytes = b"", config: bytes = b"u
 def runs() -> Files:
     yield from run("no_weights")
     yield from run("policy_nested_deep", b"[" * 20_000)
-    yield from run("policy_is_a_list", b"[]")
-    yield from run("policy_not_utf8", b'{"format": "\xff"}')
     yield from run("policy_of_terabytes", {"hidden": [1 << 30, 1 << 30]})
-    yield from run("policy_of_gigabytes", {"hidden": [30_000, 30_000]})
-    yield from run("policy_of_many_actions", {"action_space": {"type": "Discrete", "n": 1 << 40}})
-    yield from run("policy_of_many_layers", {"hidden": [8] * 20_000})
     yield from run("policy_of_a_pickle", {"activation": {"__reduce__": "os.system"}})
-    yield from run("policy_of_a_space_of_records", {"action_space": {"type": "Discrete", "n": 2, "dtype": "f4,O"}})
     yield from run("policy_of_code", {"activation": "python:os:system", "environment": "python:os:system"})
     yield from run("weights_are_a_pickle", weights=pickle.dumps(Payload()))
     yield from run("weights_header_of_exbibytes", weights=struct.pack("<Q", 1 << 62) + b"{}")
-    yield from run("weights_header_nested_deep", weights=tensors(b"[" * 20_000))
     shape = b'{"a": {"dtype": "F32", "shape": [1099511627776, 4], "data_offsets": [0, 4]}}'
     yield from run("weights_of_a_huge_shape", weights=tensors(shape, bytes(4)))
-    lie = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1099511627776]}}'
-    yield from run("weights_offsets_that_lie", weights=tensors(lie, bytes(4)))
-    back = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}'
-    yield from run("weights_offsets_that_go_back", weights=tensors(back, bytes(4)))
     other = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
     yield from run("weights_of_another_policy", weights=tensors(other, bytes(4)))
     for name, document in {
         "deep": b"[" * 20_000,
-        "list": b"[]",
         "code": b'{"update": "python:os:system"}',
-        "negative": b'{"update": -5, "metrics_bytes": -1}',
-        "huge": b'{"update": 1' + b"0" * 400 + b"}",
-        "best_is_a_list": b'{"best": [1]}',
     }.items():
         yield from checkpointed(f"checkpoint_{name}", document)
     yield from checkpointed("checkpoint_of_a_pickle", as_json({"update": 1}), pickle.dumps(Payload()))
     yield from piped("pieces_of_code", {"pieces": [{"use": "os:system"}]})
-    yield from piped("pieces_of_a_module", {"pieces": [{"use": "antigravity:fly"}]})
-    yield from piped("pieces_nested_deep", {"pieces": [{"name": "clip_rewards", "a": _lists(200, 1)}]})
     yield from piped("pieces_that_fill_the_memory", {"pieces": [{"name": "frame_stacking", "num_frames": 1 << 31}]})
-    yield from piped("pieces_are_text", {"pieces": "frame_stacking"})
-    yield from piped("pieces_of_unknown_name", {"pieces": [{"name": "../../piece"}]})
     yield from piped("state_of_a_pickle", FILTER, pickle.dumps(Payload()))
-    objects = {"MeanStdFilter": node("|O", [1], pickle.dumps(Payload()), kind=b"O")}
-    yield from piped("state_of_objects", FILTER, msgpack.packb(objects))
     yield from piped("state_nested_deep", FILTER, b"\x81\xa1a" * 3000 + b"\xc0")
-    yield from piped("state_is_a_list", FILTER, msgpack.packb([1]))
-    yield from piped("state_of_another_shape", FILTER, moments(node("<f8", [200], bytes(1600))))
-    yield from piped("state_of_negative_squares", FILTER, moments(node("<f8", [4], struct.pack("<4d", *[-1.0] * 4))))
-    yield from piped("state_of_a_huge_shape", FILTER, moments(node("<f8", [1 << 40], bytes(8))))
-    yield from piped("state_is_a_number", FILTER, msgpack.packb({"MeanStdFilter": 5}))
-    yield "state_that_is_another/connectors.msgpack", msgpack.packb({"MeanStdFilter": 5})
-    yield from run(
-        "state_that_is_another",
-        {**CART_POLE, "version": 2, "pipeline": {"document": FILTER, "pieces": [], "state_sha256": ""}},
-        WEIGHTS,
-    )
     for name, config in {"config_nested_deep": b"a = " + b"[" * 20_000, "config_not_utf8": b"\xff\xfe"}.items():
         yield f"{name}/config.toml", config
         yield f"{name}/policy.json", as_json(POLICY)  # what tells a run from any folder
@@ -829,13 +528,6 @@ WEIGHTS = _weights()
 CART_POLE = {"observation_space": {"type": "Box", "shape": [4], "dtype": "float32", "low": "-inf", "high": "inf"}}
 
 
-def moments(array: Any) -> bytes:
-    """The state of a MeanStdFilter."""
-    both = {"count": 3, "mean": array, "m2": array}
-    state: bytes = msgpack.packb({"MeanStdFilter": {"shared": {"obs": both}, "own": {}}})
-    return state
-
-
 def piped(name: str, document: Any, learned: bytes = b"\x80") -> Files:
     """A run with a policy that was trained through pieces, whose weights fit."""
     import hashlib
@@ -858,21 +550,16 @@ GROUPS: dict[str, Callable[[], Files]] = {
     "lines": lines,
     "tables": tables,
     "datasets": datasets,
-    "mappings": mappings,
-    "configs": configs,
-    "pipelines": pipelines,
     "runs": runs,
 }
 
 
-HARMLESS = frozenset(
-    {"configs/good.toml", "configs/batch_of_terabytes.toml", "pipelines/good.toml", "pipelines/steps_beyond_64_bits.toml"}
-)
+HARMLESS = frozenset({"configs/good.toml", "configs/batch_of_terabytes.toml", "pipelines/good.toml"})
 """Cases that every command takes without a word: a batch, or a look ahead, beyond the data is as long as the data."""
 
 
 def make(folder: Path) -> None:
-    """Write the corpus below `folder`."""
+    """Write the corpus below `folder`, but for mappings, configs and pipelines, which are written by hand."""
     for group, files in GROUPS.items():
         for name, data in files():
             path = folder / group / name
