@@ -43,7 +43,7 @@ def place_at(port: int, scheme: str, **options: Any) -> Location:
 @pytest.mark.parametrize(
     ("answer", "request_"),
     zip([*ANSWERS, *MISSING], itertools.cycle([look, match, write])),
-    ids=str,
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_a_providers_answer_is_told_in_words_that_say_what_to_do(answer: Answer, request_: Callable[[Location], None]) -> None:
     with answer.given() as port:
