@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ class Slow(gymnasium.Wrapper):
 def make():
     return Slow(gymnasium.make("CartPole-v1"))
 """
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers() -> Iterator[None]:
+    """As in a shell: what runs in the background, or under nohup, ignores signals, and so do its children."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def send(number: int) -> None:
@@ -180,6 +190,8 @@ def test_evaluate_and_apply_end_between_two_steps_and_begin_again(stopped: Stopp
         "CartPole-v1",
         "--out",
         "batches",
+        "--steps-per-batch",
+        64,
     ]
     code, told, _ = stopped(signal.SIGINT, "batches/*", *words)
     assert (code, told["error"]["code"]) == (130, "interrupted")

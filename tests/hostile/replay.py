@@ -138,7 +138,9 @@ def _said(stdout: str) -> dict[str, Any]:
 def main() -> None:
     """Replay the groups of the command line."""
     work, *words = sys.argv[1:]
-    os.environ["TMPDIR"] = os.path.realpath(work)
+    os.environ["TMPDIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.realpath(
+        work
+    )  # torch makes its folder when imported
     groups = [word for word in words if not word.startswith("-")]
     outcomes: dict[str, dict[str, str]] = {}
     for group in groups:

@@ -26,11 +26,11 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_page_on_recording_runs_as_it_stands(tmp_path: Path, script_shell: Shell, read: Read, same: Same) -> None:
-    code, pieces, learned, loop, script = blocks("recording.md", "python")
-    files = {"my_code.py": code, "my_pieces.py": pieces, "learned.py": learned, "loop.py": loop, "script.py": script}
+    code, pieces, loop, script = blocks("recording.md", "python")
+    files = {"my_code.py": code, "my_pieces.py": pieces, "loop.py": loop, "script.py": script}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    scripts = "".join(f"\n{sys.executable} {name}" for name in ("script.py", "learned.py", "loop.py"))
+    scripts = "".join(f"\n{sys.executable} {name}" for name in ("script.py", "loop.py"))
     done = script_shell("\n".join(blocks("recording.md", "sh")) + scripts, tmp_path)
     assert done.returncode == 0, done.stderr
     same(read(tmp_path / "all").select([7]), read(tmp_path / "the-eighth"))

@@ -117,7 +117,7 @@ class Still(gymnasium.Env):
 """
 
 
-@pytest.mark.parametrize("runners", [0, 1])
+@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=pytest.mark.integration)])
 def test_its_policy_is_evaluated_and_recorded_once_its_package_is_named(
     run: Path, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch, runners: int
 ) -> None:

@@ -191,7 +191,6 @@ def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, 
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     code, _, errors = ended(process)
     assert code != 0
-    assert "exitcode  : 5" in errors
     alone(*options(dataset, run, "--resume", "--quiet", updates=1000))
     alone(*options(dataset, tmp_path / "one", "--quiet", updates=1000))
     np.testing.assert_allclose(curve(run, "loss"), curve(tmp_path / "one", "loss"), rtol=0, atol=1e-3)
