@@ -126,7 +126,11 @@ def _panes(count: int) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     count = max(1, count)
-    figure = Figure(figsize=(7, 1 + 2.4 * count), dpi=100, layout="constrained")
+    height = 1 + 2.4 * count
+    figure = Figure(figsize=(7, height), dpi=100)
+    figure.subplots_adjust(
+        left=0.12, right=0.98, top=1 - 0.15 / height, bottom=0.55 / height, hspace=0.08
+    )  # inches over inches
     return figure, figure.subplots(count, 1, squeeze=False, sharex=True)[:, 0]
 
 

@@ -82,6 +82,7 @@ def test_an_expert_is_recorded_cloned_and_evaluated(done: Done, tmp_path: Path) 
         "train-bc", tmp_path / "D", "--env", "CartPole-v1", "--updates", 200, "--device", "cpu", "--out", tmp_path / "R"
     )
     assert trained["eval_return_mean"] > 100  # a random policy has 20
+    assert (tmp_path / "R" / "curve.png").read_bytes().startswith(b"\x89PNG")
     evaluated = done("evaluate", tmp_path / "R", "--env", "CartPole-v1", "--episodes", 5, "--seed", 1)
     assert evaluated["episodes"] == 5
     assert evaluated["return_min"] <= evaluated["return_mean"] <= evaluated["return_max"]
@@ -175,7 +176,9 @@ def test_train_batches_hold_what_a_loop_over_the_steps_gives(pieces: str, done: 
     np.testing.assert_allclose(rows[name].to_numpy(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bc", "bc through pieces", "bc of Box actions"])
+@pytest.mark.parametrize(
+    "name", ["bc through pieces", *(pytest.param(one, marks=pytest.mark.integration) for one in ("bc", "bc of Box actions"))]
+)
 def test_an_exported_policy_acts_as_the_run_does(name: str, done: Done, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     losses(done, tmp_path, name)

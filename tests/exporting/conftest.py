@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from exported_policies import Exports
+from small_runs import no_picture  # noqa: F401
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from offline_cli.trees import leaves, map_leaves
 
 pytest.importorskip("onnxruntime")
 
-QUICK = ["filtered and stacked", "lstm"]
+QUICK = ["filtered and stacked", pytest.param("lstm", marks=pytest.mark.integration)]
 IN_CI = ["cnn", "gru stacked", "previous"]
 LONG = [
     pytest.param(name, marks=[pytest.mark.nightly] if name in IN_CI else pytest.mark.nightly)
     for name in KINDS
-    if name not in QUICK
+    if name not in ("filtered and stacked", "lstm")
 ]
 ROWS, STEPS = 50, 40
 

@@ -42,7 +42,10 @@ def place_at(port: int, scheme: str, **options: Any) -> Location:
 
 @pytest.mark.parametrize(
     ("answer", "request_"),
-    zip([*ANSWERS, *MISSING], itertools.cycle([look, match, write])),
+    [
+        pytest.param(answer, request_, marks=[] if answer.scheme == "s3" or answer in MISSING else pytest.mark.integration)
+        for answer, request_ in zip([*ANSWERS, *MISSING], itertools.cycle([look, match, write]), strict=False)
+    ],
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_a_providers_answer_is_told_in_words_that_say_what_to_do(answer: Answer, request_: Callable[[Location], None]) -> None:

@@ -132,9 +132,7 @@ def test_without_the_package_the_line_to_install_it_is_told(
     assert "offline-cli[sb3]" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "explore"), [("PPO", False), ("PPO", True), ("A2C", False), ("DQN", False), ("SAC", False), ("TD3", True)]
-)
+@pytest.mark.parametrize(("algorithm", "explore"), [("PPO", False), ("PPO", True), ("DQN", False), ("TD3", True)])
 def test_models_of_stable_baselines3_play(
     algorithm: str, explore: bool, recorded: Record, read: Read, tmp_path: Path, same: Same
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_value_that_cannot_be_read_costs_its_own_episode_on_either_side_of_a_b
 def test_a_row_that_its_parser_cannot_read_costs_the_episodes_beside_it_wherever_it_stands(
     kind: str, spoiled: Callable[..., Written]
 ) -> None:
-    for row in range(0, ROWS, 4):  # blocks of text end where their bytes do
+    for row in range(0, ROWS, 8):  # blocks of text end where their bytes do
         source = spoiled(kind, spoil_lines, [row])
         lost = lost_beside([row], ROWS, LENGTH)
         found, counts, _ = read(source, on_error="skip")

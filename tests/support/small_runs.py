@@ -56,6 +56,14 @@ def filmed(lengths: Sequence[int] = (9, 7, 6)) -> EpisodeBatch:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_picture() -> Iterator[None]:
+    """A curve takes longer than the small runs whose folders it lies in; tests/report and tests/acceptance look at curves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offline_cli.training.run_folder.draw_curve", lambda rows, target, **options: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def room_beside_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that is not given is one on the whole process, which holds what the tests before have left in it."""

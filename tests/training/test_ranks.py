@@ -189,7 +189,7 @@ def test_a_killed_process_ends_all_others_and_any_number_resumes(dataset: Path, 
     process = torchrun(2, *options(dataset, run, updates=100_000))
     waited_for(run, process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
-    code, _, errors = ended(process)
+    code, _, _ = ended(process)
     assert code != 0
     alone(*options(dataset, run, "--resume", "--quiet", updates=1000))
     alone(*options(dataset, tmp_path / "one", "--quiet", updates=1000))

@@ -45,7 +45,7 @@ OBSERVATIONS = {
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_recorded_columns_are_bit_for_bit_those_of_the_default_pipeline(kind: str, data: st.DataObject) -> None:
     batch = with_steps(data.draw(episode_batches(observation_space=OBSERVATIONS[kind])))

@@ -43,10 +43,8 @@ def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
     return (run / "policy.safetensors").read_bytes(), untimed
 
 
-@pytest.mark.parametrize("update", [7, 45])
-def test_a_run_stopped_by_ctrl_c_ends_as_an_undisturbed_one(
-    write_dataset: Write, config: Path, tmp_path: Path, update: int
-) -> None:
+def test_a_run_stopped_by_ctrl_c_ends_as_an_undisturbed_one(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    update = 45
     data = write_dataset()
     train_bc(data, tmp_path / "whole", config=config, **OPTIONS)
     with pytest.raises(Interrupted) as caught:
@@ -133,11 +131,10 @@ def test_resuming_a_finished_run_gives_its_result_again(write_dataset: Write, co
     assert comparable(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize(("first", "then"), [(50, 95), (95, 96)])
 def test_a_finished_run_goes_on_to_a_larger_bound_as_if_it_had_had_that_from_the_start(
-    write_dataset: Write, config: Path, tmp_path: Path, first: int, then: int
+    write_dataset: Write, config: Path, tmp_path: Path
 ) -> None:
-    """Checks are due at 15, 30, ...: one bound lies between two, the other on one."""
+    first, then = 50, 95  # checks are due at 15, 30, ...: between two of them
     data = write_dataset()
     train_bc(data, tmp_path / "whole", config=config, **{**OPTIONS, "updates": then})
     train_bc(data, tmp_path / "grown", config=config, **{**OPTIONS, "updates": first})
