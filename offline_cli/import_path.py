@@ -33,7 +33,6 @@ __all__ = [
     "names_file",
     "no_module",
     "path_for_workers",
-    "safe_flags",
 ]
 
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
@@ -203,14 +202,6 @@ def path_for_workers() -> list[str]:
     if _is_home(here):  # this package may be found nowhere else
         return [entry or here for entry in path]
     return [*filter(None, path), here]
-
-
-def safe_flags() -> list[str]:
-    """Flags for an interpreter that is started: nothing comes before its path, and it has the same settings as this one."""
-    if sys.flags.isolated:
-        return ["-I"]
-    given = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
-    return ["-P", *(flag for flag, is_set in given.items() if is_set)]
 
 
 def _is_home(folder: str) -> bool:

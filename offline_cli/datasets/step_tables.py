@@ -27,13 +27,11 @@ from offline_cli.episodes.codec.steps import plain_mapping
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
-from offline_cli.parquet.safety import WIDTHS
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
-    "EMPTY_BYTES",
     "FLAT_SCHEMA",
     "INFO_COLUMNS",
     "NO_EXTRA",
@@ -51,7 +49,6 @@ __all__ = [
 INFO_COLUMNS = (Columns.INFOS, Columns.RESET_INFOS)
 NO_EXTRA = frozenset({*STEP_COLUMNS, *INFO_COLUMNS, *CUSTOM_COLUMNS})
 """Names that are not those of extra model outputs."""
-EMPTY_BYTES: Final = 1 + 2 * WIDTHS["BYTE_ARRAY"]  # at most, of a row in memory, in columns that were added
 FIX = "write the dataset again from its source"
 FLAT_SCHEMA: Final = pa.schema(
     [

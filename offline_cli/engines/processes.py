@@ -24,7 +24,7 @@ from offline_cli.engines.window import called, in_order, packed
 from offline_cli.errors import BadData
 from offline_cli.import_path import guard_hint
 from offline_cli.scopes import Reading
-from offline_cli.stop_signals import check, signals_noted
+from offline_cli.stop_signals import StopRequested, check, signals_noted
 
 __all__ = ["ProcessEngine", "WorkerContext", "safely_started"]
 
@@ -70,7 +70,8 @@ class ProcessEngine:
 
     def _end_all(self, how: Callable[[SpawnProcess], None]) -> None:
         for worker in self._context.workers:
-            how(worker)
+            if worker.pid is not None:  # it was started
+                how(worker)
 
 
 def _ended(call: Future[bytes]) -> bytes:
@@ -81,8 +82,8 @@ def _ended(call: Future[bytes]) -> bytes:
             return call.result(LOOK)
         except TimeoutError:
             continue
-        except BrokenProcessPool as error:
-            time.sleep(LOOK / 10)  # a signal that has ended it may still be on its way here
+        except (BrokenProcessPool, StopRequested) as error:  # StopRequested: a signal that a worker got
+            time.sleep(LOOK / 10)  # it may still be on its way here
             check()
             raise _died() from error
 

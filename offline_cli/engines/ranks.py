@@ -23,7 +23,7 @@ from offline_cli.errors import BadConfig, ClusterLost
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ALONE", "RankFailed", "Ranks", "current", "is_first", "joined", "one_process", "whole"]
+__all__ = ["ALONE", "RankFailed", "Ranks", "current", "is_first", "joined", "whole"]
 
 STARTED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets in each process
 ANSWER: Final = timedelta(minutes=30)  # of a rank that is alive: checks play in environments meanwhile
@@ -117,10 +117,6 @@ class Ranks:
             raise failure
         raise RankFailed([f"process {rank}: {text}" for rank, text in enumerate(texts) if text])
 
-    def of_first(self, value: float) -> float:
-        """The number that the first rank calls this with."""
-        return self.summed([value if self.is_first else 0.0])[0]
-
     def wait(self) -> None:
         """Until every rank has come here. Raises ClusterLost where one has ended before."""
         self.summed([0.0])
@@ -144,11 +140,6 @@ def current() -> Ranks:
 def is_first() -> bool:
     """Whether this process is to print: all are that torchrun has not started, and of those that it has, the first."""
     return not _started() or os.environ["RANK"] == "0"
-
-
-def one_process() -> bool:
-    """Whether torchrun has started no others beside this one."""
-    return not _started()
 
 
 def _started() -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from offline_cli.errors import MissingPackage
+from offline_cli.errors import BadData, MissingPackage
 
 __all__ = ["called", "in_order", "packed"]
 
@@ -52,6 +52,9 @@ def called(work: bytes) -> bytes:
         package = (missing.name or "what it needs").partition(".")[0]
         fix = f"install it there: pip install {package}"
         error = MissingPackage(f"a worker has no module {missing.name!r}", where="a worker", fix=fix)
+    except SystemExit as left:  # some simulators call exit
+        fix = "let the reader, environment or policy raise an error instead"
+        error = BadData(f"code of yours called exit({left.code!r})", where="a worker", fix=fix)
     except Exception as raised:  # noqa: BLE001  raised again by the command
         error = raised
     try:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["AgentsPolicy", "Player", "assigned"]
 
-BOTH_SIDES: Final = ("observations", "actions")
 _log = logging.getLogger(__name__)
 
 

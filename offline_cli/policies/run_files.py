@@ -3,7 +3,7 @@
 The tensors of a checkpoint by name:
 
     modules.policy.network.0.weight   parameters and buffers of every module
-    adam.0.mean                       of the optimizer of each group, by its number
+    adam.0.network.0.weight.exp_avg   of the optimizer of each group, by its number
     sum.nll                           losses added up since the last row of metrics
     best.network.0.weight             the policy of the best check
     refreshed.policy...               the modules that columns were last computed with, where they are recomputed

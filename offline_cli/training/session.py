@@ -1,6 +1,6 @@
 """Everything that one run of training works with, built anew or from a checkpoint.
 
-`bc.fit` is the loop; this is what it calls. Between two updates a session is consistent: `save` there, and a resumed run
+`train.fit` is the loop; this is what it calls. Between two updates a session is consistent: `save` there, and a resumed run
 continues bit for bit (on the CPU, with the number of threads that the checkpoint holds).
 """
 

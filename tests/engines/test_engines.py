@@ -63,6 +63,14 @@ def test_an_error_that_cannot_travel_arrives_as_text() -> None:
         next(results)
 
 
+def test_code_that_exits_in_a_worker_is_an_error_after_what_it_gave() -> None:
+    results = PickledEngine().streamed(tasks.leaving, [1])
+    assert next(results) == 1
+    with pytest.raises(BadData) as raised:
+        next(results)
+    assert raised.value.where == "a worker"
+
+
 def test_a_module_that_a_worker_lacks_is_a_missing_package() -> None:
     results, error = pickle.loads(called(b"clab.tools\nwork\n."))
     assert results == []

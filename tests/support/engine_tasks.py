@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,11 @@ def dies_once(folder: str, number: int) -> Iterator[int]:
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         yield 10 * number + part
+
+
+def leaving(number: int) -> Iterator[int]:
+    yield number
+    sys.exit(0)
 
 
 def strange(number: int) -> Iterator[int]:

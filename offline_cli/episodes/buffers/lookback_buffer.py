@@ -36,7 +36,7 @@ from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FILL", "GetterOptions", "InfiniteLookbackBuffer", "SetterOptions"]
+__all__ = ["FILL", "GetterOptions", "InfiniteLookbackBuffer"]
 
 FILL = "pass fill=... for a value that stands for missing records"
 
@@ -47,13 +47,6 @@ class GetterOptions(TypedDict, total=False):
     neg_index_as_lookback: bool
     fill: Any
     one_hot_discrete: bool
-
-
-class SetterOptions(TypedDict, total=False):
-    """Options of setters: see `InfiniteLookbackBuffer.set`."""
-
-    at_indices: Indices
-    neg_index_as_lookback: bool
 
 
 class InfiniteLookbackBuffer:
