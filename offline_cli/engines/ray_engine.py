@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ from socket import create_connection
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from offline_cli.engines.window import called, in_order, packed
+from offline_cli.engines.window import answer, called, in_order, packed
 from offline_cli.errors import ClusterLost, MissingPackage, UsageError
 from offline_cli.import_path import path_for_workers
 from offline_cli.scopes import Reading
@@ -120,5 +119,5 @@ def _task(work: bytes, version: str, path: list[str]) -> bytes:
     if __version__ != version:
         fix = f"install there what is installed here: pip install offline-cli=={version}"
         error = MissingPackage(f"offline-cli is {__version__} on a worker, and here {version}", where="a worker", fix=fix)
-        return pickle.dumps(([], error))
+        return answer([], error)
     return called(work)

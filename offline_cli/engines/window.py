@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from offline_cli.errors import BadData, MissingPackage
 
-__all__ = ["called", "in_order", "packed"]
+__all__ = ["answer", "called", "in_order", "packed"]
 
 T = TypeVar("T")
 Call = TypeVar("Call")
@@ -58,8 +58,12 @@ def called(work: bytes) -> bytes:
     except Exception as raised:  # noqa: BLE001  raised again by the command
         error = raised
     try:
-        answer = pickle.dumps((results, error), protocol=5)
-        pickle.loads(answer)[1:] if error else None  # noqa: S301  an exception may be pickled and not unpickled
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own; an exception may be pickled and not unpickled
     except Exception:  # noqa: BLE001  an exception of a user's may not travel
-        answer = pickle.dumps((results, RuntimeError(f"{type(error).__name__}: {error}")), protocol=5)
-    return answer
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return answer(results, error)
+
+
+def answer(results: list[Any], error: Exception | None) -> bytes:
+    """What a worker sends, as `in_order` takes it."""
+    return pickle.dumps((results, error), protocol=5)

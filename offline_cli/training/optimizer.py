@@ -49,15 +49,22 @@ class Optimizer:
         found: Tensor = self._adam.state[self.parameters[0]]["step"]
         return found
 
+    def gradients(self) -> list[Tensor]:
+        """Of all parameters; zeros, kept as theirs, for those that the loss does not depend on in this step."""
+        found = []
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            found.append(parameter.grad)
+        return found
+
     def step(self) -> None:
         """One update from the gradients.
 
         After step n the average becomes d times itself plus 1 - d times the weights, d = min(ema, (1 + n) / (10 + n)): the
         first weights soon count little, however short the run is. Source: tf.train.ExponentialMovingAverage with `num_updates`.
         """
-        for parameter in self.parameters:
-            if parameter.grad is None:  # of a loss that does not depend on it in this step
-                parameter.grad = torch.zeros_like(parameter)
+        self.gradients()
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
         self._adam.step()

@@ -81,14 +81,13 @@ class Stepped:
 
     def _exchange(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradient and losses of the whole batch, which are sums over the ranks; and whether one of them is to stop."""
-        owners = self.adam.parameters
-        gradients = [torch.zeros_like(owner) if owner.grad is None else owner.grad for owner in owners]
+        gradients = self.adam.gradients()
         stop = torch.tensor(float(self.stop), device=self._device)
         told = torch.stack([*(losses[name].detach() for name in self.sums), stop])
         exchanged = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told.to(gradients[0].dtype)])
         self.ranks.sum_(exchanged)
         *parts, self._told = torch.split(exchanged, [*(gradient.numel() for gradient in gradients), len(told)])
-        for owner, part in zip(owners, parts, strict=True):
+        for owner, part in zip(self.adam.parameters, parts, strict=True):
             owner.grad = part.view_as(owner)
         return dict(zip(self.sums, self._told.unbind(), strict=False))
 
