@@ -17,6 +17,12 @@ pytestmark = pytest.mark.integration
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(autouse=True)
+def no_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel is found because it is installed, never because the caller's PYTHONPATH names the repository."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh environment with nothing but the wheel in it; its dependencies are borrowed from this one."""

@@ -16,6 +16,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def cluster() -> Iterator[Any]:
     from ray_clusters import local_cluster
 
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support")])
-    with local_cluster(2) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's workers import the tests' modules; later tests in this process must not find the repository this way.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support")]))
+        with local_cluster(2) as found:
+            yield found
