@@ -25,7 +25,7 @@ from offline_cli.errors import (
     UnsupportedSpace,
     UsageError,
 )
-from offline_cli.formats.lerobot.paths import Template
+from offline_cli.formats.lerobot.dataset import checked_template
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "lerobot"
 LENGTHS = [4, 5, 3]
@@ -209,7 +209,7 @@ def test_an_episode_with_fewer_frames_than_its_record_says_is_named(v30: Path, t
 )
 def test_a_path_template_is_filled_with_named_numbers_only(template: object, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Template.parsed(template, ("chunk_index", "file_index"), where="info.json")
+        checked_template(template, ("chunk_index", "file_index"), "info.json")
 
 
 def test_a_link_out_of_the_dataset_is_refused(v30: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_the_links_of_hugging_faces_cache_are_followed(tmp_path: Path) -> None:
         (lambda info: info.update(fps=0), "fps is 0"),
         (lambda info: info.update(features={}), "features is no object"),
         (lambda info: info["features"]["action"].update(shape=[1 << 60]), "has no dtype and shape"),
-        (lambda info: info["features"].pop("action"), "no feature action"),
+        (lambda info: info["features"].pop("action"), "no feature of numbers is called action"),
         (lambda info: info["features"].update(missing={"dtype": "float32", "shape": [1]}), "not in the data files"),
         (lambda info: info["features"].update({"observation.state.x": info["features"]["action"]}), "not in the data files"),
     ],

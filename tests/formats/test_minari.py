@@ -184,7 +184,7 @@ def test_an_episode_that_is_wrong_is_set_aside_and_counted(tmp_path: Path) -> No
 
 def test_large_episodes_are_read_in_parts_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read(FOREIGN / "minari_hdf5")[1]
-    monkeypatch.setattr("offline_cli.formats.hdf5.episode_groups.PART", 64)
+    monkeypatch.setattr("offline_cli.formats.hdf5.episodes.PART", 64)
     stream, parts = read(FOREIGN / "minari_hdf5")
     assert stream.tally.fragments_stitched > 2
     assert [whole.digest(i) for i in range(2)] == [parts.digest(i) for i in range(2)]
