@@ -18,6 +18,7 @@ from offline_cli.scopes import Scope
 
 __all__ = ["arrow_schema_of", "record_batches", "without_leaves"]
 
+DAMAGE: Final = (ArithmeticError, EOFError, LookupError, MemoryError, TypeError, ValueError)
 ROWS: Final = 1 << 16  # of a batch of Parquet
 FIX: Final = "copy it again, or write it again with the program that made it"
 
@@ -42,10 +43,10 @@ def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterat
                 batch = next(batches, None)
                 if batch is None:
                     return
+                batch.validate(full=True)  # before its size is asked for, which follows offsets
                 if batch.nbytes > most:
                     what = f"{batch.num_rows:,} rows of {batch.nbytes / 1e6:,.0f} MB, too much for the memory limit"
                     raise MemoryLimitExceeded(what, where=file.url, fix="raise --memory-limit")
-                batch.validate(full=True)
             yield batch
 
 
@@ -73,24 +74,17 @@ def _batches_of(found: Any) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _failures(file: Location) -> Iterator[None]:
-    """Within it, what pyarrow raises for damaged bytes is BadData; failures of storage stay what they are."""
-    try:
-        with storage_failures(file.url, "reading it"), extension_failures():
-            yield
-    except OfflineCliError:
-        raise
-    except (
-        pa.ArrowException,
-        ArithmeticError,
-        EOFError,
-        IndexError,
-        KeyError,
-        MemoryError,
-        TypeError,
-        ValueError,
-        OSError,
-    ) as error:
-        raise BadData(f"a damaged file: {str(error)[:300]}", where=file.url, fix=FIX) from error
+    """Within it, what pyarrow raises for damaged bytes is BadData; failures of storage, which have a number, stay theirs."""
+    with storage_failures(file.url, "reading it"):
+        try:
+            with extension_failures():
+                yield
+        except OfflineCliError:
+            raise
+        except (*DAMAGE, pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise BadData(f"a damaged file: {str(error)[:300]}", where=file.url, fix=FIX) from error
 
 
 def without_leaves(array: Any, field: pa.Field, path: str, drop: Collection[str]) -> tuple[Any, pa.Field]:

@@ -176,11 +176,11 @@ class ArrayRows:
 @contextmanager
 def _damage(url: str) -> Iterator[None]:
     """Within it, an archive that cannot be read raises BadData; failures of storage stay what they are."""
-    try:
-        with storage_failures(url, "reading it"):
+    with storage_failures(url, "reading it"):
+        try:
             yield
-    except OfflineCliError:
-        raise
-    except (*DAMAGE, *DAMAGE_OF_PACKING) as error:
-        what = f"the archive breaks off or is damaged: {str(error)[:200] or type(error).__name__}"
-        raise BadData(what, where=url, fix=FIX, details={PROBLEM: "unreadable-file"}) from error
+        except OfflineCliError:
+            raise
+        except (*DAMAGE, *DAMAGE_OF_PACKING) as error:
+            what = f"the archive breaks off or is damaged: {str(error)[:200] or type(error).__name__}"
+            raise BadData(what, where=url, fix=FIX, details={PROBLEM: "unreadable-file"}) from error
