@@ -225,8 +225,8 @@ def as_space(tree: Tree, space: Space) -> Tree:
     """
     if isinstance(space, spaces.Dict) and isinstance(tree, dict) and tree.keys() == space.spaces.keys():
         return {key: as_space(tree[key], part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple) and isinstance(tree, dict) and list(tree) == [str(i) for i in range(len(tree))]:
-        tree = tuple(tree.values())
+    if isinstance(space, spaces.Tuple) and isinstance(tree, dict) and set(tree) == set(map(str, range(len(tree)))):
+        tree = tuple(tree[str(at)] for at in range(len(tree)))
     if isinstance(space, spaces.Tuple) and isinstance(tree, tuple) and len(tree) == len(space.spaces):
         return tuple(as_space(part, sub) for part, sub in zip(tree, space.spaces, strict=True))
     if isinstance(tree, np.ndarray) and space.shape is not None:

@@ -26,9 +26,7 @@ FIX: Final = "copy it again, or write it again with the program that made it"
 def arrow_schema_of(file: Location) -> pa.Schema:
     """The columns of an Arrow file. Raises BadData."""
     with _failures(file), file.open() as stream:
-        schema = _opened(stream).schema
-        assert schema.names is not None  # names that are not UTF-8 raise here
-        return schema
+        return _opened(stream).schema
 
 
 def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterator[pa.RecordBatch]:
@@ -56,7 +54,17 @@ def _opened(stream: Any) -> Any:
     stream.seek(0)
     if magic == b"PAR1":
         return _Parquet(pq.ParquetFile(stream))
-    return pa.ipc.open_file(stream) if magic == b"ARRO" else pa.ipc.open_stream(stream)
+    found = pa.ipc.open_file(stream) if magic == b"ARRO" else pa.ipc.open_stream(stream)
+    for column in found.schema:
+        _check_names(column)
+    return found
+
+
+def _check_names(field: pa.Field) -> str:
+    """Raise UnicodeDecodeError where the name of a column, or of a part of it, is not UTF-8."""
+    for at in range(field.type.num_fields):
+        _check_names(field.type.field(at))
+    return str(field.name)
 
 
 class _Parquet:

@@ -154,7 +154,7 @@ class _Demonstrations:
         )
 
     def _observations(self, node: Node, key: str) -> Tree:
-        """The datasets below a key, in the structure of the space, where it is known; the only one where that has no keys."""
+        """The datasets below a key as a Dict; the only one, where the space is known and has no keys."""
         columns: dict[str, Column] = {}
         for path, (kind, _) in node.datasets.items():
             head, _, rest = path.partition("/")
@@ -169,7 +169,7 @@ class _Demonstrations:
         found, space = _nested(columns), self._space
         if space is not None and not isinstance(space, (spaces.Dict, spaces.Tuple)) and list(found) == [ONLY]:
             return found[ONLY]
-        return _in_structure(found, space)
+        return found
 
     def _extra(self, node: Node, steps: int) -> Iterator[str]:
         """Datasets that are extra outputs; others are named."""
@@ -197,16 +197,8 @@ def _nested(leaves: Mapping[str, Column]) -> dict[str, Any]:
     return tree
 
 
-def _in_structure(tree: Tree, space: Space | None) -> Tree:
-    if isinstance(space, spaces.Tuple) and isinstance(tree, dict) and sorted(tree) == sorted(map(str, range(len(space)))):
-        return tuple(_in_structure(tree[str(at)], part) for at, part in enumerate(space.spaces))
-    if isinstance(space, spaces.Dict) and isinstance(tree, dict) and tree.keys() == space.spaces.keys():
-        return {key: _in_structure(tree[key], part) for key, part in space.spaces.items()}
-    return tree
-
-
 def _keys(tree: Tree) -> Any:
-    return {key: _keys(part) for key, part in tree.items()} if isinstance(tree, dict) else isinstance(tree, tuple)
+    return {key: _keys(part) for key, part in tree.items()} if isinstance(tree, dict) else None
 
 
 class RobomimicSink(Hdf5Sink):

@@ -114,7 +114,7 @@ def open_lerobot(files: Sequence[Location], context: OpenContext) -> Source:
     """The dataset; with a mapping, its frames as the table that the mapping explains. Raises NoData, BadData, UnsafeData."""
     folder = Folder.of(files, context.location)
     info = read_info(folder)
-    if context.tables.mapping is not None:
+    if context.tables.mapping is not None or context.tables.rows_as_episodes:
         data, storage = folder.below("data"), context.storage_options
         return TableSource(data, context.location, options=context.tables, storage_options=storage, kind="parquet")
     episodes = read_episodes(folder, info)
