@@ -139,6 +139,7 @@ def convert(
     read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     read_as += () if options["extras"] == EXTRAS.default else (options["extras"],)
     read_as += ("drop_reset_rows",) if options["drop_reset_rows"] else ()
+    read_as += tuple(sorted(options["drop"]))
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
@@ -163,6 +164,7 @@ def convert(
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
         drop_reset_rows=options["drop_reset_rows"],
+        drop=options["drop"],
         engine=engine,
         storage_options=storage_options,
         on_progress=on_progress,

@@ -31,14 +31,15 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats import registry
-from offline_cli.formats.d3rlpy.sink import D3RLPY
-from offline_cli.formats.d4rl.sink import D4RL
+from offline_cli.formats.hdf5.d3rlpy import D3RLPY_SINK
+from offline_cli.formats.hdf5.d4rl import D4RL_SINK
+from offline_cli.formats.hdf5.robomimic import ROBOMIMIC_SINK
 from offline_cli.formats.input_reader import Maker
-from offline_cli.formats.lerobot.sink import LEROBOT
-from offline_cli.formats.minari.sink import MINARI
-from offline_cli.formats.npz.sinks import NPZ, OGBENCH
+from offline_cli.formats.lerobot.sink import LEROBOT_SINK
+from offline_cli.formats.minari.sink import MINARI_SINK
+from offline_cli.formats.npz.flat import NPZ_SINK
+from offline_cli.formats.npz.ogbench import OGBENCH_SINK
 from offline_cli.formats.reader import Reader
-from offline_cli.formats.robomimic.sink import ROBOMIMIC
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
@@ -113,13 +114,13 @@ OURS: Final = {
             OPTIONS,
             "steps, last observations, infos, extra outputs; not custom data, clocks, ids of multi-agent episodes",
         ),
-        MINARI,
-        D4RL,
-        ROBOMIMIC,
-        D3RLPY,
-        LEROBOT,
-        NPZ,
-        OGBENCH,
+        MINARI_SINK,
+        D4RL_SINK,
+        ROBOMIMIC_SINK,
+        D3RLPY_SINK,
+        LEROBOT_SINK,
+        NPZ_SINK,
+        OGBENCH_SINK,
     )
 }
 

@@ -42,6 +42,9 @@ class OpenContext:
     listing: Listing  # of the files, which answers what they are
     tables: TableOptions = field(default_factory=TableOptions)  # how tables are to be read
     storage_options: Mapping[str, Any] | None = None
+    drop: frozenset[str] = (
+        frozenset()
+    )  # leaves that the caller leaves out, by dotted path: a reader need not be able to read them
 
     @property
     def location(self) -> str:

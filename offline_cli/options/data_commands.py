@@ -1,7 +1,7 @@
 """Options of `apply`, `convert`, `inspect`, `validate` and `repair`, and of the function `write_dataset`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Required
 
@@ -166,6 +166,16 @@ class ConvertOptions(
         ),
     ]
     extras: Annotated[Extras, EXTRAS]
+    drop: Annotated[
+        Sequence[str],
+        Option(
+            help="Leaf to leave out: a part of observations or actions (obs.mission), an extra model output, or infos.",
+            group=Group.DATA,
+            default=(),
+            form=Form.NAMES,
+            metavar="LEAF",
+        ),
+    ]
     drop_reset_rows: Annotated[
         bool,
         Option(
