@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from offline_cli.datasets.lock import Process
 
 from offline_cli.checking.repair import repair
-from offline_cli.datasets import lease_record
-from offline_cli.datasets.lease_record import Process
+from offline_cli.datasets import lock
 from offline_cli.errors import Locked, UsageError
 
 

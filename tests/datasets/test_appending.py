@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from offline_cli.datasets.lock import WritingNote
 from typer.testing import CliRunner
 
 from offline_cli.checking.repair import repair
@@ -18,7 +19,6 @@ from offline_cli.checking.validate import validate
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset, open_dataset
-from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
