@@ -304,6 +304,8 @@ def _refusals(data: bytes) -> list[str]:
         return [f"no JSON: {err}"]
     if not isinstance(document, dict):
         return ["no JSON object"]
+    if isinstance(later := document.get("version"), int) and later > 1:
+        return [f"it is of version {later}, which a later offline-cli wrote: pip install --upgrade offline-cli"]
     if deeper_than(document, MAX_DEPTH):
         return [f"nested deeper than {MAX_DEPTH}"]
     return []

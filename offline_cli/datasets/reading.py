@@ -174,7 +174,11 @@ class ShardReader:
         assert self.observation_space is not None and self.action_space is not None, "a manifest of columns has spaces"  # noqa: PT018
         _check(have, step_tables.step_schema(self.observation_space, self.action_space), location)
         texts = [name for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names]
-        wrong = [f"column {name!r} is no text" for name in texts if not pa.types.is_string(have.field(name).type)]
+        wrong = [
+            f"column {name!r} is {have.field(name).type}, not text"
+            for name in texts
+            if not pa.types.is_string(have.field(name).type)
+        ]
         infos = [name for name in texts if name in step_tables.INFO_COLUMNS]
         wrong += [f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}"] if len(infos) == 1 else []
         assumed = Columns.FINAL_OBS_ASSUMED

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.datasets.lock import Process
 
 from offline_cli.checking.repair import repair
-from offline_cli.datasets import lock
+from offline_cli.datasets.lock import Process
 from offline_cli.errors import Locked, UsageError
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from offline_cli.datasets.lock import WritingLock
 
 from offline_cli.checking.repair import RepairResult, repair
 from offline_cli.checking.validate import validate
 from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.lock import WritingLock
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, Locked, NoData, UsageError
