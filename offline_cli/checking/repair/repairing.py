@@ -169,7 +169,11 @@ def _listed(folder: Location) -> _Found:
     note_bytes, manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
     note = WritingNote.if_any(note_bytes, where=folder.join(WRITING).url)
     if note is not None:
-        refuse_if_at_work(note, folder.join(WRITING))
+        try:
+            refuse_if_at_work(note, folder.join(WRITING))
+        except Locked as error:
+            fix = "wait for it, or end it, and repair then; of one on another machine that has ended, --force-unlock first"
+            raise Locked(error.what, where=error.where, fix=fix, details=error.details) from error
         if note.writes != DATASET.noun:
             what = f"an unfinished {note.writes} is here: it cannot be continued in the middle, nor repaired"
             raise NoData(what, where=folder.url, fix=TRAIN_FIX)
