@@ -94,7 +94,7 @@ class BatchFolder:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def _end(self) -> None:
-        """End an interrupted write: whatever its outcome, no other writer has to wait for its beats afterwards."""
+        """End an interrupted write: whatever its outcome, no other writer has to wait afterwards."""
         try:
             if not self._target.is_held or self.committed:
                 return
