@@ -63,11 +63,8 @@ def test_a_dry_run_changes_nothing(left: Path, call_json: Call) -> None:
 
 
 def test_a_live_writer_is_exit_5_and_named(left: Path, call_json: Call) -> None:
-    import datetime
-
     note = json.loads((left / "_writing.json").read_text())
-    now = datetime.datetime.now(datetime.UTC).isoformat()
-    (left / "_writing.json").write_text(json.dumps({**note, "left": False, "beat": now}))
+    (left / "_writing.json").write_text(json.dumps({**note, "left": False, "host": "elsewhere", "pid": 1}))
     code, told = call_json("repair", left)
     assert (code, told["error"]["code"]) == (5, "locked")
     assert (told["error"]["holder"]["host"], told["error"]["holder"]["pid"]) == ("elsewhere", 1)

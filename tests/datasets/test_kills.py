@@ -1,4 +1,4 @@
-"""`kill -9` of record, convert, filter, merge and split, at storage operations and moments: `--resume` ends as if undisturbed."""
+"""`kill -9` of record, convert, filter, merge and split, at storage operations and moments: `--resume` ends undisturbed."""
 
 from __future__ import annotations
 

@@ -136,11 +136,13 @@ def _spaces(facts: Facts) -> tuple[Any, Any]:
 
 def _refused(plan: _Plan) -> BadData:
     named = "; ".join(f"{place.name}: {why}" for place, why in plan.broken[:3]) + ("; ..." if len(plan.broken) > 3 else "")
-    result = {**plan.result().as_dict(), "changed": False}
+    told = plan.result().as_dict()
+    result = {name: told.pop(name) for name in ("out", "format", "broken", "dry_run", "seconds")} | {"changed": False}
     if not plan.sound:
         return BadData(
             f"no shard is whole, and nothing would be left: {named}", where=plan.folder.url, fix=RESTORE, result=result
         )
+    result["with_drop_broken"] = told
     what = f"{len(plan.broken):,} of {len(plan.broken) + len(plan.sound):,} shards are broken: {named}"
     fix = f"{RESTORE}; or leave them out with --drop-broken, which moves them to quarantine/"
     return BadData(what, where=plan.folder.url, fix=fix, result=result)
