@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from offline_cli.datasets.lock import WritingNote
+
 if TYPE_CHECKING:
-    from offline_cli.datasets.lock import WritingNote
-from offline_cli.episodes.batch import EpisodeBatch
+    from offline_cli.episodes.batch import EpisodeBatch
 
 Call = Callable[..., Any]
 
@@ -20,8 +21,6 @@ Call = Callable[..., Any]
 @pytest.fixture
 def repacked(tmp_path: Path, recorded: EpisodeBatch) -> Callable[..., Path]:
     """A function that writes the eight episodes with other fields, as RLlib does."""
-    from dataclasses import replace
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
