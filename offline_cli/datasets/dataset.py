@@ -107,6 +107,10 @@ class Dataset:
         """Those that are read."""
         return self.manifest.shards if self.part is None else self.part
 
+    def of_shards(self, shards: Sequence[Shard]) -> Dataset:
+        """The same of these shards alone."""
+        return replace(self, part=tuple(shards))
+
     # ---- as a stream ----
 
     def batches(
