@@ -27,8 +27,8 @@ from offline_cli.converting.appending import added_to, base_of, environment_of_a
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
 from offline_cli.converting.whole_episodes import CHOSEN
-from offline_cli.datasets.shard_list import total
-from offline_cli.datasets.shard_sequence import Base
+from offline_cli.datasets.appending import Base
+from offline_cli.datasets.lock import unlock
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
@@ -146,6 +146,8 @@ def convert(
     check_apart(places, target)
     base = base_of(target, options)
     if base is None:
+        if options["force_unlock"]:
+            unlock(target)
         sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
     elif options["to"] is None:
         to = base.manifest.format
@@ -292,9 +294,9 @@ def _result(
     base: Base | None = None,
 ) -> ConvertResult:
     there = () if base is None else base.shards
-    before = total(there, "episodes")
+    before = sum(shard.episodes for shard in there)
     if shown is not None:
-        counts = counts[0] + before, counts[1] + total(there, "steps"), len(there)
+        counts = counts[0] + before, counts[1] + sum(shard.steps for shard in there), len(there)
     return ConvertResult(
         out=target.url,
         format=to,

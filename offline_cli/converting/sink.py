@@ -24,7 +24,6 @@ import numpy as np
 
 from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.shard_list import total
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -150,7 +149,7 @@ def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int 
     """What the sink has committed. Raises BadConfig where it does not say so, and what its `commit` raises."""
     written: Any = sink.commit(assumptions=assumptions, episodes_lost=episodes_lost)
     if isinstance(written, Manifest):
-        counts, nbytes = written.counts, total(written.shards, "bytes")
+        counts, nbytes = written.counts, sum(shard.bytes for shard in written.shards)
         return Written(counts.episodes, counts.steps, len(written.shards), nbytes)
     if not isinstance(written, Written):
         what = f"commit() of the sink {type(sink).__name__} returned {type(written).__name__}, not a Written"

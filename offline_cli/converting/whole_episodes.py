@@ -36,7 +36,7 @@ from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
 from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
-from offline_cli.formats.source import ROWS, Fragments, ReadingAhead, Scannable, Source, SourceInfo
+from offline_cli.formats.source import ROWS, Fragments, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.stop_signals import check
@@ -115,8 +115,7 @@ def _forms(source: Source) -> dict[str, str]:
 
 def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatch | None:
     """The first batch of a source; None: there is none. Raises what reading raises."""
-    looked = source.not_ahead() if isinstance(source, ReadingAhead) else source
-    with closing(looked), closing(cast(Any, looked.fragments(Tally(), Rejects(on_error)))) as fragments:
+    with closing(source), closing(cast(Any, source.fragments(Tally(), Rejects(on_error)))) as fragments:
         first: Fragments | None = next(fragments, None)
     return None if first is None else first.batch
 

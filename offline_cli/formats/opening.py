@@ -211,19 +211,15 @@ class OwnSource:
         """See `Source`."""
         self.scope.close()
 
-    def not_ahead(self) -> OwnSource:
-        """See `ReadingAhead`."""
-        return replace(self, dataset=replace(self.dataset, ahead=False, kept=None))
-
     def partitions(self, count: int) -> Sequence[OwnSource]:
         """See `Source`: no episode lies in two shards."""
         unit, dataset = "episodes" if self.info.format == "episodes" else "steps", self.dataset
         sizes, parts = (getattr(shard, unit) for shard in dataset.shards), []
         for numbers in shares(range(len(dataset.shards)), count):
             mine, size = slice(numbers[0], numbers[-1] + 1), sum(islice(sizes, len(numbers)))
-            shards, chosen = dataset.shards[mine], None if dataset.chosen is None else dataset.chosen[mine]
+            shards = tuple(dataset.shards[mine])
             manifest = replace(dataset.manifest, shards=shards)  # a part goes to a worker: not with all that it does not read
-            own = replace(dataset, manifest=manifest, part=shards, chosen=chosen)
+            own = replace(dataset, manifest=manifest, part=shards)
             parts.append(replace(self, dataset=own, info=replace(self.info, manifest=manifest), size=size, done=0))
         return parts
 

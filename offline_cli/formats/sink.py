@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self
 
+from offline_cli.datasets.appending import Base
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.shard_sequence import Base
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.files.locations import Location

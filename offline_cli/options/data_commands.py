@@ -309,8 +309,7 @@ class RepairOptions(Environment, DryRun, Storage, total=False):
     force_unlock: Annotated[
         bool,
         Option(
-            help="Remove the writer's note, _writing.json, and nothing else; refused while it changes within 25 s, "
-            "or its process runs on this machine.",
+            help="Remove the writer's note, _writing.json, and nothing else; refused while its process runs on this machine.",
             group=Group.DATA,
             default=False,
         ),

@@ -19,8 +19,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.datasets.appending import dataset_to_append_to
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
-from offline_cli.datasets.shard_sequence import dataset_to_append_to
+from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.blanking import blanked, without_folders
@@ -57,7 +58,10 @@ class LiveEpisodes:
         place = open_location(out, options["storage_options"])
         if options["append"] and options["overwrite"]:
             raise UsageError("append and overwrite are mutually exclusive", where=place.url, fix="give one of them")
-        base = dataset_to_append_to(place, resume=options["resume"]) if options["append"] else None
+        how: dict[str, Any] = {name: options[name] for name in ("resume", "force_unlock")}
+        base = dataset_to_append_to(place, **how) if options["append"] else None
+        if options["force_unlock"] and base is None:
+            check_target(place, overwrite=options["overwrite"], **how)
         tally = Tally()
         policy = {} if options["policy"] is None else {"policy": without_folders(blanked(options["policy"]))}
         identity = {**policy, **code}

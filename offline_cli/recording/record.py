@@ -80,7 +80,7 @@ def record(
     plan = replace(plan, storage_options=_of_policy(plan, out, options["storage_options"]))
     target = open_location(out, options["storage_options"], beside=_places_of(plan))
     if not resume:
-        check_target(target, overwrite=overwrite)  # before anything that takes long
+        check_target(target, overwrite=overwrite, force_unlock=options["force_unlock"])  # before anything that takes long
     spec = EngineSpec.of(options)
     if options["num_env_runners"]:
         spec = EngineSpec(PROCESSES, options["num_env_runners"])
@@ -95,7 +95,7 @@ def record(
         identity = identity_of(plan, opened.fingerprint, environment)
         try:
             if resume:
-                check_target(target, overwrite=overwrite, resume=True)
+                check_target(target, overwrite=overwrite, resume=True, force_unlock=options["force_unlock"])
         except OutputExists:
             finished = finished_manifest(target, plan, identity, format)
             if finished is None:
