@@ -18,7 +18,7 @@ from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.datasets.step_tables import INFO_COLUMNS
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
-from offline_cli.episodes.episode_spaces import check_shapes
+from offline_cli.episodes.fit import check_shapes
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.files.locations import Location
 from offline_cli.parquet.arrow_trees import is_numeric
