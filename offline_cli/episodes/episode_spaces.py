@@ -23,6 +23,7 @@ from offline_cli.spaces import Space, bound_bytes, space_from_rllib, space_to_rl
 from offline_cli.trees import Tree, map_leaves, paths, unflatten_like
 
 __all__ = [
+    "OWN_SPACES",
     "category_bounds",
     "choice_counts",
     "hot_size",
@@ -30,12 +31,15 @@ __all__ = [
     "known_space_to_rllib",
     "one_hot",
     "one_hot_leaf",
+    "space_in_state",
+    "space_node",
     "space_tree",
     "zero_rows",
 ]
 
 FIX: Final = "give the space of this data, or correct the data"
 REWRITE: Final = "write the file again from its source"
+OWN_SPACES: Final = {"observations": "_observation_space", "actions": "_action_space"}
 KEPT: Final = 16  # observation, action and reward spaces of a handful of environments
 KEPT_BYTES: Final = 2 << 20  # of the bounds of each; the newest is kept however large
 # Newest first, replaced as a whole, so that a thread may read while another one adds.
@@ -172,3 +176,27 @@ def known_space_to_rllib(space: Space | None) -> dict[str, Any] | None:
     node = space_to_rllib(space)
     _written = ((space, node), *_written[: KEPT - 1])
     return node
+
+
+def space_node(state: Mapping[str, Any], buffer: str) -> Any:
+    """The description behind `space_in_state`, unchecked."""
+    node = state.get(OWN_SPACES[buffer])
+    if node is None and isinstance(state[buffer], dict):
+        return state[buffer].get("space")
+    return node
+
+
+def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Space | None:
+    """The space of a state's `observations` or `actions`: the episode's own, else its buffer's; None where neither has one.
+
+    Raises as `space_from_rllib`, and BadEpisode for anything but a dict.
+    """
+    node = space_node(state, buffer)
+    if node is None:
+        return None
+    if not isinstance(node, dict):
+        raise BadEpisode(f"a {type(node).__name__} where a space belongs", where=where, fix=REWRITE)
+    try:
+        return known_space_from_rllib(node, where=where)
+    except ValueError as err:  # an array in it, which has no single truth value to compare
+        raise BadEpisode(f"not a space: {err}", where=where, fix=REWRITE) from err

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import decode_batch, encode_batch, unpack_batch
+from offline_cli.episodes.codec import decode_batch, encode_batch, unpack
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.testing import assert_same_batch
 
@@ -78,7 +78,7 @@ def test_items_are_read_and_refused_as_if_each_were_decoded_alone(batch: Episode
     for index, change in damages:
         items[-1 - index % len(items)] = change(items[-1 - index % len(items)] or b"?")
     got = read(items)
-    with patch.object(unpack_batch, "learn_layout", lambda item: None):
+    with patch.object(unpack, "learn_layout", lambda item: None):
         wanted = read(items)
     assert got[1:] == wanted[1:]
     assert len(got[0]) == len(wanted[0])

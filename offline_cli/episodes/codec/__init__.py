@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from offline_cli.episodes.codec.pack import encode
 from offline_cli.episodes.codec.pack_batch import encode_batch
-from offline_cli.episodes.codec.unpack import decode
-from offline_cli.episodes.codec.unpack_batch import BatchDecoder, decode_batch
+from offline_cli.episodes.codec.unpack import BatchDecoder, decode, decode_batch
 
 __all__ = ["BatchDecoder", "decode", "decode_batch", "encode", "encode_batch"]

@@ -30,17 +30,17 @@ from offline_cli.episodes.codec.arrays import (
     unpack_raw,
 )
 from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
-from offline_cli.episodes.codec.unpack import NAMES, space_in_state
-from offline_cli.episodes.episode_spaces import known_space_from_rllib
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, space_in_state
 from offline_cli.errors import OfflineCliError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["INSIDE", "ArrayField", "BufferFields", "ItemLayout", "StepsField", "learn_layout"]
+__all__ = ["INSIDE", "NAMES", "ArrayField", "BufferFields", "ItemLayout", "StepsField", "learn_layout"]
 
 Read = Callable[[bytes, int], tuple[Any, int]]
 """(item, start) to (value, the byte after it), which may be past the end: offsets only grow, and the layout checks the last."""
 
+NAMES = ("agent_id", "module_id", "multi_agent_episode_id")
 NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 UINT_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}
@@ -55,7 +55,7 @@ ODD = (
     AttributeError,
     TypeError,
     ValueError,
-)  # of values that are not what they should be
+)  # of odd values
 MAX_NESTING = 32  # of a buffer's leaves
 INSIDE = "one packed episode"  # errors under this name never surface: `decode` raises them again, with the place
 

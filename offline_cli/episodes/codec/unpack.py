@@ -1,39 +1,45 @@
-"""Bytes to one episode, exactly and without haste: what comes from anywhere is checked, and reported where it is wrong.
+"""Bytes to episodes: one at a time, exactly and without haste, and many at a time.
 
-The state is RLlib's (`SingleAgentEpisode.get_state`, 2.40 to 2.60), numpy'ized or not. Parts that are missing, of the wrong
-kind, or of lengths that disagree raise, and so do unsupported spaces.
-
-RLlib 2.40 passed numpy'ized steps of Dict and Tuple spaces through `space.to_jsonable([data])`, which took the episode for one
-sample: a leaf is a list of one nested list, (1, T, *shape). Only Box, MultiDiscrete and MultiBinary leaves got through.
+* `decode`: the state is RLlib's (`SingleAgentEpisode.get_state`, 2.40 to 2.60), numpy'ized or not, and may come from anywhere.
+  Parts that are missing, of the wrong kind, or of lengths that disagree raise, and so do unsupported spaces. RLlib 2.40 passed
+  numpy'ized steps of Dict and Tuple spaces through `space.to_jsonable([data])`, which took the episode for one sample: a leaf
+  is a list of one nested list, (1, T, *shape). Only Box, MultiDiscrete and MultiBinary leaves got through.
+* `decode_batch`: no Python object per step, and per episode only a row of values: items of one layout are cut (`layouts.py`),
+  and each leaf of a batch is one join of the items' payloads. An item in no known layout goes through `decode`, which reads it
+  or reports what is wrong with it. Lookback buffers are dropped: their steps belong to an earlier chunk.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.episodes.codec.arrays import unpack
-from offline_cli.episodes.episode_spaces import known_space_from_rllib
+from offline_cli.episodes.batch import EpisodeBatch, forms
+from offline_cli.episodes.codec.arrays import check_values, unpack
+from offline_cli.episodes.codec.layouts import INSIDE, NAMES, BufferFields, ItemLayout, learn_layout
+from offline_cli.episodes.episode_spaces import OWN_SPACES, space_in_state, space_node, zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.episodes.stacking import MAX_DEPTH
-from offline_cli.errors import PROBLEM, BadEpisode, OfflineCliError
-from offline_cli.spaces import Space
-from offline_cli.trees import Tree
+from offline_cli.episodes.stacking import MAX_DEPTH, concatenate, stack
+from offline_cli.errors import PROBLEM, BadData, BadEpisode, OfflineCliError, UnsupportedSpace
+from offline_cli.spaces import Space, bound_bytes
+from offline_cli.tally import Lost, Rejects, Tally
+from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["DATA_BUFFERS", "NAMES", "decode", "space_in_state"]
+__all__ = ["BatchDecoder", "decode", "decode_batch"]
 
 NEEDED = ("id_", "observations", "actions", "rewards", "infos", "is_terminated", "is_truncated", "t_started", "t")
-NAMES = ("agent_id", "module_id", "multi_agent_episode_id")
 DATA_BUFFERS = {"observations": 1, "actions": 0, "rewards": 0, "infos": 1}  # rows more than steps
-OWN_SPACES = {"observations": "_observation_space", "actions": "_action_space"}
 OLD_CUSTOM_DATA = "_temporary_timestep_data"  # RLlib before 2.45
 LAST_TIMESTEP = 1 << 53
 FIX = "write the file again from its source"
+MAX_LAYOUTS = 8  # at once: each costs one attempt per item that has another
+LAYOUT_BYTES = 32 << 20  # of the bounds of their spaces; the newest is kept however large
+PATIENCE = 16  # layouts learned before one item in four earns another
 
 
 def decode(data: bytes, *, where: str) -> SingleAgentEpisode:
@@ -47,6 +53,224 @@ def decode(data: bytes, *, where: str) -> SingleAgentEpisode:
         return SingleAgentEpisode.from_state(state)
     except OfflineCliError as err:  # a state does not know where it was read
         raise type(err)(err.what, where=f"{where}, {err.where}", fix=err.fix, details=err.details) from err
+
+
+def decode_batch(
+    items: Iterable[bytes], *, where: Callable[[int], str], rejects: Rejects, tally: Tally
+) -> Iterator[EpisodeBatch]:
+    """The episodes in `items`, in order; a new batch begins where the structure changes.
+
+    `items` may be a pyarrow array of binary as well. `where(i)` names the place of item i, and is called for errors only. Bad
+    items go through `rejects`. Episodes may be fragments (t_started > 0, no flag set); of a lookback buffer nothing is taken.
+    """
+    return BatchDecoder(rejects, tally).decode(items, where=where)
+
+
+class BatchDecoder:
+    """`decode_batch` for many files: layouts that it has seen (about a millisecond each to learn) are known to the next call.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, rejects: Rejects, tally: Tally) -> None:
+        self.rejects, self.tally = rejects, tally
+        self.layouts: list[ItemLayout] = []  # that of the last item first
+        self.unknown = self.learned = 0
+
+    def decode(self, items: Iterable[bytes], *, where: Callable[[int], str]) -> Iterator[EpisodeBatch]:
+        """As `decode_batch`; read each call to its end before the next."""
+        to_list = getattr(items, "to_pylist", None)  # pyarrow arrays: one pass in C instead of a scalar object per item
+        pending: list[EpisodeBatch] = []
+        for batch in self._batches(to_list() if to_list else items if isinstance(items, list) else list(items), where):
+            if pending and pending[0].structure_difference(batch):
+                yield EpisodeBatch.concat(pending)
+                pending = []
+            pending.append(batch)
+        if pending:
+            yield EpisodeBatch.concat(pending)
+
+    def _batches(self, items: Sequence[Any], where: Callable[[int], str]) -> Iterator[EpisodeBatch]:
+        layout: ItemLayout | None = None
+        rows: list[list[Any]] = []
+        for index, item in enumerate(items):
+            row, used = self._row(item)
+            if used is not layout or row is None:
+                yield from self._flush(layout, rows, items, index, where)
+                layout, rows = used, []
+            if row is None:
+                yield from self._alone(item, where(index))
+            else:
+                rows.append(row)
+        yield from self._flush(layout, rows, items, len(items), where)
+
+    def _row(self, item: Any) -> tuple[list[Any] | None, ItemLayout | None]:
+        if not isinstance(item, bytes):
+            return None, None
+        for layout in self.layouts:
+            row = layout.read(item)
+            if row is not None:
+                if layout is not self.layouts[0]:
+                    self.layouts = [layout, *(other for other in self.layouts if other is not layout)]
+                return row, layout
+        self.unknown += 1
+        if self.learned > PATIENCE + self.unknown // 4:
+            return None, None
+        self.learned += 1
+        new = learn_layout(item)
+        if new is None:
+            return None, None
+        self.layouts = [new, *self.layouts][:MAX_LAYOUTS]
+        spaces = [space for one in self.layouts for space in (one.observation_space, one.action_space)]
+        if sum(map(bound_bytes, spaces)) > LAYOUT_BYTES:
+            self.layouts = [new]
+        return new.read(item), new
+
+    def _flush(
+        self, layout: ItemLayout | None, rows: list[list[Any]], items: Sequence[Any], stop: int, where: Callable[[int], str]
+    ) -> Iterator[EpisodeBatch]:
+        """The batch of `rows`, of the items before `stop`."""
+        if layout is None or not rows:
+            return
+        batch = self._batch_of(layout, rows)
+        if batch is not None:
+            yield batch
+            return
+        for index, row in enumerate(rows, start=stop - len(rows)):  # the odd episode is found by reading each alone
+            batch = self._batch_of(layout, [row]) if len(rows) > 1 else None
+            if batch is not None:
+                yield batch
+            else:
+                yield from self._alone(items[index], where(index))
+
+    def _batch_of(self, layout: ItemLayout, rows: Sequence[Sequence[Any]]) -> EpisodeBatch | None:
+        """The batch of these rows; None where something in them does not fit."""
+        tally = Tally()
+        try:
+            batch = _Columns(layout, rows, tally).batch()
+        except BadEpisode:
+            return None
+        self.tally.assumptions.update(tally.assumptions)
+        return batch
+
+    def _alone(self, item: Any, place: str) -> Iterator[EpisodeBatch]:
+        try:
+            if not isinstance(item, bytes):
+                raise BadEpisode(f"a {type(item).__name__} where packed bytes belong", where=place, fix="leave this row out")
+            yield EpisodeBatch.from_episodes([decode(item, where=place)], tally=self.tally)
+        except (BadData, UnsupportedSpace) as err:
+            self.rejects.add(err, raw=item if isinstance(item, bytes) else b"")
+            self.rejects.lose_episodes(Lost.UNREADABLE)
+
+
+class _Columns:
+    """Rows of one layout, transposed. What does not fit raises BadEpisode, without a place."""
+
+    def __init__(self, layout: ItemLayout, rows: Sequence[Sequence[Any]], tally: Tally) -> None:
+        self.layout, self.tally = layout, tally
+        self.columns = list(zip(*rows, strict=True))
+        self.starts_at = np.array(self.values("t_started"), np.int64)
+        self.steps = np.array(self.values("t"), np.int64) - self.starts_at
+
+    def batch(self) -> EpisodeBatch:
+        layout = self.layout
+        if (self.steps < 0).any() or None in self.values("id_"):
+            raise BadEpisode("t before t_started, or no id", where=INSIDE, fix="")
+        spaces = {"observations": layout.observation_space, "actions": layout.action_space, "rewards": None}
+        trees = {name: self.tree(layout.buffers[name], DATA_BUFFERS[name], space) for name, space in spaces.items()}
+        rewards = trees["rewards"]
+        if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
+            raise BadEpisode("rewards that are not one number per step", where=INSIDE, fix="")
+        return EpisodeBatch(
+            ids=tuple(self.values("id_")),
+            starts=np.concatenate([[0], np.cumsum(self.steps)]),
+            obs=trees["observations"],
+            actions=trees["actions"],
+            rewards=rewards.astype(np.float64, copy=False),
+            terminated=np.array(self.values("is_terminated"), np.bool_),
+            truncated=np.array(self.values("is_truncated"), np.bool_),
+            extra={name: self.tree(fields, 0, None) for name, fields in layout.extra.items()},
+            infos=self.infos(),
+            t_started=self.starts_at if self.starts_at.any() else None,
+            agent_ids=self.some("agent_id"),
+            module_ids=self.some("module_id"),
+            multi_agent_ids=self.some("multi_agent_episode_id"),
+            custom_data=self.some("custom_data") or self.some("_temporary_timestep_data"),
+            clock=self.clock(),
+            observation_space=layout.observation_space,
+            action_space=layout.action_space,
+        )
+
+    def values(self, key: str) -> Sequence[Any]:
+        return self.columns[self.layout.slots[key]]
+
+    def some(self, key: str) -> tuple[Any, ...] | None:
+        """The values of a field; None where all are missing or empty maps."""
+        index = self.layout.slots.get(key)
+        found = () if index is None else self.columns[index]
+        return found if any(value is not None and value != {} for value in found) else None
+
+    def tree(self, fields: BufferFields, more: int, space: Space | None) -> Tree:
+        """Leaves (rows, *shape) of all episodes, each `more` rows than steps, lookback buffers left out."""
+        skip = self.skipped(fields)
+        want = (self.steps + more + np.array(skip, np.int64)).tolist()
+        for index in leaves(fields.data):
+            if [value[0] for value in self.columns[index]] != want:
+                raise BadEpisode("buffers of other lengths than the timesteps imply", where=INSIDE, fix="")
+        if isinstance(fields.data, int) and fields.data in self.layout.steps:
+            return self.listed(fields.data, skip, space)
+        return map_leaves(lambda index: self.joined(index, skip), fields.data)
+
+    def skipped(self, fields: BufferFields) -> Sequence[int]:
+        return (0,) * len(self.steps) if fields.lookback is None else self.columns[fields.lookback]
+
+    def joined(self, index: int, skip: Sequence[int]) -> NDArray[Any]:
+        field = self.layout.arrays[index]
+        payloads = [payload for _, payload in self.columns[index]]
+        if any(skip):
+            payloads = [payload[k * field.row_bytes :] for payload, k in zip(payloads, skip, strict=True)]
+        rows = sum(count for count, _ in self.columns[index]) - sum(skip)
+        array = np.frombuffer(bytearray().join(payloads), field.dtype).reshape(rows, *field.shape)
+        check_values(array, where=INSIDE)
+        return array
+
+    def listed(self, index: int, skip: Sequence[int], space: Space | None) -> Tree:
+        template = self.layout.steps[index].template
+        parts = [values for _, values in self.columns[index]]
+        if template is not None:
+            parts = [rows[k * template.size :] if k else rows for rows, k in zip(parts, skip, strict=True)]
+            table = bytearray().join(parts)
+            tree = template.read(table, 0, len(table) // template.size)
+            if tree is None:
+                raise BadEpisode("steps that differ in more than their values", where=INSIDE, fix="")
+            return tree
+        trees = [stack(part, space, tally=self.tally) for values, k in zip(parts, skip, strict=True) if (part := values[k:])]
+        if not trees:
+            return zero_rows(space, 0)
+        if any(forms(tree, "") != forms(trees[0], "") for tree in trees):
+            raise BadEpisode("steps of several structures", where=INSIDE, fix="")
+        return concatenate(*trees)
+
+    def infos(self) -> list[Mapping[str, Any]] | None:
+        fields = self.layout.buffers["infos"]
+        found, skip = self.columns[fields.data], self.skipped(fields)
+        if [count for count, _ in found] != (self.steps + 1 + np.array(skip, np.int64)).tolist():
+            raise BadEpisode("infos of another number than observations", where=INSIDE, fix="")
+        if all(infos is None for _, infos in found):
+            return None
+        empty: Mapping[str, Any] = {}
+        joined: list[Mapping[str, Any]] = []
+        for (count, infos), k in zip(found, skip, strict=True):
+            joined += [empty] * (count - k) if infos is None else infos[k:]
+        return joined if any(joined) else None
+
+    def clock(self) -> NDArray[np.float64] | None:
+        indices = [self.layout.slots.get(key) for key in ("_start_time", "_last_step_time")]
+        unknown = [np.nan] * len(self.steps)
+        clock = np.array([unknown if index is None else self.columns[index] for index in indices], np.float64).T.copy()
+        return None if np.isnan(clock).all() else clock
+
+
+# ---- checks of a state from outside ----
 
 
 def _checked_state(state: Any, where: str) -> dict[str, Any]:
@@ -63,7 +287,7 @@ def _checked_state(state: Any, where: str) -> dict[str, Any]:
         **{key: _flag(state[key], key, here) for key in ("is_terminated", "is_truncated")},
         **{key: _count(state[key], key, here) for key in ("t_started", "t")},
         **{key: _seconds(state.get(key), key, here) for key in ("_start_time", "_last_step_time")},
-        **{key: _space_node(state, name) for name, key in OWN_SPACES.items()},
+        **{key: space_node(state, name) for name, key in OWN_SPACES.items()},
         "custom_data": _mapping(custom_data, "custom_data", here),
     }
     steps = checked["t"] - checked["t_started"]
@@ -78,30 +302,6 @@ def _checked_state(state: Any, where: str) -> dict[str, Any]:
         raise BadEpisode("extra model outputs whose names are not text", where=here, fix=FIX)
     outputs = {name: _buffer(part, f"extra model output {name}", steps, here) for name, part in extra.items()}
     return {**checked, "extra_model_outputs": outputs or None}
-
-
-def _space_node(state: Mapping[str, Any], buffer: str) -> Any:
-    """The description behind `space_in_state`, unchecked."""
-    node = state.get(OWN_SPACES[buffer])
-    if node is None and isinstance(state[buffer], dict):
-        return state[buffer].get("space")
-    return node
-
-
-def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Space | None:
-    """The space of a state's `observations` or `actions`: the episode's own, else its buffer's; None where neither has one.
-
-    Raises as `space_from_rllib`, and BadEpisode for anything but a dict.
-    """
-    node = _space_node(state, buffer)
-    if node is None:
-        return None
-    if not isinstance(node, dict):
-        raise BadEpisode(f"a {type(node).__name__} where a space belongs", where=where, fix=FIX)
-    try:
-        return known_space_from_rllib(node, where=where)
-    except ValueError as err:  # an array in it, which has no single truth value to compare
-        raise BadEpisode(f"not a space: {err}", where=where, fix=FIX) from err
 
 
 def _as_arrays(state: dict[str, Any], name: str, where: str) -> Any:
