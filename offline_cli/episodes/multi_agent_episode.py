@@ -38,6 +38,7 @@ PLAIN = (
 AgentID = Any  # whatever hashable the environment uses
 Agents = Collection[AgentID] | AgentID | None
 ByAgent = Mapping[AgentID, Any]
+Steps = Sequence[ByAgent]
 Flags = Mapping[AgentID, bool]
 MappingFn = Callable[[AgentID, Any], str]  # (agent id, episode) to module id
 
@@ -79,32 +80,19 @@ class Share(NamedTuple):
 class MultiAgentEpisode:
     """Single-agent episodes by agent, on one clock: `env_t_started` (0 but for chunks) to `env_t`, in environment steps."""
 
-    agent_episodes: dict[AgentID, SingleAgentEpisode]  # in the order in which agents came
-    env_t_to_agent_t: dict[AgentID, Timeline]
-    env_t_started: int  # the timestep of the first step after the lookback buffer, within the whole episode
-    env_t: int  # the timestep of the next step
-    observation_space: Mapping[AgentID, Space]  # by agent; empty: not known
-    action_space: Mapping[AgentID, Space]
-    custom_data: dict[str, Any]  # of the episode as a whole; kept by `cut` (as a copy) and in states
-    _hanging_actions_end: dict[AgentID, Any]  # agents that acted and wait for the result
-    _hanging_extra_model_outputs_end: dict[AgentID, dict[str, Any]]  # of the same agents
-    _hanging_rewards_end: dict[AgentID, float]  # rewards since an agent's last observation
-    _hanging_rewards_begin: dict[AgentID, float]  # rewards of agents before their first one
-    _lookback: int  # environment timesteps before the first of this chunk
-
     def __init__(
         self,
         id_: str | None = None,
         *,
-        observations: Sequence[ByAgent] | None = None,
+        observations: Steps | None = None,
         observation_space: Mapping[AgentID, Space] | None = None,
-        infos: Sequence[ByAgent] | None = None,
-        actions: Sequence[ByAgent] | None = None,
+        infos: Steps | None = None,
+        actions: Steps | None = None,
         action_space: Mapping[AgentID, Space] | None = None,
-        rewards: Sequence[ByAgent] | None = None,
+        rewards: Steps | None = None,
         terminateds: Flags | bool = False,
         truncateds: Flags | bool = False,
-        extra_model_outputs: Sequence[ByAgent] | None = None,
+        extra_model_outputs: Steps | None = None,
         env_t_started: int | None = None,
         agent_t_started: Mapping[AgentID, int] | None = None,
         len_lookback_buffer: int | str = "auto",
@@ -130,21 +118,21 @@ class MultiAgentEpisode:
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or default_module
         self._agent_to_module_mapping = dict(agent_module_ids or {})
         self.observation_space, self.action_space = observation_space or {}, action_space or {}
-        self.agent_episodes, self.env_t_to_agent_t = {}, {}
-        self.env_t = self.env_t_started = self._lookback = 0
+        self.agent_episodes: dict[AgentID, SingleAgentEpisode] = {}  # in the order in which agents came
+        self.env_t_to_agent_t: dict[AgentID, Timeline] = {}
+        self.env_t = self.env_t_started = 0  # the next timestep, and the first one after the lookback buffer
+        self._lookback = 0  # environment timesteps before the first of this chunk
         self.is_terminated = self.is_truncated = False
-        self._hanging_actions_end, self._hanging_extra_model_outputs_end = {}, {}
-        self._hanging_rewards_end, self._hanging_rewards_begin = {}, {}
-        self.custom_data = {}
+        self._hanging_actions_end: dict[AgentID, Any] = {}  # agents that acted and wait for the result
+        self._hanging_extra_model_outputs_end: dict[AgentID, dict[str, Any]] = {}  # of the same agents
+        self._hanging_rewards_end: dict[AgentID, float] = {}  # rewards since an agent's last observation
+        self._hanging_rewards_begin: dict[AgentID, float] = {}  # rewards of agents before their first one
+        self.custom_data: dict[str, Any] = {}  # of the episode as a whole; kept by `cut` (as a copy) and in states
         none: list[ByAgent] = [{}] * len(observations or ())
-        self._replay(
-            list(observations or ()),
-            none if infos is None else list(infos),
-            list(actions or ()),
-            list(rewards or ()),
-            none[1:] if extra_model_outputs is None else list(extra_model_outputs),
-            *({ALL: flags} if isinstance(flags, bool) else flags or {} for flags in (terminateds, truncateds)),
-        )
+        given: list[Steps] = [observations or (), none if infos is None else infos, actions or (), rewards or ()]
+        given.append(none[1:] if extra_model_outputs is None else extra_model_outputs)
+        ends = [{ALL: flags} if isinstance(flags, bool) else flags or {} for flags in (terminateds, truncateds)]
+        self._replay(given, ends)
         lookback = self.env_t if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(lookback, int) or lookback < 0:
             raise self._bad(f"len_lookback_buffer={lookback!r}", fix='"auto", or a number from 0 on')
@@ -152,16 +140,9 @@ class MultiAgentEpisode:
         for agent, part in self.agent_episodes.items():
             part.id_ = str((agent_episode_ids or {}).get(agent, part.id_))
 
-    def _replay(
-        self,
-        observations: list[ByAgent],
-        infos: list[ByAgent],
-        actions: list[ByAgent],
-        rewards: list[ByAgent],
-        extra: list[ByAgent],
-        terminateds: Flags,
-        truncateds: Flags,
-    ) -> None:
+    def _replay(self, lists: Sequence[Steps], ends: Sequence[Flags]) -> None:
+        """Add the steps given; `ends` are the flags, terminated and truncated, of the last."""
+        observations, infos, actions, rewards, extra = lists
         lengths = [len(kind) for kind in (actions, rewards, extra)]
         if len(infos) != len(observations) or set(lengths) != {max(len(observations) - 1, 0)}:
             what = f"{len(observations)} observations, {len(infos)} infos, {lengths} actions, rewards and extra outputs"
@@ -174,7 +155,7 @@ class MultiAgentEpisode:
             if t == len(actions) - 1:
                 acting = {*actions[t], *self._hanging_actions_end, *seen_now}
                 left = {agent: True for agent, part in self.agent_episodes.items() if not (part.is_done or agent in acting)}
-                flags = {"terminateds": {**left, **terminateds}, "truncateds": truncateds}
+                flags = {"terminateds": {**left, **ends[0]}, "truncateds": ends[1]}
             given = {**dict.fromkeys(actions[t], 0.0), **rewards[t]}
             self.add_env_step(seen_now, actions[t], given, infos[t + 1], extra_model_outputs=extra[t], **flags)
         for agent in [agent for agent, part in self.agent_episodes.items() if part.is_done and not len(part)]:
@@ -201,9 +182,7 @@ class MultiAgentEpisode:
         """Steps of the environment, without the lookback buffer."""
         return self.env_t - self.env_t_started
 
-    def env_steps(self) -> int:
-        """Steps of the environment, without the lookback buffer."""
-        return len(self)
+    env_steps = __len__
 
     def agent_steps(self) -> int:
         """Steps of all agents together, without their lookback buffers and without steps that hang."""
@@ -237,12 +216,6 @@ class MultiAgentEpisode:
     def is_reset(self) -> bool:
         """Whether any agent has an observation."""
         return any(part.is_reset for part in self.agent_episodes.values())
-
-    @property
-    def is_numpy(self) -> bool:
-        """Whether the steps of all agents are arrays; agents without steps do not count."""
-        stepped = [part for part in self.agent_episodes.values() if part.rewards.len_incl_lookback()]
-        return bool(stepped) and all(part.is_numpy for part in stepped)
 
     @property
     def is_done(self) -> bool:
@@ -524,15 +497,11 @@ class MultiAgentEpisode:
         Raises BadEpisode when the episode is done, and for a negative length.
         """
         check_cut(self, len_lookback_buffer)
-        chunk = type(self)(
-            id_=self.id_,
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            env_t_started=self.env_t,
-            agent_module_ids=self._agent_to_module_mapping,
-            agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
-        )
-        chunk.custom_data = copy.deepcopy(self.custom_data)
+        chunk = copy.copy(self)
+        chunk.env_t_started, chunk.custom_data = self.env_t, copy.deepcopy(self.custom_data)
+        chunk._agent_to_module_mapping = dict(self._agent_to_module_mapping)
+        for name in ("agent_episodes", "env_t_to_agent_t", "_hanging_rewards_begin", *OF_AGENTS):
+            setattr(chunk, name, {})
         last_seen = [
             max(at for at, tag in enumerate(self.env_t_to_agent_t[agent].data) if tag != SKIP)
             for agent, part in self.agent_episodes.items()
@@ -568,8 +537,7 @@ class MultiAgentEpisode:
             "env_t_to_agent_t": defaultdict(Timeline, timelines),
             "_hanging_actions_end": dict(self._hanging_actions_end),
             "_hanging_extra_model_outputs_end": defaultdict(dict, self._hanging_extra_model_outputs_end),
-            "_hanging_rewards_end": defaultdict(float, self._hanging_rewards_end),
-            "_hanging_rewards_begin": defaultdict(float, self._hanging_rewards_begin),
+            **{name: defaultdict(float, getattr(self, name)) for name in ("_hanging_rewards_end", "_hanging_rewards_begin")},
             "agent_episodes": [(agent, part.get_state()) for agent, part in self.agent_episodes.items()],
         }
 
