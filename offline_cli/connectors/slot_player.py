@@ -35,8 +35,8 @@ from offline_cli.connectors.pipeline_player import (
 from offline_cli.connectors.pipeline_spec import PlayPipelines
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.converting.fitting import misfits
-from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadEpisode, BadPiece
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import ActionHead

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Batch, is_filed
-from offline_cli.episodes.buffers.stacking import stack, unstack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves

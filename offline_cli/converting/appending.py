@@ -15,7 +15,7 @@ from offline_cli.datasets.appending import Base, dataset_to_append_to
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.episode_spaces import conform
+from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location

@@ -29,7 +29,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.episode_spaces import conform
+from offline_cli.episodes.fit import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.files.locations import Sources
 from offline_cli.formats.asked_environment import AskedEnvironment

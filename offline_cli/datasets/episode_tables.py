@@ -16,7 +16,7 @@ import pyarrow as pa
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
-from offline_cli.episodes.episode_spaces import check_shapes
+from offline_cli.episodes.fit import check_shapes
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space, describe, same_space, tree_from_lists
 from offline_cli.tally import Tally

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from offline_cli.columns import CUSTOM_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec.fields import check_names
-from offline_cli.episodes.episode_spaces import check_shapes, conform
+from offline_cli.episodes.codec.pack_batch import check_names
+from offline_cli.episodes.fit import check_shapes, conform
 from offline_cli.errors import BadEpisode, UsageError
 from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import CUSTOM_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
-from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field

@@ -29,7 +29,7 @@ LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this
 
 MEMBERS: Final = ("fragments", "info", "unit", "done", "size", "prepare", "partitions", "close")
-FIX: Final = "correct the reader: docs/extending.md has an example, and episodes/batch_arrays.py the form of each array"
+FIX: Final = "correct the reader: docs/extending.md has an example, and episodes/batch.py the form of each array"
 PER_EPISODE: Final = {"terminated": "b", "truncated": "b", "t_started": "i", "start_kind": "u", "final_missing": "b"}
 """Arrays (E,), by kind of their dtype."""
 WORDS: Final = {"b": "booleans", "i": "integers", "u": "uint8"}

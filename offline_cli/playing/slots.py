@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.environments import Env
-from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadData
 from offline_cli.policies.policy import row_writer, rows_of

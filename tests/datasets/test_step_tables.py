@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from offline_cli.datasets.reading import run_starts
 from offline_cli.datasets.step_tables import extra_fields, from_table, step_schema, to_table
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.episode_spaces import check_shapes, conform
+from offline_cli.episodes.fit import check_shapes, conform
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally

@@ -19,7 +19,7 @@ from offline_cli.connectors.batch_items import filed_rows, key_of
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space

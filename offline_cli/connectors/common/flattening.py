@@ -24,10 +24,9 @@ from offline_cli.connectors.common.observation_transform import ObservationTrans
 from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.indexing import one_hot
-from offline_cli.episodes.buffers.stacking import row_count, stack
-from offline_cli.episodes.episode_spaces import hot_size
+from offline_cli.episodes.episode_spaces import hot_size, one_hot
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import row_count, stack
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, map_leaves
 

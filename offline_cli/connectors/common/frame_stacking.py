@@ -17,8 +17,8 @@ from offline_cli.connectors.common.observation_transform import changed_leaves
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import row_count, stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import row_count, stack
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves

@@ -19,8 +19,8 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import stack, unstack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree

@@ -28,7 +28,7 @@ from offline_cli.connectors.module_to_env.unbatching import (
     UnBatchToIndividualItems,
 )
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
-from offline_cli.episodes.buffers.stacking import unstack
+from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.action_units import Span, for_environment, span_of
 from offline_cli.spaces import Space

@@ -24,7 +24,7 @@ from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import row_count, unstack
+from offline_cli.episodes.stacking import row_count, unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import drawn_actions
