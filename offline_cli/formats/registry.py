@@ -35,7 +35,10 @@ from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
 __all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 
 AUTO: Final = "auto"
-TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
+TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "hf-arrow": "arrow", "csv": "csv"} | {
+    "json": "json",
+    "json-array": "json",
+}
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
 RECIPES: Final = {
@@ -60,8 +63,11 @@ def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
     listing = context.listing
     if listing.kind not in TABLES:
         raise no_reader(listing)
+    files = listing.data
+    if listing.kind == "hf-arrow":  # beside files that describe it
+        files = [file for file in files if file.name.endswith(".arrow")]
     return TableSource(
-        listing.data,
+        files,
         context.location,
         options=context.tables,
         storage_options=context.storage_options,
