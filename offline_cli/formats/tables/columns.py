@@ -303,31 +303,32 @@ def facts_of(files: TableFiles, columns: Collection[str], *, decimal: str, times
     return found
 
 
-def _number_sql(column: str, decimal: str) -> str:
-    """The text of a cell as DuckDB reads a number: it would take `1_000` for one too."""
-    if decimal == ",":
-        return f"replace(replace(replace({column}, '.', '?'), ',', '.'), '_', '?')"
-    return f"replace({column}, '_', '?')"
+def _number_sql(column: str, decimal: str, kind: str = "DOUBLE") -> str:
+    """The number in a text. DuckDB would take `1_000` for one too; with decimal commas a point makes none."""
+    odd = f"contains({column}, '_')" + (f" OR contains({column}, '.')" if decimal == "," else "")
+    text = f"replace({column}, ',', '.')" if decimal == "," else column
+    return f"CASE WHEN NOT ({odd}) THEN TRY_CAST({text} AS {kind}) END"
 
 
 def _counts_sql(column: str, decimal: str) -> list[str]:
-    number = f"TRY_CAST({_number_sql(column, decimal)} AS DOUBLE)"
-    whole = f"NOT regexp_matches({column}, '[.,eEnNxX]') AND TRY_CAST({_number_sql(column, decimal)} AS BIGINT) IS NOT NULL"
-    listed_ = f"starts_with(ltrim({column}), '[')"
+    number = _number_sql(column, decimal)
+    fraction = " OR ".join(f"contains({column}, '{letter}')" for letter in ".,eE")
+    left = f"{number} IS NULL"
+    is_listed = f"{left} AND starts_with(ltrim({column}), '[')"
     return [
-        f"count(*) FILTER (WHERE {number} IS NOT NULL AND {whole})",
+        f"count(*) FILTER (WHERE NOT ({fraction}) AND {_number_sql(column, decimal, 'BIGINT')} IS NOT NULL AND {number} IS NOT NULL)",
         f"count({number})",
-        f"count(*) FILTER (WHERE lower(trim({column})) IN ('true', 'false'))",
-        f"count(*) FILTER (WHERE {listed_})",
-        f"count(*) FILTER (WHERE {listed_} AND regexp_matches({column}, '[.eEnN]'))",
-        f"max(length(regexp_extract(replace({column}, ' ', ''), '^\\[+'))) FILTER (WHERE {listed_})",
+        f"count(*) FILTER (WHERE {left} AND lower(trim({column})) IN ('true', 'false'))",
+        f"count(*) FILTER (WHERE {is_listed})",
+        f"count(*) FILTER (WHERE {is_listed} AND regexp_matches({column}, '[.eEnN]'))",
+        f"max(CASE WHEN {is_listed} THEN length(regexp_extract(replace({column}, ' ', ''), '^\\[+')) END)",
     ]
 
 
 def _see_texts(files: TableFiles, name: str, facts: Facts, decimal: str, *, with_times: bool) -> None:
     column = files.column(name)
     is_rest = (
-        f"{column} IS NOT NULL AND TRY_CAST({_number_sql(column, decimal)} AS DOUBLE) IS NULL"
+        f"{column} IS NOT NULL AND {_number_sql(column, decimal)} IS NULL"
         f" AND lower(trim({column})) NOT IN ('true', 'false') AND NOT starts_with(ltrim({column}), '[')"
     )
     is_time = f"{time_sql(column, 'us')} IS NOT NULL" if with_times else "false"
@@ -395,8 +396,7 @@ def value_sql(files: TableFiles, leaf: Leaf, plan: ColumnPlan, decimal: str) -> 
         return f"CASE WHEN starts_with(ltrim({column}), '[') THEN TRY_CAST({column} AS {inner}{'[]' * plan.depth}) END", []
     if plan.cells in ("time", "microseconds"):
         return time_sql(column, "ns" if plan.cells == "time" else "us"), []
-    number = _number_sql(column, decimal)
-    return f"TRY_CAST({number} AS {'DOUBLE' if plan.dtype.kind == 'f' else 'BIGINT'})", []
+    return _number_sql(column, decimal, "DOUBLE" if plan.dtype.kind == "f" else "BIGINT"), []
 
 
 # ---- the layout ----
@@ -505,7 +505,7 @@ def lay_out(
     left_out = {name: why for name in matched.spare if (why := _why_no_extra(name, facts[name]))}
     for name in matched.spare:
         if name not in left_out:
-            plan = _plan(name, facts[name], (), name, problems)
+            plan = plan_of(name, facts[name], (), name, problems)
             assert plan is not None, problems  # of numbers, as `_why_no_extra` has seen
             leaves.append(Leaf(f"{EXTRA}.{name}", EXTRA, (name,), (plan,), False, plan.dtype))
     fills = mapping.fill
@@ -564,14 +564,14 @@ def _leaves(
             plans.append(ColumnPlan(theirs, np.dtype(np.uint8), "image", vectors=True, image=mapping.images[theirs]))
         elif theirs in mapping.images:
             problems.append(f"{part.said_as}: column '{theirs}' is one of [images], and holds {types[theirs]}, not bytes of PNG or JPEG")
-        elif plan := _plan(theirs, facts[theirs], mapping.categories.get(theirs, ()), part.said_as, problems):
+        elif plan := plan_of(theirs, facts[theirs], mapping.categories.get(theirs, ()), part.said_as, problems):
             plans.append(plan)
     if len(plans) < len(part.columns):
         return []
     return [Leaf(part.name, part.role, part.path, tuple(plans), part.stacked, np.result_type(*(plan.dtype for plan in plans)))]
 
 
-def _plan(
+def plan_of(
     column: str, facts: Facts, categories: Sequence[str], ours: str, problems: list[str | TextColumn]
 ) -> ColumnPlan | None:
     """How the column is read as numbers; None, and a problem, where it holds none."""

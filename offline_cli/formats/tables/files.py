@@ -99,6 +99,7 @@ class TableFiles:
     starts: list[int] = field(default_factory=list)  # number of the first good row of each file that was begun
     read: int = 0  # bytes of files that were read
     whole: str | None = None  # a struct that stays whole, as JSON text
+    first: int | None = None  # rows that `relation` has at most, for a look at a table
     steps_in: list[str] = field(default_factory=list)  # columns of lists whose values are rows, where a row is an episode
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors, by column
     _con: Any = None
@@ -257,6 +258,11 @@ class TableFiles:
 
     def relation(self, columns: Collection[str], ids: Collection[str] = ()) -> str:
         """What a query reads from: `c<i>` of the columns of these names, `k<i>` of ids as they were written; see `column`."""
+        if self.first is not None:
+            most, self.first = self.first, None
+            inner = f"(SELECT * FROM {self.relation(columns, ids)} LIMIT {int(most)})"
+            self.first = most
+            return inner
         if self.steps_in:
             lists, self.steps_in = self.steps_in, []
             inner = self.relation({*columns, *lists}, ids)
@@ -487,7 +493,7 @@ class TableFiles:
         )
         skip = 1 if self.form.columns is None else 0
         form = [paths, skip, delimiter_of(self.form, first.url), ["", *self.form.nulls]]
-        number_of = "CAST(regexp_extract(filename, 'f([0-9]+)\\.csv$', 1) AS INTEGER)"
+        number_of = "CAST(regexp_extract(filename, 'f([0-9]+)\\.csv$', 1) AS INTEGER)" if len(group) > 1 else str(group[0])
         try:
             self.con.execute(f"INSERT INTO steps SELECT {select}, {number_of} FROM {read}", [*values, *form]).fetchall()
         except duckdb.Error as error:

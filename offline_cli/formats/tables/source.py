@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.errors import BadData, BadEpisode, BadMapping, NoData, UsageError
+from offline_cli.errors import BadData, BadEpisode, BadMapping, MissingPackage, NoData, UsageError
 from offline_cli.files.local_files import checked_folder
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
@@ -122,12 +123,13 @@ class TableSource(FileSource):
     storage_options: Mapping[str, Any] | None = None
     kind: str = "parquet"  # of all files: parquet | arrow | csv | json | npz
     rows: TableFiles = field(init=False)
+    info_location: str = field(default="", init=False)
     _matched: Matched | None = field(default=None, init=False)
     _laid_out: Layout | None = field(default=None, init=False)
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
         """Opens the files as far as their columns, and checks the mapping against these. Raises BadMapping, BadData."""
-        said = self.options.mapping
+        self.info_location, said = location, self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
         self.rows = self._opened(AS_USUAL if mapping is None else mapping.csv, mapping)
         if mapping is None:
@@ -156,6 +158,17 @@ class TableSource(FileSource):
             mappings=(mapping.document,),
         )
         self._check_ends(mapping)
+
+    def tried(self, mapping: TableMapping, rows: int) -> BadData | BadMapping | None:
+        """What is wrong with a mapping, by the first rows; None: nothing."""
+        try:
+            source = TableSource(self.files, self.info_location, options=replace(self.options, mapping=mapping.document), kind=self.kind)
+            source.rows.first = rows
+            with closing(source):
+                next(source.fragments(Tally(), Rejects()), None)
+        except (BadData, BadMapping, MissingPackage, NoData) as error:
+            return error if isinstance(error, BadData | BadMapping) else None
+        return None
 
     def _opened(self, form: CsvForm, mapping: TableMapping | None = None) -> TableFiles:
         infos = None if mapping is None else next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
@@ -488,7 +501,8 @@ def _scan_order(batches: Iterator[pa.RecordBatch], keys: int, has_t: bool, neede
         in_order = len(seen) - before == len(heads)
         if has_t and in_order:
             t = batch.column("v0")
-            values = t.fill_null(np.iinfo(np.int64).min if pa.types.is_integer(t.type) else -np.inf).to_numpy(zero_copy_only=False)
+            least = 0 if pa.types.is_unsigned_integer(t.type) else np.iinfo(np.int64).min if pa.types.is_integer(t.type) else -np.inf
+            values = t.fill_null(least).to_numpy(zero_copy_only=False)
             falls = values[1:] < values[:-1]
             in_order = not (falls & same[1:] & t.is_valid().to_numpy(zero_copy_only=False)[1:]).any()
             in_order = in_order and not (same[0] and last_t is not None and values[0] < last_t)
