@@ -15,7 +15,16 @@ from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
 from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, without_objects
 from offline_cli.scopes import Scope
 
-__all__ = ["ArrowBound", "arrow_batches", "arrow_schema", "holding", "is_arrow_stream", "parquet_batches", "parquet_schema", "wholes"]
+__all__ = [
+    "ArrowBound",
+    "arrow_batches",
+    "arrow_schema",
+    "holding",
+    "is_arrow_stream",
+    "parquet_batches",
+    "parquet_schema",
+    "wholes",
+]
 
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 LARGEST_FREE: Final = 64 << 20  # bytes that any file may unfold to
@@ -34,7 +43,9 @@ class ArrowBound:
         """Raise UnsafeData for a bomb, MemoryLimitExceeded for what is too large."""
         if needs > max(LARGEST_FREE, MOST_RATIO * self.size):
             what = f"{self.size} bytes of Arrow that unfold to at least {needs >> 20} MiB"
-            raise UnsafeData(what, where=self.url, fix="write the file again from its source", details={PROBLEM: "unreadable-file"})
+            raise UnsafeData(
+                what, where=self.url, fix="write the file again from its source", details={PROBLEM: "unreadable-file"}
+            )
         if needs > self.memory_limit:
             what = f"a record batch takes {needs >> 20} MiB, more than the memory limit of {self.memory_limit >> 20} MiB"
             raise MemoryLimitExceeded(what, where=self.url, fix="raise --memory-limit, or write smaller record batches")

@@ -6,6 +6,8 @@
 * `value_sql`: a column as DuckDB reads it. Names and texts of files never become SQL.
 """
 
+# ruff: noqa: S608  names of our own alone become SQL, values are bound
+
 from __future__ import annotations
 
 import json
@@ -25,7 +27,7 @@ from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.arrow_messages import wholes
-from offline_cli.formats.tables.files import TableFiles, is_list
+from offline_cli.formats.tables.files import NO_LETTER, SAY_ENCODING, TableFiles, is_list
 from offline_cli.formats.tables.images import is_bytes
 from offline_cli.formats.tables.mapping import (
     EXTRA,
@@ -34,7 +36,6 @@ from offline_cli.formats.tables.mapping import (
     FOLDER_ID,
     KEYS,
     MEAN,
-    PREVIOUS,
     STARTS,
     TREES,
     Part,
@@ -79,7 +80,9 @@ def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> Matche
     """`mapping` for these columns by URL. Raises BadMapping with every column that is missing, or that `unmapped` refuses."""
     every = common_columns(files)
     parts = [_costs(part, every) for part in mapping.parts]
-    absent = [part for part in parts if part.said_as in mapping.optional and not all(_is_there(one, every) for one in part.columns)]
+    absent = [
+        part for part in parts if part.said_as in mapping.optional and not all(_is_there(one, every) for one in part.columns)
+    ]
     used = replace(mapping, parts=tuple(part for part in parts if part not in absent))
     problems = [problem for url, columns in files.items() for problem in _missing(used, columns, url if len(files) > 1 else "")]
     for part in absent:
@@ -97,13 +100,20 @@ def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> Matche
         problems += [f"column '{name}' is not mapped, and unmapped = \"error\"" for name in rest]
     elif used.unmapped == EXTRA:
         fix = 'name it under [columns], or say unmapped = "drop"'
-        problems += [f"column '{name}' is not mapped, but its name has a meaning here: {fix}" for name in rest if name in MEANINGS]
+        problems += [
+            f"column '{name}' is not mapped, but its name has a meaning here: {fix}" for name in rest if name in MEANINGS
+        ]
     if problems:
         fix = f"the files have no column in common: {APART}"
         if every or len(files) == 1:
-            fix = f"the columns are: {listed(every)}{other_delimiter(every)}"
+            letters = (
+                f"; for the letters that are missing there, {SAY_ENCODING}" if any(NO_LETTER in name for name in every) else ""
+            )
+            fix = f"the columns are: {listed(every)}{other_delimiter(every)}{letters}"
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files)}", fix=fix)
-    both = ({name for part in used.parts if part.role == role for name in part.columns} for role in (Columns.OBS, Columns.ACTIONS))
+    both = (
+        {name for part in used.parts if part.role == role for name in part.columns} for role in (Columns.OBS, Columns.ACTIONS)
+    )
     for name in sorted(set.intersection(*both)):
         _log.warning("note: column %r is in obs and in actions: a policy that sees its own action learns to copy it", name)
     spare = [name for name in rest if used.unmapped == EXTRA and name not in INDEXES and name in every]
@@ -200,7 +210,9 @@ class Facts:
     as_text: bool = False  # in a file without types
     rows: int = 0
     nulls: int = 0
-    cells: dict[str, int] = field(default_factory=dict)  # of text, by what they are: int, float, bool, list, float_list, time, text
+    cells: dict[str, int] = field(
+        default_factory=dict
+    )  # of text, by what they are: int, float, bool, list, float_list, time, text
     depth: int = 1  # of lists in text
     samples: list[str] = field(default_factory=list)  # of texts
 
@@ -252,7 +264,9 @@ def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
     return np.dtype(np.int64) if types.is_temporal(kind) and not types.is_interval(kind) else None
 
 
-def facts_of(files: TableFiles, columns: Collection[str], *, decimal: str, times: Collection[str], nulls: Collection[str]) -> dict[str, Facts]:
+def facts_of(
+    files: TableFiles, columns: Collection[str], *, decimal: str, times: Collection[str], nulls: Collection[str]
+) -> dict[str, Facts]:
     """Facts of flat columns; `times`: those in which dates and times as text are recognised; `nulls`: whose nulls count."""
     found = {name: Facts(as_text=files.is_text) for name in columns}
     texts = []
@@ -292,7 +306,13 @@ def facts_of(files: TableFiles, columns: Collection[str], *, decimal: str, times
         facts.nulls = rows - known
         if name in texts:
             ints, numbers, bools, lists, float_lists, depth = (next(row) for _ in range(6))
-            facts.cells = {"int": ints, "float": numbers - ints, "bool": bools, "list": lists - float_lists, "float_list": float_lists}
+            facts.cells = {
+                "int": ints,
+                "float": numbers - ints,
+                "bool": bools,
+                "list": lists - float_lists,
+                "float_list": float_lists,
+            }
             facts.depth = depth or 1
             left = known - numbers - bools - lists
             facts.cells["text"] = left
@@ -314,9 +334,10 @@ def _counts_sql(column: str, decimal: str) -> list[str]:
     number = _number_sql(column, decimal)
     fraction = " OR ".join(f"contains({column}, '{letter}')" for letter in ".,eE")
     left = f"{number} IS NULL"
+    whole = f"NOT ({fraction}) AND {_number_sql(column, decimal, 'BIGINT')} IS NOT NULL"
     is_listed = f"{left} AND starts_with(ltrim({column}), '[')"
     return [
-        f"count(*) FILTER (WHERE NOT ({fraction}) AND {_number_sql(column, decimal, 'BIGINT')} IS NOT NULL AND {number} IS NOT NULL)",
+        f"count(*) FILTER (WHERE {whole} AND {number} IS NOT NULL)",
         f"count({number})",
         f"count(*) FILTER (WHERE {left} AND lower(trim({column})) IN ('true', 'false'))",
         f"count(*) FILTER (WHERE {is_listed})",
@@ -357,7 +378,8 @@ def texts_of(files: TableFiles, names: Sequence[str], most_rows: int | None = No
 
 def time_sql(column: str, unit: str) -> str:
     """Time since 1970 in UTC of an ISO text, as BIGINT; NULL where it is none, or too far for nanoseconds."""
-    iso = f"regexp_replace({column}, '^\\s*(\\d{{4}})(\\d{{2}})(\\d{{2}})[ Tt](\\d{{2}})(\\d{{2}})(\\d{{2}})', '\\1-\\2-\\3 \\4:\\5:\\6')"
+    plain = "'^\\s*(\\d{4})(\\d{2})(\\d{2})[ Tt](\\d{2})(\\d{2})(\\d{2})', '\\1-\\2-\\3 \\4:\\5:\\6'"
+    iso = f"regexp_replace({column}, {plain})"
     iso = f"regexp_replace({iso}, '^\\s*(\\d{{4}})[/.](\\d{{2}})[/.](\\d{{2}})', '\\1-\\2-\\3')"
     iso = f"regexp_replace(regexp_replace({iso}, '(:\\d{{2}}),(\\d)', '\\1.\\2'), ' ?([Zz]|UTC|GMT)\\s*$', '+00')"
     micros = f"epoch_us(TRY_CAST({iso} AS TIMESTAMPTZ))"
@@ -475,9 +497,11 @@ class TextColumn:
         if hint := hint_for_cells(self.column, self.samples):
             return said + hint
         if texts is None:
-            return f"{said}it has more than {MOST_TEXTS} different ones, which are too many for categories: write numbers, or leave it out"
+            return f"{said}more than {MOST_TEXTS} different ones are too many for categories: write numbers, or leave it out"
         names = ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-        key = self.column if self.column.isidentifier() and self.column.isascii() else json.dumps(self.column, ensure_ascii=False)
+        key = (
+            self.column if self.column.isidentifier() and self.column.isascii() else json.dumps(self.column, ensure_ascii=False)
+        )
         return f"{said}if the texts are categories, number them in the mapping: [categories] {key} = [{names}]"
 
 
@@ -497,7 +521,9 @@ def lay_out(
             leaves += _leaves(part, types, facts, mapping, problems)
         elif part.role in SCALARS:
             dtype = np.dtype(np.float64 if part.role == Columns.REWARDS else np.bool_)
-            problems += [f"{part.said_as}: '{one}' is a struct: name one of its columns" for one in part.columns if one not in types]
+            problems += [
+                f"{part.said_as}: '{one}' is a struct: name one of its columns" for one in part.columns if one not in types
+            ]
             plans = tuple(ColumnPlan(one, dtype, "number") for one in part.columns)
             leaves.append(Leaf(part.name, part.role, part.path, plans, False, dtype, part.is_cost))
         elif part.role == Columns.T:
@@ -545,7 +571,11 @@ def expanded(theirs: str, types: Collection[str]) -> list[str]:
 
 
 def _leaves(
-    part: Part, types: Mapping[str, pa.DataType], facts: Mapping[str, Facts], mapping: TableMapping, problems: list[str | TextColumn]
+    part: Part,
+    types: Mapping[str, pa.DataType],
+    facts: Mapping[str, Facts],
+    mapping: TableMapping,
+    problems: list[str | TextColumn],
 ) -> list[Leaf]:
     """One leaf, or one for each column of a struct."""
     structs = [theirs for theirs in part.columns if theirs not in types]
@@ -563,7 +593,9 @@ def _leaves(
         if theirs in mapping.images and is_bytes(types[theirs]):
             plans.append(ColumnPlan(theirs, np.dtype(np.uint8), "image", vectors=True, image=mapping.images[theirs]))
         elif theirs in mapping.images:
-            problems.append(f"{part.said_as}: column '{theirs}' is one of [images], and holds {types[theirs]}, not bytes of PNG or JPEG")
+            problems.append(
+                f"{part.said_as}: column '{theirs}' is one of [images], and holds {types[theirs]}, not bytes of PNG or JPEG"
+            )
         elif plan := plan_of(theirs, facts[theirs], mapping.categories.get(theirs, ()), part.said_as, problems):
             plans.append(plan)
     if len(plans) < len(part.columns):
@@ -576,7 +608,9 @@ def plan_of(
 ) -> ColumnPlan | None:
     """How the column is read as numbers; None, and a problem, where it holds none."""
     if categories and facts.odd:
-        problems.append(f"{ours}: column '{column}' holds {min(facts.odd)}, and [categories] number one text in a row; write a column for each text")
+        problems.append(
+            f"{ours}: column '{column}' holds {min(facts.odd)}, and [categories] number one text a row; write a column for each"
+        )
     elif categories:
         return ColumnPlan(column, np.dtype(np.int64), "category", tuple(categories))
     elif facts.odd:
@@ -632,7 +666,9 @@ def _bad_fills(leaves: Sequence[Leaf], fills: Mapping[str, str | float]) -> Iter
     """Fills that the columns cannot hold."""
     plans = [(leaf, plan) for leaf in leaves for plan in leaf.columns if plan.fill is not None]
     used = {plan.column for _, plan in plans}
-    yield from (f"fill: '{column}' is a struct, or holds no numbers: name its columns" for column in fills if column not in used)
+    yield from (
+        f"fill: '{column}' is a struct, or holds no numbers: name its columns" for column in fills if column not in used
+    )
     for leaf, plan in plans:
         what = f"fill: column '{plan.column}' of {leaf.name} holds {leaf.dtype}"
         if plan.fill == MEAN and leaf.dtype.kind != "f":
@@ -668,18 +704,23 @@ def _with_dtypes(
             twin = twins.get((Columns.OBS if leaf.role == Columns.NEXT_OBS else Columns.NEXT_OBS, leaf.path))
             leaf = replace(leaf, dtype=np.result_type(leaf.dtype, twin.dtype)) if twin is not None else leaf
         space = known_spaces[0] if name == Columns.OBS else known_spaces[1] if name == Columns.ACTIONS else None
-        is_soft = all(plan.column in facts and (facts[plan.column].as_text or not facts[plan.column].dtypes) for plan in leaf.columns)
+        is_soft = all(
+            plan.column in facts and (facts[plan.column].as_text or not facts[plan.column].dtypes) for plan in leaf.columns
+        )
         if name in said and name in (Columns.OBS, Columns.ACTIONS):
             leaf = replace(leaf, dtype=np.dtype(said[name]))
         elif space is not None and leaf.dtype.kind == "f" and is_soft:
             inner = leaf_spaces(space).get(".".join(leaf.path))
             dtype = np.dtype(inner.dtype) if isinstance(inner, spaces.Box) else leaf.dtype
             leaf = replace(leaf, dtype=dtype if dtype.kind == "f" else leaf.dtype)
-        elif leaf.role == EXTRA and leaf.dtype.kind in "iu":
-            if any(plan.fill is None and plan.column in facts and facts[plan.column].nulls for plan in leaf.columns):
-                leaf = replace(leaf, dtype=np.dtype(np.float64))
+        elif leaf.role == EXTRA and leaf.dtype.kind in "iu" and any(_may_be_nan(plan, facts) for plan in leaf.columns):
+            leaf = replace(leaf, dtype=np.dtype(np.float64))
         found.append(leaf)
     return found
+
+
+def _may_be_nan(plan: ColumnPlan, facts: Mapping[str, Facts]) -> bool:
+    return plan.fill is None and plan.column in facts and facts[plan.column].nulls > 0
 
 
 # ---- what to write in place of texts that are nearly numbers, or nearly times ----
@@ -704,8 +745,3 @@ def hint_for_cells(column: str, samples: Sequence[str]) -> str:
     day, month = f"%d{sign}%m{sign}{rest}", f"%m{sign}%d{sign}{rest}"
     line = f"in pandas: pd.to_datetime(df[{column!r}], format={day!r})"
     return f"{found.string[:40]!r} may begin with a day or a month: write dates as 2024-03-01 ({line}, or {month!r})"
-
-
-def is_previous(plan: ColumnPlan) -> bool:
-    """Whether a missing cell takes the value before it."""
-    return plan.fill == PREVIOUS

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,11 +25,20 @@ from offline_cli.formats.action_shapes import choices
 from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.memory_limits import WRITTEN
 from offline_cli.formats.source import Fragments, Origins
-from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, agent_episode_id, chained, end_flags, equal_rows, fragments_of_rows
+from offline_cli.formats.step_rows import (
+    END_FLAGS,
+    Keys,
+    StepRows,
+    agent_episode_id,
+    chained,
+    end_flags,
+    equal_rows,
+    fragments_of_rows,
+)
 from offline_cli.formats.tables.columns import SCALARS, ColumnPlan, Layout, Leaf, hint_for_cells
 from offline_cli.formats.tables.files import POS, TableFiles, is_list
 from offline_cli.formats.tables.images import image_counts, images_in, why_no_image
-from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, MEAN, PREVIOUS, STARTS, TREES, TableMapping
+from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, MEAN, PREVIOUS, STARTS, TableMapping
 from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree
 
@@ -58,10 +66,9 @@ class ValueReader:
     files: TableFiles
     layout: Layout
     tally: Tally
-    keeps_raw: bool  # whether rejected rows are kept as text
     means: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)  # of one value, by leaf and column
-    reasons: dict[int, tuple[str, bool, str]] = field(default_factory=dict)  # by position: why, whether a cell is missing, the row
+    reasons: dict[int, tuple[str, bool]] = field(default_factory=dict)  # of bad rows by position; whether a cell is missing
 
     def rows(self, batch: pa.RecordBatch) -> Rows:
         """(N, ...) arrays of all leaves."""
@@ -133,7 +140,9 @@ class ValueReader:
             values = self._note(leaf, i, column, raw, values, bad, missing, rows)
         for row in () if leaf.role in (*END_FLAGS, STARTS) else lost_in(values, leaf.dtype):
             said = "" if leaf.role == Columns.T else " of [dtypes]"
-            self._reject(rows, row, f"column {plan.column} holds {values[row]}, which {leaf.dtype}{said} cannot hold", False, batch)
+            self._reject(
+                rows, row, f"column {plan.column} holds {values[row]}, which {leaf.dtype}{said} cannot hold", is_missing=False
+            )
         return values
 
     def _note(
@@ -166,7 +175,7 @@ class ValueReader:
             text = None if raw is None else raw[row].as_py()
             value = text if text is not None else column[row].as_py()
             why = self._why(value, plan, values.shape[1:])
-            self._reject(rows, row, why, bool(missing[row]) and leaf.role in FILLED_ROLES, None)
+            self._reject(rows, row, why, is_missing=bool(missing[row]) and leaf.role in FILLED_ROLES)
         return values
 
     def _filled(self, leaf: Leaf, i: int, values: NDArray[Any], gone: NDArray[np.bool_], rows: Rows) -> NDArray[Any]:
@@ -182,9 +191,9 @@ class ValueReader:
         made[gone] = value
         return made
 
-    def _reject(self, rows: Rows, row: int, why: str, is_missing: bool, batch: pa.RecordBatch | None) -> None:
+    def _reject(self, rows: Rows, row: int, why: str, *, is_missing: bool) -> None:
         rows[BAD][row] = True
-        self.reasons.setdefault(int(rows[POS][row]), (why, is_missing, ""))
+        self.reasons.setdefault(int(rows[POS][row]), (why, is_missing))
 
     def _check_shape(self, leaf: Leaf, plan: ColumnPlan, shape: Shape, *, scalar: bool, where: str) -> None:
         what = ""
@@ -233,7 +242,9 @@ def mark_of(leaf: Leaf, i: int) -> str:
     return f"__missing {i} {leaf.name}"
 
 
-def array_of(array: pa.Array, dtype: np.dtype[Any] | None, shape: Shape | None) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+def array_of(
+    array: pa.Array, dtype: np.dtype[Any] | None, shape: Shape | None
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """(N, *shape) values with 0 in rows that are bad, and (N,) the mask of these; `shape`: None: that of most rows."""
     if is_list(array.type):
         values, bad = _lists(array, shape)
@@ -243,7 +254,9 @@ def array_of(array: pa.Array, dtype: np.dtype[Any] | None, shape: Shape | None) 
         bad = None
         if array.null_count:
             bad = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
-            array = array.fill_null(False if pa.types.is_boolean(array.type) else 0) if not pa.types.is_null(array.type) else array
+            array = (
+                array.fill_null(False if pa.types.is_boolean(array.type) else 0) if not pa.types.is_null(array.type) else array
+            )
         values = np.zeros(len(array)) if pa.types.is_null(array.type) else np.asarray(array.to_numpy(zero_copy_only=False))
     if shape is not None and values.shape[1:] != shape:
         return np.zeros((len(array), *shape), values.dtype), np.ones(len(array), np.bool_)
@@ -263,7 +276,7 @@ def _lists(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], NDArray[
     kept = array.filter(pa.array(~bad)) if bad.any() else array
     inner, inner_bad = array_of(kept.flatten(), None, None if shape is None else shape[1:])
     values = inner.reshape(len(kept), size, *inner.shape[1:])
-    of_kept = None if inner_bad is None else inner_bad.reshape(len(kept), size).any(axis=1)
+    of_kept = None if inner_bad is None else np.asarray(inner_bad.reshape(len(kept), size).any(axis=1))
     if not bad.any():
         return values, of_kept
     whole = np.zeros((len(array), *values.shape[1:]), values.dtype)
@@ -354,11 +367,17 @@ class Assembler:
         self._finish()
 
     def _check_length(self) -> None:
-        self._held += max(2 * sum(one.nbytes for one in self._pending[-1].values()), WRITTEN * self._kept_bytes(self._pending[-1]))
+        self._held += max(
+            2 * sum(one.nbytes for one in self._pending[-1].values()), WRITTEN * self._kept_bytes(self._pending[-1])
+        )
         if self._held > self.room:
             first = self._pending[0]
             key = self._keys.get(int(first[RUN][0]))
-            name = f"episode {'-'.join(map(str, key))}" if key and self.divided.keyed else f"the episode that begins at {self.files.place(int(first[POS][0]))}"
+            name = (
+                f"episode {'-'.join(map(str, key))}"
+                if key and self.divided.keyed
+                else f"the episode that begins at {self.files.place(int(first[POS][0]))}"
+            )
             size = sum(array.nbytes for rows in self._pending for array in rows.values())
             what = f"the rows of one episode take more than {size / 1e6:,.0f} MB, which is too much for the memory limit"
             fix = "raise --memory-limit, or choose another end of episodes: --episode-ends, or a column of ids in the mapping"
@@ -506,7 +525,7 @@ class Assembler:
         left = set(episode[~bad].tolist())
         for row in np.flatnonzero(bad).tolist():
             place = self.files.place(int(rows[POS][row]))
-            why, is_missing, _ = self.reader.reasons.pop(int(rows[POS][row]), ("the row is bad", False, ""))
+            why, is_missing = self.reader.reasons.pop(int(rows[POS][row]), ("the row is bad", False))
             self.rejects.add(BadEpisode(why, where=place, fix=MISSING if is_missing else FIX), raw=self._raw(rows, row))
             if int(episode[row]) in left:
                 self.rejects.lose(names[int(episode[row])], place)
@@ -532,7 +551,11 @@ class Assembler:
             return ""
         said = self.files.raw_row(int(rows[POS][row]))
         if said is None:
-            said = {name: rows[name][row].tolist() if hasattr(rows[name][row], "tolist") else rows[name][row] for name in rows if name[:2] != "__"}
+            said = {
+                name: rows[name][row].tolist() if hasattr(rows[name][row], "tolist") else rows[name][row]
+                for name in rows
+                if name[:2] != "__"
+            }
         return json.dumps(said, default=str)
 
     # ---- whole episodes ----
@@ -583,10 +606,15 @@ class Assembler:
         if divided.has_agents:
             agents = [None if key[divided.ids] is None else str(key[divided.ids]) for key in keys]
             with_module = any(role == Columns.MODULE_ID for role, _ in self.reader.layout.keys)
-            modules = [None if key[divided.ids + 1] is None else str(key[divided.ids + 1]) for key in keys] if with_module else None
+            modules = (
+                [None if key[divided.ids + 1] is None else str(key[divided.ids + 1]) for key in keys] if with_module else None
+            )
             shared = [None if agent is None else name for agent, name in zip(agents, names, strict=True)]
             pairs = zip(names, agents, modules or [None] * len(names), strict=True)
-            names = [name if agent is None and module is None else agent_episode_id(name, module, agent) for name, agent, module in pairs]
+            names = [
+                name if agent is None and module is None else agent_episode_id(name, module, agent)
+                for name, agent, module in pairs
+            ]
         if divided.ends is not None or self._divides_more:
             names = [f"{name}-{number}" for name, number in zip(names, rows[NUMBER][first].tolist(), strict=True)]
         if divided.by_file:
@@ -637,10 +665,16 @@ class Assembler:
         for row in dict(zip(episode[early][::-1].tolist(), early[::-1].tolist(), strict=True)).values():
             whole = episode == episode[row]
             theirs = (named.theirs or named.ids)[int(episode[row])]
-            what = f"episode {theirs} has an end flag at t = {self._t_text(rows, row)} and continues at t = {self._t_text(rows, row + 1)}"
-            fix = '`episode_ends = "flags"` in the mapping, where an id names more than an episode (a user, a robot); else correct the flag'
+            at, after = self._t_text(rows, row), self._t_text(rows, row + 1)
+            what = f"episode {theirs} has an end flag at t = {at} and continues at t = {after}"
+            fix = (
+                '`episode_ends = "flags"` in the mapping, where an id names more than an episode (a user, a robot); else'
+                " correct the flag"
+            )
             place = self.files.place(int(rows[POS][row]))
-            self.rejects.add(BadEpisode(what, where=place, fix=fix, details={PROBLEM: "steps-after-end"}), rows=int(whole.sum()))
+            self.rejects.add(
+                BadEpisode(what, where=place, fix=fix, details={PROBLEM: "steps-after-end"}), rows=int(whole.sum())
+            )
             self.rejects.lose_episodes(Lost.STEPS_AFTER_END)
             kept &= ~whole
         return (rows, episode) if kept.all() else (taken(rows, kept), episode[kept])
@@ -660,7 +694,7 @@ class Assembler:
             rows, episode = self._shifted(rows, episode)
         if not len(rows[POS]):
             return None
-        flags = {name: rows[name] for name in END_FLAGS if name in rows}
+        flags: dict[str, NDArray[Any]] = {name: rows[name] for name in END_FLAGS if name in rows}
         if not flags and not self._said_flags:
             self._said_flags = True
             self.tally.assume("missing-end-flags")
@@ -701,7 +735,9 @@ class Assembler:
         last = np.append(begun[1:], len(code)) - 1
         return Fragments(self._finished(batch, code[begun], named, rows, last), origins)
 
-    def _finished(self, batch: EpisodeBatch, code: NDArray[np.int64], named: Named, rows: Rows, last: NDArray[np.int64]) -> EpisodeBatch:
+    def _finished(
+        self, batch: EpisodeBatch, code: NDArray[np.int64], named: Named, rows: Rows, last: NDArray[np.int64]
+    ) -> EpisodeBatch:
         """With the ids of the source, and truncated where nothing ended an episode: its last row (E,) has been seen."""
         ended = batch.terminated | batch.truncated
         if not ended.all():
@@ -748,7 +784,12 @@ class Assembler:
         goes_on = episode[1:] == episode[:-1]
         self.tally.assume("zero-length-episode", len(np.unique(episode)) - len(np.unique(episode[1:][goes_on])))
         acted, led = np.flatnonzero(goes_on), np.flatnonzero(goes_on) + 1
-        of_row = {leaf.name for leaf in self.reader.layout.leaves if leaf.role in (Columns.OBS, Columns.T)} | {POS, RUN, NUMBER, BEGIN}
+        of_row = {leaf.name for leaf in self.reader.layout.leaves if leaf.role in (Columns.OBS, Columns.T)} | {
+            POS,
+            RUN,
+            NUMBER,
+            BEGIN,
+        }
         made = {name: values[acted] if name in of_row else values[led] for name, values in rows.items()}
         made |= {f"__next {leaf.name}": rows[leaf.name][led] for leaf in self.reader.layout.of(Columns.OBS)}
         return made, episode[acted]
@@ -768,7 +809,8 @@ class Assembler:
         column = pa.chunked_array([pa.array(rows[Columns.INFOS].tolist(), pa.large_string())])
         column_field = pa.field(self.reader.layout.infos or Columns.INFOS, column.type)
         try:
-            return infos_of(column, column_field, where=lambda row: self.files.place(int(rows[POS][row])))
+            found = infos_of(column, column_field, where=lambda row: self.files.place(int(rows[POS][row])))
+            return None if found is None else list(found)
         except BadData:
             return [self._info(column, row, column_field, rows, named.ids[int(code[row])]) for row in range(len(column))]
 
@@ -785,7 +827,7 @@ class Assembler:
     # ---- missing cells ----
 
     def _whole(self, rows: Rows, episode: NDArray[np.int64], named: Named) -> tuple[Rows, NDArray[np.int64], Named]:
-        """The episodes with their missing cells filled, and split where one is not. A value never comes from another episode."""
+        """Episodes with missing cells filled, and split where one is not. A value never comes from another episode."""
         count = len(episode)
         marks = {name: values for name, values in rows.items() if name.startswith("__missing")}
         gap = rows.get(GAP_ROW, np.zeros(count, np.bool_))
@@ -811,7 +853,12 @@ class Assembler:
         left, bad = set(of.tolist()), episode[unfilled].tolist()
         for row, e in zip(np.flatnonzero(unfilled).tolist(), bad, strict=True):
             place = self.files.place(int(rows[POS][row]))
-            names = [leaf.columns[i].column for leaf in self.reader.layout.leaves for i in range(len(leaf.columns)) if mark_of(leaf, i) in marks and marks[mark_of(leaf, i)][row]]
+            names = [
+                leaf.columns[i].column
+                for leaf in self.reader.layout.leaves
+                for i in range(len(leaf.columns))
+                if mark_of(leaf, i) in marks and marks[mark_of(leaf, i)][row]
+            ]
             what = f"column {', '.join(names)} has no value, and no row before it in the episode has one"
             self.rejects.add(BadEpisode(what, where=place, fix=UNFILLED), raw=self._raw(rows, row))
             if e in left:
@@ -820,7 +867,9 @@ class Assembler:
         self.tally.assume("zero-length-episode", len(set(episode.tolist()) - left - set(bad)))
         return self._apart(taken(rows, kept), part, parts, number)
 
-    def _fill(self, rows: Rows, marks: Mapping[str, NDArray[np.bool_]], runs: NDArray[np.int64], gap: NDArray[np.bool_]) -> tuple[Rows, NDArray[np.bool_]]:
+    def _fill(
+        self, rows: Rows, marks: Mapping[str, NDArray[np.bool_]], runs: NDArray[np.int64], gap: NDArray[np.bool_]
+    ) -> tuple[Rows, NDArray[np.bool_]]:
         unfilled, rows = np.zeros(len(gap), np.bool_), dict(rows)
         for leaf in self.reader.layout.leaves:
             for i, plan in enumerate(leaf.columns):
@@ -842,7 +891,9 @@ class Assembler:
                 unfilled |= missing & ~gap & ~found
         return rows, unfilled
 
-    def _apart(self, rows: Rows, part: NDArray[np.int64], parts: Named, number: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64], Named]:
+    def _apart(
+        self, rows: Rows, part: NDArray[np.int64], parts: Named, number: NDArray[np.int64]
+    ) -> tuple[Rows, NDArray[np.int64], Named]:
         """Without episodes whose id is that of a part of another one: the one that comes second is a bad one."""
         kept = np.ones(len(parts.ids), np.bool_)
         for e, (name, n) in enumerate(zip(parts.ids, number.tolist(), strict=True)):
@@ -855,7 +906,10 @@ class Assembler:
                 what = f"two episodes are called {name}: one of the table, and a part of {PART.sub('', name)}, split at a gap"
                 fix = "give the one of the table another id, or fill the missing cells, without split_at_gaps"
                 place = self.files.place(int(rows[POS][np.flatnonzero(part == e)[0]]))
-                self.rejects.add(BadEpisode(what, where=place, fix=fix, details={PROBLEM: "conflicting-episode"}), rows=int((part == e).sum()))
+                self.rejects.add(
+                    BadEpisode(what, where=place, fix=fix, details={PROBLEM: "conflicting-episode"}),
+                    rows=int((part == e).sum()),
+                )
                 self.rejects.lose_episodes(Lost.CONFLICT)
         return (rows, part, parts) if kept.all() else (taken(rows, kept[part]), part[kept[part]], parts)
 

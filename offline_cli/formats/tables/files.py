@@ -1,13 +1,15 @@
 """Files of a table as one relation of DuckDB, rows in the order of the files.
 
-DuckDB never sees a name, a path or a text of the files: columns are called by number (`c0`, `k0`), files by links in a folder of
-our own. Each row has `__pos`, its number among all good rows, and `__file`, the number of its file.
+DuckDB never sees a name or a path of the files: columns are called by number (`c0`, `k0`), files by links in a folder.
+Each row has `__pos`, its number among all good rows, and `__file`, the number of its file.
 
 * CSV is parsed by DuckDB, once, into a table of text; rows it rejects come with place and reason. Compressed, remote and
   otherwise encoded files are first copied to `--temp-dir` as UTF-8.
 * JSON lines are parsed by orjson, so that a bad line has a place and a reason, and kept as tables of DuckDB.
 * Parquet, Arrow and NumPy archives are read as Arrow batches while a query runs; types that DuckDB lacks are cast before.
 """
+
+# ruff: noqa: S608  names of our own alone become SQL, values are bound
 
 from __future__ import annotations
 
@@ -17,10 +19,9 @@ import io
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -34,7 +35,6 @@ import orjson
 import pyarrow as pa
 
 from offline_cli.errors import BadData, BadMapping, MemoryLimitExceeded
-from offline_cli.files.failures import storage_failures
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.formats.npz.archive import NpzArchive
@@ -61,6 +61,7 @@ BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 16 << 20
 JSON_BLOCK: Final = 16 << 20
 PART: Final = 1 << 20
+LEAST_ROOM: Final = 128 << 20  # bytes that DuckDB works in
 MOST_NAME: Final = 1024  # letters of a column's name
 MAX_DEPTH: Final = 60  # Arrow takes structs and lists nested up to 64 deep
 BOM: Final = "\ufeff"
@@ -71,7 +72,10 @@ JSON_FIX: Final = "write one JSON object a line, or --on-error skip to leave out
 ENDINGS: Final = ("", ".gz", ".zst", ".zstd")
 PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
 LONG_INTEGER: Final = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
-REASONS: Final = {"MISSING COLUMNS": "fill in the cells that are missing", "TOO MANY COLUMNS": "quote cells that hold the delimiter"}
+REASONS: Final = {
+    "MISSING COLUMNS": "fill in the cells that are missing",
+    "TOO MANY COLUMNS": "quote cells that hold the delimiter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,9 @@ class TableFiles:
     _stack: ExitStack = field(default_factory=ExitStack)
     _folder: str = ""
     _staged: bool = False
-    _blocks: list[tuple[dict[str, pa.DataType], dict[str, int]]] = field(default_factory=list)  # of JSON: types, places of columns
+    _blocks: list[tuple[dict[str, pa.DataType], dict[str, int]]] = field(
+        default_factory=list
+    )  # of JSON: types, places of columns
     _failed: BaseException | None = None  # what reading raised while DuckDB ran
     _readers: dict[str, pa.RecordBatchReader] = field(default_factory=dict)  # that no statement has used yet
     _made: int = 0
@@ -118,8 +124,8 @@ class TableFiles:
         """A database of our own, in memory, which spills to `--temp-dir`; it loads no extension and reaches no network."""
         if self._con is None:
             self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(dir=self.temp_dir, prefix="offline-cli-"))
-            config = {
-                "memory_limit": f"{room_for_data(self.memory_limit) // 2 >> 20}MiB",
+            config: dict[str, Any] = {
+                "memory_limit": f"{max(LEAST_ROOM, room_for_data(self.memory_limit) // 2) >> 20}MiB",
                 "temp_directory": f"{self._folder}/spill",
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
@@ -174,8 +180,12 @@ class TableFiles:
             raise failed
         text = str(error).strip().splitlines()[0][:300]
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise MemoryLimitExceeded(f"the table needs more memory: {text}", where=self.files[0].url, fix="raise --memory-limit") from error
-        raise BadData(f"the table cannot be read: {text}", where=self.files[0].url, fix="write the file again from its source") from error
+            raise MemoryLimitExceeded(
+                f"the table needs more memory: {text}", where=self.files[0].url, fix="raise --memory-limit"
+            ) from error
+        raise BadData(
+            f"the table cannot be read: {text}", where=self.files[0].url, fix="write the file again from its source"
+        ) from error
 
     # ---- columns ----
 
@@ -270,7 +280,9 @@ class TableFiles:
             sizes = [f"len({self.column(name)})" for name in lists]
             steps = ", ".join(f"unnest({self.column(name)}) AS {self.column(name)}" for name in lists)
             kept = " AND ".join(f"{size} = {sizes[0]}" for size in sizes)
-            others = [self.column(name, as_id=True) for name in ids] + [self.column(name) for name in columns if name not in lists]
+            others = [self.column(name, as_id=True) for name in ids] + [
+                self.column(name) for name in columns if name not in lists
+            ]
             return f"(SELECT {', '.join([POS, FILE, *dict.fromkeys(others), steps])} FROM {inner} WHERE {kept})"
         if self.kind == "csv":
             self._stage_csv()
@@ -317,7 +329,9 @@ class TableFiles:
         """A row as its file has it; None where it would have to be read again."""
         if not self.is_text:
             return None
-        row = self.one(f"SELECT {', '.join(map(self.column, self.names))} FROM {self.relation(self.names)} WHERE {POS} = ?", [pos])
+        row = self.one(
+            f"SELECT {', '.join(map(self.column, self.names))} FROM {self.relation(self.names)} WHERE {POS} = ?", [pos]
+        )
         return dict(zip(self.names, row, strict=True))
 
     def unequal_rows(self) -> list[tuple[int, tuple[Any, ...]]]:
@@ -325,7 +339,8 @@ class TableFiles:
         names, self.steps_in = self.steps_in, []
         sizes = [f"len({self.column(name)})" for name in names]
         other = " OR ".join(f"{size} IS DISTINCT FROM {sizes[0]}" for size in sizes)
-        sql = f"SELECT {', '.join([POS, *sizes])} FROM {self.relation(names)} WHERE {other} OR {sizes[0]} IS NULL OR {sizes[0]} = 0"
+        other = f"{other} OR {sizes[0]} IS NULL OR {sizes[0]} = 0"
+        sql = f"SELECT {', '.join([POS, *sizes])} FROM {self.relation(names)} WHERE {other}"
         found = [tuple(row.values()) for batch in self.query(sql) for row in batch.to_pylist()]
         self.steps_in = names
         return [(row[0], row[1:]) for row in found]
@@ -380,7 +395,9 @@ class TableFiles:
         rows, arrays = table.num_rows, []
         for one in schema:
             if one.name in (FILE, POS):
-                arrays.append(pa.array(np.full(rows, number, np.int32) if one.name == FILE else np.arange(self.rows, self.rows + rows)))
+                arrays.append(
+                    pa.array(np.full(rows, number, np.int32) if one.name == FILE else np.arange(self.rows, self.rows + rows))
+                )
                 continue
             name = self.names[int(one.name[1:])]
             if name in table.column_names:
@@ -398,7 +415,9 @@ class TableFiles:
             if is_tensor(column_field):
                 values = tree_of(column.drop_null(), column_field, where=lambda row: self.files[-1].url)
                 self.shapes[column_field.name] = values.shape[1:]
-                flat_values: Any = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), int(np.prod(values.shape[1:])))
+                flat_values: Any = pa.FixedSizeListArray.from_arrays(
+                    pa.array(values.reshape(-1)), int(np.prod(values.shape[1:]))
+                )
                 if column.null_count:
                     places = np.cumsum(column.is_valid().to_numpy()) - 1
                     flat_values = flat_values.take(pa.array(places, mask=column.is_null().to_numpy(zero_copy_only=False)))
@@ -407,7 +426,9 @@ class TableFiles:
             return cast(array, kind, self.unit(column_field.name))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             what = f"column {column_field.name} holds {column_field.type}, which is not supported: {str(error)[:200]}"
-            raise BadMapping(what, where=self.files[-1].url, fix="leave the column out of the mapping, or write it as numbers") from error
+            raise BadMapping(
+                what, where=self.files[-1].url, fix="leave the column out of the mapping, or write it as numbers"
+            ) from error
 
     # ---- CSV ----
 
@@ -479,17 +500,21 @@ class TableFiles:
         header, partitions = list(types or ()), self._partitions(first)
         of_file = [name for name in header if name not in partitions] if types is not None else []
         if types is None:  # damaged before its first row
-            self.bad += [BadRow(number, -1, self._why_damaged(number)) for number in group if not any(one.file == number for one in self.bad)]
+            self.bad += [
+                BadRow(number, -1, self._why_damaged(number))
+                for number in group
+                if not any(one.file == number for one in self.bad)
+            ]
             return
         said = ", ".join(f"'h{i}': 'VARCHAR'" for i in range(len(of_file)))
-        chosen = {name: f"h{of_file.index(name)}" for name in of_file} | {name: "?" for name in partitions}
+        chosen = {name: f"h{of_file.index(name)}" for name in of_file} | dict.fromkeys(partitions, "?")
         select = ", ".join(f"{chosen.get(name, 'NULL')} AS c{i}" for i, name in enumerate(self.names))
         values = [partitions[name] for name in self.names if name in partitions and name not in of_file]
         paths = [self._path(number) for number in group]
         read = (
             f"read_csv(?, columns = {{{said}}}, header = false, skip = ?, delim = ?, quote = '\"', escape = '\"', nullstr = ?,"
             " auto_detect = false, allow_quoted_nulls = false, store_rejects = true, filename = true, compression = 'none',"
-            f" strict_mode = {str(not again).lower()}, max_line_size = 8000000)"
+            f" strict_mode = {str(not again).lower()}, max_line_size = 2000000, buffer_size = 8000000)"
         )
         skip = 1 if self.form.columns is None else 0
         form = [paths, skip, delimiter_of(self.form, first.url), ["", *self.form.nulls]]
@@ -518,7 +543,8 @@ class TableFiles:
         with suppress(duckdb.CatalogException):  # no table of rejects: none was
             found = self.con.execute(
                 "SELECT regexp_extract(s.file_path, 'f([0-9]+)\\.csv$', 1), e.line, any_value(CAST(e.error_type AS VARCHAR)),"
-                " any_value(e.csv_line), any_value(e.error_message) FROM reject_errors e JOIN reject_scans s USING (scan_id, file_id)"
+                " any_value(e.csv_line), any_value(e.error_message) FROM reject_errors e JOIN reject_scans s"
+                " USING (scan_id, file_id)"
                 " GROUP BY 1, 2 ORDER BY CAST(regexp_extract(s.file_path, 'f([0-9]+)\\.csv$', 1) AS INTEGER), 2"
             ).fetchall()
             for name, line, reason, text, message in found:
@@ -574,19 +600,23 @@ class TableFiles:
         self.con.register("block", pa.Table.from_arrays(arrays, names))
         self.con.execute(f"CREATE TABLE block{len(self._blocks)} AS SELECT * FROM block").fetchall()
         self.con.unregister("block")
-        self._blocks.append((dict(zip(table.column_names, table.schema.types, strict=True)), {n: i for i, n in enumerate(table.column_names)}))
+        self._blocks.append(
+            (dict(zip(table.column_names, table.schema.types, strict=True)), {n: i for i, n in enumerate(table.column_names)})
+        )
         self.rows += rows
 
     def _union(self, columns: Collection[str], ids: Collection[str]) -> str:
         parts = []
         wanted = set(columns) | set(ids)
-        for number, (types, places) in enumerate(self._blocks):
+        for number, (_, places) in enumerate(self._blocks):
             chosen = [FILE, POS]
             for name in wanted:
                 kind = self.kind_of(name)
                 value = f"j{places[name]}" if name in places else "NULL"
                 as_type = "VARCHAR" if is_text(kind) else _duck(carried(kind))
-                chosen.append(f"CAST({value} AS {as_type}) AS {self.column(name)}" if as_type else f"{value} AS {self.column(name)}")
+                chosen.append(
+                    f"CAST({value} AS {as_type}) AS {self.column(name)}" if as_type else f"{value} AS {self.column(name)}"
+                )
             parts.append(f"SELECT {', '.join(chosen)} FROM block{number}")
         return f"({' UNION ALL '.join(parts)})"
 
@@ -626,7 +656,8 @@ def is_list(kind: pa.DataType) -> bool:
     """Whether values are lists."""
     types = pa.types
     return any(
-        test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+        test(kind)
+        for test in (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
     )
 
 
@@ -688,7 +719,10 @@ def as_id(column: pa.ChunkedArray) -> pa.Array:
     if pa.types.is_floating(kind):
         values = array.cast(pa.float64())
         known = values.dictionary_encode()
-        texts = [None if one != one else str(int(one)) if float(one).is_integer() else str(one) for one in known.dictionary.to_pylist()]
+        texts = [
+            None if one != one else str(int(one)) if float(one).is_integer() else str(one)
+            for one in known.dictionary.to_pylist()
+        ]
         return pa.array(texts, pa.large_string()).take(known.indices)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return pa.array([None if one is None else _text_or_hex(one) for one in array.to_pylist()], pa.large_string())
@@ -710,7 +744,9 @@ def _unified(name: str, every: Sequence[tuple[dict[str, pa.DataType], Any]]) -> 
     if len(known) <= 1:
         return known[0] if known else pa.null()
     with suppress(pa.ArrowException):
-        return pa.unify_schemas([pa.schema([pa.field("c", kind)]) for kind in known], promote_options="permissive").field(0).type
+        return (
+            pa.unify_schemas([pa.schema([pa.field("c", kind)]) for kind in known], promote_options="permissive").field(0).type
+        )
     return pa.string()
 
 
@@ -734,7 +770,9 @@ def refuse_twins(names: Sequence[str], url: str) -> None:
         raise BadData(f"two columns are called {twice!r}", where=url, fix="rename one of them")
     long = next((name for name in names if len(name) > MOST_NAME), None)
     if long is not None:
-        raise BadData(f"a column whose name has {len(long)} letters: {long[:40]!r}...", where=url, fix="give columns shorter names")
+        raise BadData(
+            f"a column whose name has {len(long)} letters: {long[:40]!r}...", where=url, fix="give columns shorter names"
+        )
 
 
 def unpacked_kind(head: bytes) -> bool:
@@ -847,14 +885,19 @@ def _line_blocks(stream: Any, url: str, memory_limit: int) -> Iterator[tuple[Ite
             break
         cut = data.rfind(b"\n") + 1
         if cut or failed is not None:
-            yield (line for line in (rest + data[:cut]).split(b"\n") if line.strip()) if failed is None else (
-                line for line in (rest + data[:cut]).split(b"\n")[:-1] if line.strip()
-            ), failed
+            yield (
+                (line for line in (rest + data[:cut]).split(b"\n") if line.strip())
+                if failed is None
+                else (line for line in (rest + data[:cut]).split(b"\n")[:-1] if line.strip()),
+                failed,
+            )
             rest = data[cut:]
         else:
             rest += data
         if len(rest) > max(JSON_BLOCK, room_for_data(memory_limit) // 8):
-            raise MemoryLimitExceeded(f"a line of {len(rest) >> 20} MiB", where=url, fix="raise --memory-limit, or write shorter lines")
+            raise MemoryLimitExceeded(
+                f"a line of {len(rest) >> 20} MiB", where=url, fix="raise --memory-limit, or write shorter lines"
+            )
     if rest.strip() and failed is None:
         yield [rest], None
 

@@ -26,6 +26,7 @@ RECORDED: Final = frozenset(
     }
 )
 
+
 def source_hash(files: Sequence[Openable]) -> str:
     """8 hex digits, of the files in order of their names."""
     digest = hashlib.sha256()

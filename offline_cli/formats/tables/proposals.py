@@ -1,8 +1,10 @@
 """A mapping proposed for a table that nothing explains: text to read, correct and copy, and never used unread.
 
-It rests on names and on the first rows: ids whose rows stand together, a column that grows within each id, a flag that is true in
-last rows alone, lists of a value a step. It is tried on these rows before it is shown: what does not fit becomes a comment.
+It rests on names and on the first rows: ids whose rows stand together, a column that grows within each id, a flag that is true
+in last rows alone, lists of a value a step. It is tried on these rows before it is shown: what does not fit becomes a comment.
 """
+
+# ruff: noqa: S608  names of our own alone become SQL, values are bound
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ __all__ = ["default_mapping", "looks_like_ids"]
 LIKELY: Final = (
     (Columns.EPS_ID, r"(^|_)(eps?|episode|traj(ectory)?|ride|run|session|rollout|demo)(_?(id|index|no|number|nr))?$"),
     (Columns.AGENT_ID, r"^(agent|player)(_?(id|name|index|no|number|nr))?$"),
-    (Columns.T, r"^(t|step|steps|timestep|time_?step|time|timestamp|ts|stamp|tick|frame(_index)?|date(_?time)?|.*_step|.*_time)$"),
+    (
+        Columns.T,
+        r"^(t|step|steps|timestep|time_?step|time|timestamp|ts|stamp|tick|frame(_index)?|date(_?time)?|.*_step|.*_time)$",
+    ),
     (STARTS, r"^(episode_starts?|is_first|ep(isode)?_?first|first_step)$"),
     (Columns.TERMINATEDS, r"^(terminateds?|terminals?|terminations?|is_terminal)$"),
     (Columns.TRUNCATEDS, r"^(truncateds?|truncations?|timeouts?)$"),
@@ -129,7 +134,11 @@ def default_mapping(source: Source) -> TableMapping:
             columns = next(csv.reader([columns[0]], delimiter=delimiter))
             break
     proposed = starting_mapping(source, files, columns)
-    other = "" if form.encoding == AS_USUAL.encoding else f"; the names are not UTF-8, perhaps [csv] encoding = {json.dumps(form.encoding)}"
+    other = (
+        ""
+        if form.encoding == AS_USUAL.encoding
+        else f"; the names are not UTF-8, perhaps [csv] encoding = {json.dumps(form.encoding)}"
+    )
     raise BadMapping(
         f"a table whose columns nothing explains: {listed(columns)}{'; ' * bool(near)}{'; '.join(near)}",
         where=first_url(files.types),
@@ -200,13 +209,15 @@ def _look(files: TableFiles, name: str, facts: Facts, decimal: str) -> Look:
         while not is_text(kind) and hasattr(inner, "value_type"):
             depth, inner = depth + 1, inner.value_type
         return Look("list", depth=depth - (not is_text(kind)), gaps=facts.nulls)
-    if facts.kinds and (facts.kind == "text" or len(facts.kinds) > 1 and not facts.dtypes):
+    if facts.kinds and (facts.kind == "text" or (len(facts.kinds) > 1 and not facts.dtypes)):
         column = files.column(name)
-        cells = pa.concat_arrays([batch.column(0) for batch in files.query(f"SELECT CAST({column} AS VARCHAR) FROM {files.relation([name])}")])
+        cells = pa.concat_arrays(
+            [batch.column(0) for batch in files.query(f"SELECT CAST({column} AS VARCHAR) FROM {files.relation([name])}")]
+        )
         texts = texts_of(files, [name], MOST_ROWS)[name]
         codes = np.asarray(cells.dictionary_encode().indices.fill_null(-1).to_numpy(), np.float64)
-        if texts and {text.lower() for text in texts} <= ANSWERS:
-            lower = [None if text is None else float(text.lower() in ("yes", "y")) for text in cells.to_pylist()]
+        if texts and {text.strip().lower() for text in texts} <= ANSWERS:
+            lower = [None if text is None else float(text.strip().lower() in ("yes", "y")) for text in cells.to_pylist()]
             return Look("answer", np.array(lower, np.float64), True, gaps=facts.nulls, texts=texts)
         return Look("text", codes, gaps=facts.nulls, texts=texts)
     plan = plan_of(name, facts, (), name, [])
@@ -214,7 +225,9 @@ def _look(files: TableFiles, name: str, facts: Facts, decimal: str) -> Look:
         return Look("other")
     sql, values = value_sql(files, Leaf(name, Columns.OBS, (), (plan,), False, plan.dtype), plan, decimal)
     query = f"SELECT CAST({sql} AS DOUBLE) AS v FROM {files.relation([name])}"
-    codes = np.concatenate([batch.column(0).to_numpy(zero_copy_only=False) for batch in files.query(query, values)]).astype(np.float64)
+    codes = np.concatenate([batch.column(0).to_numpy(zero_copy_only=False) for batch in files.query(query, values)]).astype(
+        np.float64
+    )
     known = codes[~np.isnan(codes)]
     if plan.dtype.kind == "b" or np.isin(known, (0, 1)).all():
         return Look("flag", codes, True, gaps=facts.nulls)
@@ -311,7 +324,9 @@ def starting_mapping(source: Source, files: TableFiles, columns: Collection[str]
             draft.left_out[name] = "no list of a value a step"
         elif look.kind in ("", "number", "flag", "list", "image"):
             draft.take(Columns.OBS, name)
-        elif look.kind == "text" and Columns.EPS_ID not in draft.roles and look.different >= FEWEST_IDS and _in_runs(look.codes):
+        elif (
+            look.kind == "text" and Columns.EPS_ID not in draft.roles and look.different >= FEWEST_IDS and _in_runs(look.codes)
+        ):
             draft.left_out[name], draft.maybe[name] = "may be an id: rows of one value follow each other", Columns.EPS_ID
         elif look.kind in ("text", "answer") and look.texts and _are_categories(look.texts, len(look.codes)):
             draft.take(Columns.OBS, name)
@@ -360,7 +375,9 @@ def _tried(source: Source, draft: Draft, categories: dict[str, Sequence[str]], f
             return text
         said = str(error)
         names = [name for name in draft.looks if re.search(rf"column '?{re.escape(name)}'?[ ,:]", said)]
-        wrong = next((name for name in names if any(name in draft.roles.get(role, ()) for role in (Columns.OBS, Columns.NEXT_OBS))), None)
+        wrong = next(
+            (name for name in names if any(name in draft.roles.get(role, ()) for role in (Columns.OBS, Columns.NEXT_OBS))), None
+        )
         if wrong is None or draft.roles[Columns.OBS] == [wrong]:
             what = said.splitlines()[0]
             return f"# Not complete: {what}\n{text}"
@@ -584,7 +601,11 @@ def _gaps(draft: Draft) -> Iterator[str]:
     names = [name for role in FILLABLE for name in draft.roles.get(role, ())]
     gaps = {name: draft.looks[name].gaps for name in names if name in draft.looks}
     if any(gaps.values()):
-        yield from ("", "# An empty cell costs its episode, unless it is filled, or split_at_gaps = true stands above [columns]:", "# [fill]")
+        yield from (
+            "",
+            "# An empty cell costs its episode, unless it is filled, or split_at_gaps = true stands above [columns]:",
+            "# [fill]",
+        )
     for name in filter(gaps.get, gaps):
         look = draft.looks[name]
         others = ', or "mean"' * (look.kind == "number" and not look.is_whole)
@@ -629,4 +650,7 @@ def key(name: str) -> str:
 def string(text: str) -> str:
     """JSON's strings are TOML's too; a character that a terminal would not show is written as a TOML escape."""
     quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}" for letter in quoted)
+    return "".join(
+        letter if letter.isprintable() else f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
+        for letter in quoted
+    )

@@ -4,10 +4,12 @@ files -> columns (mapping, layout, SQL of values) -> one query, ordered by key a
 A column that no mapping explains, and rows that nothing divides into episodes, raise.
 """
 
+# ruff: noqa: S608  names of our own alone become SQL, values are bound
+
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
@@ -27,7 +29,6 @@ from offline_cli.formats.source import FileSource, Fragments, ReadOptions, Sourc
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.columns import (
     Layout,
-    Leaf,
     Matched,
     category_space,
     expanded,
@@ -53,7 +54,6 @@ from offline_cli.formats.tables.mapping import (
     TREES,
     CsvForm,
     GivenMapping,
-    Part,
     TableMapping,
     given_mapping,
     load_mapping,
@@ -88,7 +88,9 @@ class TableOptions:
             fix = f"use {', '.join(EPISODE_ENDS[:-1])} or {EPISODE_ENDS[-1]}"
             raise UsageError(f"episodes cannot end by {self.episode_ends!r}", where="--episode-ends", fix=fix)
         if self.rows_as_episodes and self.episode_ends is not None:
-            raise UsageError("where each row is an episode, nothing else ends one", where="--episode-ends", fix="give one of the two")
+            raise UsageError(
+                "where each row is an episode, nothing else ends one", where="--episode-ends", fix="give one of the two"
+            )
         if self.memory_limit < LEAST_MEMORY:
             what = f"{self.memory_limit} bytes are too few to read a table in"
             raise UsageError(what, where="--memory-limit", fix=f"give at least {LEAST_MEMORY >> 20} MiB")
@@ -137,7 +139,12 @@ class TableSource(FileSource):
             mapping = default_mapping(self)
         self._matched = matched = match(mapping, self.rows.types)
         mapping = matched.mapping
-        if any(is_list(self.rows.kind_of(name)) for role in (Columns.REWARDS, *END_FLAGS) for part in mapping.of(role) for name in part.columns):
+        if any(
+            is_list(self.rows.kind_of(name))
+            for role in (Columns.REWARDS, *END_FLAGS)
+            for part in mapping.of(role)
+            for name in part.columns
+        ):
             fixed = [self.rows.kind_of(name) for part in mapping.of(Columns.REWARDS) for name in part.columns]
             is_one = any(pa.types.is_fixed_size_list(kind) and kind.list_size == 1 for kind in fixed)
             if not is_one and "rows" not in mapping.document:
@@ -162,7 +169,9 @@ class TableSource(FileSource):
     def tried(self, mapping: TableMapping, rows: int) -> BadData | BadMapping | None:
         """What is wrong with a mapping, by the first rows; None: nothing."""
         try:
-            source = TableSource(self.files, self.info_location, options=replace(self.options, mapping=mapping.document), kind=self.kind)
+            source = TableSource(
+                self.files, self.info_location, options=replace(self.options, mapping=mapping.document), kind=self.kind
+            )
             source.rows.first = rows
             with closing(source):
                 next(source.fragments(Tally(), Rejects()), None)
@@ -186,11 +195,18 @@ class TableSource(FileSource):
     def _unnest(self, mapping: TableMapping) -> None:
         """Columns of lists become rows of a step each."""
         names = [theirs for part in mapping.parts if part.role not in (*KEYS, Columns.INFOS) for theirs in part.columns]
-        self.rows.steps_in = [name for name in dict.fromkeys(names) if name in self.rows.names and is_list(self.rows.kind_of(name))]
+        self.rows.steps_in = [
+            name for name in dict.fromkeys(names) if name in self.rows.names and is_list(self.rows.kind_of(name))
+        ]
         lacking = [name for name in dict.fromkeys(names) if name not in self.rows.steps_in]
         if lacking:
-            what = f"column {lacking[0]} holds {self.rows.kind_of(lacking[0]) if lacking[0] in self.rows.names else 'a struct'}, not a list of a value a step"
-            raise BadMapping(what, where=f"mapping {mapping.name}", fix='leave it out of the mapping, or rows = "steps" where each row is a step')
+            held = self.rows.kind_of(lacking[0]) if lacking[0] in self.rows.names else "a struct"
+            what = f"column {lacking[0]} holds {held}, not a list of a value a step"
+            raise BadMapping(
+                what,
+                where=f"mapping {mapping.name}",
+                fix='leave it out of the mapping, or rows = "steps" where each row is a step',
+            )
 
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`. Text has neither tuples nor dtypes: they are those of the spaces, where the mapping has none."""
@@ -209,6 +225,11 @@ class TableSource(FileSource):
         assert self._matched is not None  # set when made
         return self._matched.mapping
 
+    @property
+    def _types(self) -> dict[str, dict[str, pa.DataType]]:
+        """By URL: the flat columns of each file."""
+        return self.rows.types
+
     # ---- what divides the rows ----
 
     def _check_ends(self, mapping: TableMapping) -> None:
@@ -220,12 +241,19 @@ class TableSource(FileSource):
             raise BadMapping(
                 "no column says which episode a row belongs to, and none where an episode ends",
                 where=where,
-                fix="name in the mapping the column of ids (eps_id), of end flags (terminateds, truncateds, dones) or of start flags"
-                ' (starts); eps_id = "@file" where each file is an episode, rows = "episodes" where each row is one; gap or period of t;'
-                " or say how rows in file order are divided: --episode-ends t (where t falls back), --episode-ends chain (where new_obs is not"
-                " the next obs), --rows-as-episodes",
+                fix="name in the mapping the column of ids (eps_id), of end flags (terminateds, truncateds, dones) or of start"
+                ' flags (starts); eps_id = "@file" where each file is an episode, rows = "episodes" where each row is one; gap'
+                " or period of t; or say how rows in file order are divided: --episode-ends t (where t falls back),"
+                " --episode-ends chain (where new_obs is not the next obs), --rows-as-episodes",
             )
-        if not (self._keys(mapping) or self.options.episode_ends or mapping.episode_ends or mapping.of(STARTS) or mapping.gap or mapping.period):
+        if not (
+            self._keys(mapping)
+            or self.options.episode_ends
+            or mapping.episode_ends
+            or mapping.of(STARTS)
+            or mapping.gap
+            or mapping.period
+        ):
             named = {theirs for part in mapping.parts for theirs in part.columns}
             ids = next((name for name in self.rows.names if name not in named and looks_like_ids(name)), None)
             if ids is not None:
@@ -237,14 +265,23 @@ class TableSource(FileSource):
         needs: dict[str, Any] = {"flags": mapping.has_flags, "t": mapping.of(Columns.T), "chain": mapping.of(Columns.NEXT_OBS)}
         if ends is not None and not needs[ends]:
             names = {"flags": "terminateds, truncateds or dones", "t": "t", "chain": "new_obs"}
-            raise BadMapping(f"episodes end by {ends}, and no column is {names[ends]}", where=where, fix="name it in the mapping")
+            raise BadMapping(
+                f"episodes end by {ends}, and no column is {names[ends]}", where=where, fix="name it in the mapping"
+            )
 
     def _keys(self, mapping: TableMapping) -> list[tuple[str, str]]:
         """Role and column of the key: the file, where there are several and nothing else is said."""
         if mapping.row_is_episode:
             return [(Columns.EPS_ID, ROW_ID)]
         found = [(part.role, theirs) for role in KEYS for part in mapping.of(role) for theirs in part.columns]
-        is_said = mapping.has_flags or self.options.episode_ends or mapping.episode_ends or mapping.of(STARTS) or mapping.gap or mapping.period
+        is_said = (
+            mapping.has_flags
+            or self.options.episode_ends
+            or mapping.episode_ends
+            or mapping.of(STARTS)
+            or mapping.gap
+            or mapping.period
+        )
         if not found and not is_said and not self.options.rows_as_episodes and len(self.files) > 1:
             return [(Columns.EPS_ID, FILE_ID)]
         has_agents = any(role == Columns.AGENT_ID for role, _ in found)
@@ -281,9 +318,17 @@ class TableSource(FileSource):
         is_recorder = self.options.mapping is None and all(are_rllibs(columns) for columns in self.rows.types.values())
         if is_recorder and divided.keyed:
             prefix = ""  # RLlib's recorder gives ids that no other recording has
-        reader = ValueReader(self.rows, layout, tally, rejects.on_error is OnError.QUARANTINE, self._means(layout))
+        reader = ValueReader(self.rows, layout, tally, self._means(layout))
         maker = Assembler(
-            self.rows, reader, divided, mapping, prefix, tally, rejects, room_for_data(self.options.memory_limit), self.info.action_space is not None
+            self.rows,
+            reader,
+            divided,
+            mapping,
+            prefix,
+            tally,
+            rejects,
+            room_for_data(self.options.memory_limit),
+            self.info.action_space is not None,
         )
         if mapping.row_is_episode:
             self._refuse_unequal(tally, rejects)
@@ -312,9 +357,19 @@ class TableSource(FileSource):
         layout = self._layout()
         leaves = tuple(leaf for role in TREES for leaf in layout.of(role))
         part = replace(layout, leaves=leaves, keys=(), infos=None)
-        reader = ValueReader(self.rows, part, Tally(), False, self._means(layout))
+        reader = ValueReader(self.rows, part, Tally(), self._means(layout))
         sql, values = self._sql(part, Divided(False, None))
-        maker = Assembler(self.rows, reader, Divided(False, None), self.mapping, "", Tally(), Rejects(OnError.SKIP), 1 << 62, self.info.action_space is not None)
+        maker = Assembler(
+            self.rows,
+            reader,
+            Divided(False, None),
+            self.mapping,
+            "",
+            Tally(),
+            Rejects(OnError.SKIP),
+            1 << 62,
+            self.info.action_space is not None,
+        )
         for batch in cut_by_images(self.rows.query(sql, values), self._images(part), IMAGE_BYTES):
             rows = reader.rows(batch)
             good = ~rows["__bad"] & ~rows.get("__gap", rows["__bad"])
@@ -331,7 +386,11 @@ class TableSource(FileSource):
             assert self._matched is not None
             mapping, rows, matched = self.mapping, self.rows, self._matched
             if mapping.row_is_episode:
-                matched = replace(matched, spare=(), dropped={**matched.dropped, **dict.fromkeys(matched.spare, "not named, where rows are episodes")})
+                matched = replace(
+                    matched,
+                    spare=(),
+                    dropped={**matched.dropped, **dict.fromkeys(matched.spare, "not named, where rows are episodes")},
+                )
             wanted, extras = list[str](), set(matched.spare)
             for part in mapping.parts:
                 if part.role in (*TREES, EXTRA, Columns.T):
@@ -389,10 +448,12 @@ class TableSource(FileSource):
         for number, (_, plan) in enumerate(plans):
             names.append(f"v{number}")
             if self.rows.holds_text(plan.column) or (plan.cells == "category" and not plan.image):
-                names.append(f"CASE WHEN v{number} IS NULL THEN CAST({self.rows.column(plan.column)} AS VARCHAR) END AS r{number}")
+                names.append(
+                    f"CASE WHEN v{number} IS NULL THEN CAST({self.rows.column(plan.column)} AS VARCHAR) END AS r{number}"
+                )
         if layout.infos is not None:
             names.append(f"CAST({self.rows.column(layout.infos)} AS VARCHAR) AS {Columns.INFOS}")
-        return f"SELECT {', '.join(names)} FROM {inner} AS s {order.replace('JOIN', 'JOIN', 1) if not where else _with_where(order, where)}", values
+        return f"SELECT {', '.join(names)} FROM {inner} AS s {_with_where(order, where) if where else order}", values
 
     def _order(self, layout: Layout, divided: Divided, maker: Assembler) -> tuple[str, str]:
         """The joins and order of rows that are not together by key, or fall back in `t`; and which rows have an id."""
@@ -402,14 +463,21 @@ class TableSource(FileSource):
         inner, values = self._inner(part, divided, keys)
         count = len(keys) + (divided.per_file and bool(keys))
         names = [*(f"e{number}" for number in range(count)), *(["v0"] if t else [])]
-        lost, in_order = _scan_order(self.rows.query(f"SELECT {', '.join([POS, *names])} FROM {inner}", values), count, bool(t), [number for number, (role, _) in enumerate(keys) if role == Columns.EPS_ID])
+        lost, in_order = _scan_order(
+            self.rows.query(f"SELECT {', '.join([POS, *names])} FROM {inner}", values),
+            count,
+            bool(t),
+            [number for number, (role, _) in enumerate(keys) if role == Columns.EPS_ID],
+        )
         where = ""
         if len(lost):
             maker.lost_keys = lost
             for pos in lost.tolist():
                 column = next(theirs for role, theirs in keys if role == Columns.EPS_ID)
-                fix = "delete the row if it is empty, or give it its id; --on-error skip leaves out each episode that it may be of"
-                maker.rejects.add(BadEpisode(f"column {column} has no value", where=self.rows.place(pos), fix=fix), raw=maker.raw_of(pos))
+                fix = "delete the row if it is empty, or give it its id; --on-error skip leaves out the episodes beside it"
+                maker.rejects.add(
+                    BadEpisode(f"column {column} has no value", where=self.rows.place(pos), fix=fix), raw=maker.raw_of(pos)
+                )
                 maker.tally.rows_in += 1
             where = " AND ".join(f"s.e{number} IS NOT NULL" for number, (role, _) in enumerate(keys) if role == Columns.EPS_ID)
         if in_order:
@@ -419,7 +487,10 @@ class TableSource(FileSource):
             return f"ORDER BY {', '.join([*by_t, POS])}", where
         inner, values = self._inner(replace(layout, leaves=(), infos=None), divided, keys)
         every = [f"e{number}" for number in range(count)]
-        self.rows.run(f"CREATE OR REPLACE TABLE firsts AS SELECT {', '.join(every)}, min({POS}) AS first FROM {inner} GROUP BY ALL", values)
+        self.rows.run(
+            f"CREATE OR REPLACE TABLE firsts AS SELECT {', '.join(every)}, min({POS}) AS first FROM {inner} GROUP BY ALL",
+            values,
+        )
         on = " AND ".join(f"s.{name} IS NOT DISTINCT FROM f.{name}" for name in every)
         return f"JOIN firsts AS f ON {on} ORDER BY f.first, {', '.join([*by_t, POS])}", where
 
@@ -456,7 +527,9 @@ class TableSource(FileSource):
     def _refuse_unequal(self, tally: Tally, rejects: Rejects) -> None:
         """Set aside rows whose lists have different lengths: each is an episode."""
         for pos, lengths in self.rows.unequal_rows():
-            told = ", ".join(f"{name} {'none' if size is None else size}" for name, size in zip(self.rows.steps_in, lengths, strict=True))
+            told = ", ".join(
+                f"{name} {'none' if size is None else size}" for name, size in zip(self.rows.steps_in, lengths, strict=True)
+            )
             fix = "write a value a step in each list, or --on-error skip to leave out the episode"
             rejects.add(BadEpisode(f"lists of different lengths in one row: {told}", where=self.rows.place(pos), fix=fix))
             rejects.lose_episodes(Lost.BAD_ROW)
@@ -472,7 +545,9 @@ def _is_integer(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind))
 
 
-def _scan_order(batches: Iterator[pa.RecordBatch], keys: int, has_t: bool, needed: Collection[int]) -> tuple[NDArray[np.int64], bool]:
+def _scan_order(
+    batches: Iterator[pa.RecordBatch], keys: int, has_t: bool, needed: Collection[int]
+) -> tuple[NDArray[np.int64], bool]:
     """Positions of rows without an id, and whether rows of a key are together and none falls back in `t`."""
     lost, seen, in_order = list[NDArray[np.int64]](), set[Any](), True
     last: tuple[Any, ...] | None = None
@@ -495,13 +570,17 @@ def _scan_order(batches: Iterator[pa.RecordBatch], keys: int, has_t: bool, neede
         same[0] = last == tuple(column[0].as_py() for column in columns)
         last = tuple(column[batch.num_rows - 1].as_py() for column in columns)
         begins = np.flatnonzero(~same)
-        heads = list(zip(*(column.take(pa.array(begins)).to_pylist() for column in columns), strict=True)) if columns else [()] * len(begins)
+        heads = (
+            list(zip(*(column.take(pa.array(begins)).to_pylist() for column in columns), strict=True))
+            if columns
+            else [()] * len(begins)
+        )
         before = len(seen)
         seen.update(map(hash, heads))
         in_order = len(seen) - before == len(heads)
         if has_t and in_order:
             t = batch.column("v0")
-            least = 0 if pa.types.is_unsigned_integer(t.type) else np.iinfo(np.int64).min if pa.types.is_integer(t.type) else -np.inf
+            least = np.iinfo(t.type.to_pandas_dtype()).min if pa.types.is_integer(t.type) else -np.inf
             values = t.fill_null(least).to_numpy(zero_copy_only=False)
             falls = values[1:] < values[:-1]
             in_order = not (falls & same[1:] & t.is_valid().to_numpy(zero_copy_only=False)[1:]).any()
