@@ -7,6 +7,7 @@ import gzip
 import json
 import uuid
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ KEYED = mapped(columns={"eps_id": "ep", "t": "t"})
 def converted(tmp_path: Path) -> Converted:
     """A function that converts: what was assumed, and a row for each episode."""
 
-    def run(source: Path, mapping: dict[str, Any], **options: Any) -> tuple[dict[str, int], pl.DataFrame]:
+    def run(source: Path, mapping: Any, **options: Any) -> tuple[dict[str, int], pl.DataFrame]:
         made = convert(str(source), out=str(tmp_path / "out"), mapping=mapping, overwrite=True, **options)
         return dict(made.assumptions), pl.read_parquet(tmp_path / "out" / "data" / "*.parquet")
 
@@ -179,11 +180,16 @@ def test_a_type_that_is_not_supported_is_named_by_column_and_type(tmp_path: Path
     assert "column 'x' holds month_day_nano_interval" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "as_frame", [lambda frame: frame, pl.DataFrame.to_pandas, pl.DataFrame.to_arrow], ids=["polars", "pandas", "pyarrow"]
+)
+def test_a_table_in_memory_is_a_source(as_frame: Callable[[pl.DataFrame], Any], tmp_path: Path) -> None:
+    made = convert(as_frame(steps()), out=str(tmp_path / "out"), mapping=KEYED)
+    assert made.episodes == 3
+    check(pl.read_parquet(tmp_path / "out" / "data" / "*.parquet"))
+
+
 # ---- where an episode begins and ends ----
-
-
-def ids(values: Any) -> pl.DataFrame:
-    return steps().with_columns(ep=values)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_ids_may_be_of_any_type_and_rows_in_any_order(kind: pa.DataType, tmp_pat
         pa.uuid(): lambda e: uuid.UUID(int=e).bytes,
         pa.binary(): lambda e: bytes([255, e]),
         pa.date32(): lambda e: dt.date(2024, 1, 1 + e),
-        pa.decimal128(5, 1): lambda e: __import__("decimal").Decimal(e),
+        pa.decimal128(5, 1): Decimal,
         pa.timestamp("ms"): lambda e: dt.datetime(2024, 1, 1 + e),
         pa.float64(): float,
     }.get(kind, int)
@@ -374,5 +380,5 @@ def test_a_proposed_mapping_works_as_it_is_printed(layout: str, tmp_path: Path, 
         convert(str(source), out=str(tmp_path / "none"))
     text = caught.value.details["starting_mapping"]
     (tmp_path / "proposed.toml").write_text(text, encoding="utf-8")
-    _, episodes = converted(source, str(tmp_path / "proposed.toml"))  # type: ignore[arg-type]  # a path is a mapping too
+    _, episodes = converted(source, str(tmp_path / "proposed.toml"))
     check(episodes.with_columns(pl.col("return").abs()))

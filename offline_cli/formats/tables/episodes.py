@@ -45,6 +45,7 @@ from offline_cli.trees import Tree
 __all__ = ["Assembler", "Divided", "ValueReader"]
 
 RUN, NUMBER, BEGIN, BAD, GAP_ROW = "__run", "__number", "__begin", "__bad", "__gap"
+UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to an episode beside it
 LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
 PART: Final = re.compile(r"-gap[0-9]+$", re.ASCII)  # the end of the id of a part
 SHOWN: Final = 60  # letters of an offending value
@@ -325,6 +326,7 @@ class Assembler:
     room: int  # bytes that one episode may take
     declares_actions: bool = False
     lost_keys: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # good rows without an id
+    in_order: bool = True  # whether the rows of an episode stand together in the files
     _pending: list[Rows] = field(default_factory=list)
     _carry: Rows | None = None  # the last row that was read
     _carry_key: tuple[Any, ...] = ()
@@ -512,6 +514,8 @@ class Assembler:
 
     def _finish(self) -> None:
         count = len(self.files.bad) + len(self.lost_keys)
+        if not self.in_order:
+            self.tally.assume(UNKNOWN_EPISODE, count)
         if self.divided.each_row:
             self.rejects.lose_episodes(Lost.BAD_ROW, count)
         elif count and not self._touched:

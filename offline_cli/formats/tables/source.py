@@ -482,6 +482,7 @@ class TableSource(FileSource):
             where = " AND ".join(f"s.e{number} IS NOT NULL" for number, (role, _) in enumerate(keys) if role == Columns.EPS_ID)
         if in_order:
             return "", where
+        maker.in_order = False
         by_t = [f"v{self._t_number(layout)} NULLS FIRST"] if t else []
         if not keys:
             return f"ORDER BY {', '.join([*by_t, POS])}", where
