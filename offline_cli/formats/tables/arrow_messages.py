@@ -22,6 +22,7 @@ __all__ = [
     "holding",
     "is_arrow_stream",
     "parquet_batches",
+    "parquet_row_bytes",
     "parquet_schema",
     "wholes",
 ]
@@ -75,6 +76,13 @@ def holding(names: Iterable[str], flat: Collection[str] | None) -> list[str]:
 def parquet_schema(stream: Any) -> pa.Schema:
     """The columns of a Parquet file."""
     return ParquetFile(stream, pre_buffer=False).schema_arrow
+
+
+def parquet_row_bytes(stream: Any) -> float:
+    """Bytes of a row, as they are in memory about."""
+    metadata = ParquetFile(stream, pre_buffer=False).metadata
+    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return float(size / max(1, metadata.num_rows))
 
 
 def parquet_batches(

@@ -46,10 +46,12 @@ from offline_cli.formats.tables.arrow_messages import (
     arrow_schema,
     is_arrow_stream,
     parquet_batches,
+    parquet_row_bytes,
     parquet_schema,
 )
+from offline_cli.formats.tables.images import is_bytes
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.formats.tables.packing import damage, seekable, unpacked
+from offline_cli.formats.tables.packing import damage, packing_of, seekable, unpacked
 from offline_cli.json_documents import deeper_than, from_json
 from offline_cli.scopes import Scope
 
@@ -60,6 +62,7 @@ TEXT_KINDS: Final = ("csv", "json")
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 16 << 20
 JSON_BLOCK: Final = 16 << 20
+VECTOR: Final = 2048  # rows that DuckDB works on at a time
 PART: Final = 1 << 20
 LEAST_ROOM: Final = 128 << 20  # bytes that DuckDB works in
 MOST_NAME: Final = 1024  # letters of a column's name
@@ -105,6 +108,7 @@ class TableFiles:
     whole: str | None = None  # a struct that stays whole, as JSON text
     first: int | None = None  # rows that `relation` has at most, for a look at a table
     steps_in: list[str] = field(default_factory=list)  # columns of lists whose values are rows, where a row is an episode
+    row_bytes: float | None = None  # of a row in memory, about; None: not known
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors, by column
     _con: Any = None
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -140,6 +144,7 @@ class TableFiles:
         if self._con is not None:
             self._con.close()
         self._con, self._staged, self._blocks = None, False, []
+        self.bad = [] if self.kind == "csv" else self.bad
         self._stack.close()
 
     def _cursor(self) -> Any:
@@ -155,9 +160,20 @@ class TableFiles:
         try:
             found = self._cursor().sql(sql, params=list(values) or None)
             if found is not None:
-                yield from found.to_arrow_reader(BATCH_ROWS)
+                yield from found.to_arrow_reader(self._rows_at_once)
         except (duckdb.Error, pa.ArrowException) as error:
             self._raise(error)
+
+    @property
+    def _rows_at_once(self) -> int:
+        if self.row_bytes is None:
+            kinds = [kind for types in self.types.values() for kind in types.values()]
+            return (
+                min(BATCH_ROWS, VECTOR)
+                if any(is_list(kind) or is_bytes(kind) or is_tensor(pa.field("c", kind)) for kind in kinds)
+                else BATCH_ROWS
+            )
+        return int(max(1, min(BATCH_ROWS, BATCH_BYTES // max(1.0, self.row_bytes))))
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
         """The only row of a query."""
@@ -219,6 +235,9 @@ class TableFiles:
                 is_stream = is_arrow_stream(bytes(stream.read(4)))
                 stream.seek(0)
                 schema = parquet_schema(stream) if self.kind == "parquet" else arrow_schema(stream, is_stream=is_stream)
+                if self.kind == "parquet" and self.row_bytes is None:
+                    stream.seek(0)
+                    self.row_bytes = parquet_row_bytes(stream)
         names = [name for column in schema for name, _ in flat_fields(column.name, column.type)]
         refuse_twins(names, file.url)
         return {name: kind for column in schema for name, kind in flat_fields(column.name, column.type)}
@@ -469,7 +488,7 @@ class TableFiles:
         with damage(file.url):
             with file.open() as stored:
                 head = bytes(stored.read(4))
-            is_plain = codecs.lookup(self.form.encoding).name == "utf-8" and not unpacked_kind(head)
+            is_plain = codecs.lookup(self.form.encoding).name == "utf-8" and not packing_of(head)
             if is_plain and file.is_local and isinstance(path, str) and Path(path).is_file():
                 with suppress(OSError, NotImplementedError):
                     os.symlink(os.path.abspath(path), self._path(number))
@@ -773,11 +792,6 @@ def refuse_twins(names: Sequence[str], url: str) -> None:
         raise BadData(
             f"a column whose name has {len(long)} letters: {long[:40]!r}...", where=url, fix="give columns shorter names"
         )
-
-
-def unpacked_kind(head: bytes) -> bool:
-    """Whether a file begins as gzip or zstd does."""
-    return head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
 
 
 def delimiter_of(form: CsvForm, url: str) -> str:
