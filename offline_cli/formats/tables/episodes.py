@@ -607,11 +607,14 @@ class Assembler:
         stems = [f"{key[-1]}-{text}" for key, text in zip(keys, texts, strict=True)] if divided.per_file else texts
         names = [f"{self.prefix}{stem}" for stem in stems]
         agents = modules = shared = None
+        if not divided.has_agents and self._has_modules:
+            modules = [None if key[divided.ids] is None else str(key[divided.ids]) for key in keys]
         if divided.has_agents:
             agents = [None if key[divided.ids] is None else str(key[divided.ids]) for key in keys]
-            with_module = any(role == Columns.MODULE_ID for role, _ in self.reader.layout.keys)
             modules = (
-                [None if key[divided.ids + 1] is None else str(key[divided.ids + 1]) for key in keys] if with_module else None
+                [None if key[divided.ids + 1] is None else str(key[divided.ids + 1]) for key in keys]
+                if self._has_modules
+                else None
             )
             shared = [None if agent is None else name for agent, name in zip(agents, names, strict=True)]
             pairs = zip(names, agents, modules or [None] * len(names), strict=True)
@@ -624,6 +627,10 @@ class Assembler:
         if divided.by_file:
             self.tally.assume("missing-eps-id", len(first))
         return Named(names, texts if self.prefix and not divided.by_file else None, agents, modules, shared)
+
+    @property
+    def _has_modules(self) -> bool:
+        return any(role == Columns.MODULE_ID for role, _ in self.reader.layout.keys)
 
     @property
     def _divides_more(self) -> bool:

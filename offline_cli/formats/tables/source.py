@@ -284,8 +284,7 @@ class TableSource(FileSource):
         )
         if not found and not is_said and not self.options.rows_as_episodes and len(self.files) > 1:
             return [(Columns.EPS_ID, FILE_ID)]
-        has_agents = any(role == Columns.AGENT_ID for role, _ in found)
-        return [one for one in found if one[0] == Columns.EPS_ID or has_agents]
+        return found
 
     def _ends(self, mapping: TableMapping) -> str | None:
         """How rows of no id, or of one id, are divided; None: not at all."""
