@@ -56,6 +56,7 @@ ROLE_ALONE: Final = re.compile(r"(obs|observations?|states?|a|acts?|actions?|r|r
 MOST_TEXTS: Final = 256  # of a column of categories that are proposed
 SHOWN: Final = 40  # columns listed in a message
 SAMPLES: Final = 12
+LARGEST: Final = 9_200_000_000_000_000_000  # of numbers that are read as integers of 64 bits
 DAY_FIRST: Final = re.compile(r"^\s*\d{1,2}([/.-])\d{1,2}\1(\d{2,4})\b([ T]\d{1,2}:\d{2})?(:\d{2})?(\.\d+)?")
 DECIMAL_COMMA: Final = re.compile(r"^\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*$")
 NOTHING: Final = frozenset(("n/a", "na", "#n/a", "null", "none", "nil", "-", "--", "?", "missing"))  # in lower case
@@ -296,7 +297,7 @@ def facts_of(
         column = files.column(name)
         asked.append(f"count({column})")
         if name in texts:
-            asked += _counts_sql(column, decimal)
+            asked += _numbers_sql(column, decimal)
     row = iter(files.one(f"SELECT {', '.join(asked)} FROM {files.relation(counted)}"))
     rows, rest = next(row), []
     for name in counted:
@@ -305,21 +306,11 @@ def facts_of(
         known = next(row)
         facts.nulls = rows - known
         if name in texts:
-            ints, numbers, bools, lists, float_lists, depth = (next(row) for _ in range(6))
-            facts.cells = {
-                "int": ints,
-                "float": numbers - ints,
-                "bool": bools,
-                "list": lists - float_lists,
-                "float_list": float_lists,
-            }
-            facts.depth = depth or 1
-            left = known - numbers - bools - lists
-            facts.cells["text"] = left
-            if left:
+            numbers, has_fractions = next(row), bool(next(row))
+            facts.cells = {"int": numbers - has_fractions, "float": int(has_fractions), "text": known - numbers}
+            if known > numbers:
                 rest.append(name)
-    for name in rest:
-        _see_texts(files, name, found[name], decimal, with_times=name in times)
+    _see_others(files, found, rest, decimal, times)
     return found
 
 
@@ -330,20 +321,36 @@ def _number_sql(column: str, decimal: str, kind: str = "DOUBLE") -> str:
     return f"CASE WHEN NOT ({odd}) THEN TRY_CAST({text} AS {kind}) END"
 
 
-def _counts_sql(column: str, decimal: str) -> list[str]:
+def _numbers_sql(column: str, decimal: str) -> list[str]:
+    """How many numbers, and whether any of them is none of the integers."""
     number = _number_sql(column, decimal)
-    fraction = " OR ".join(f"contains({column}, '{letter}')" for letter in ".,eE")
-    left = f"{number} IS NULL"
-    whole = f"NOT ({fraction}) AND {_number_sql(column, decimal, 'BIGINT')} IS NOT NULL"
+    fraction = " OR ".join(f"contains({column}, '{letter}')" for letter in (decimal, "e", "E"))
+    return [f"count({number})", f"bool_or({number} IS NOT NULL AND ({fraction} OR NOT abs({number}) < {LARGEST}))"]
+
+
+def _others_sql(column: str, decimal: str) -> list[str]:
+    left = f"{_number_sql(column, decimal)} IS NULL"
     is_listed = f"{left} AND starts_with(ltrim({column}), '[')"
     return [
-        f"count(*) FILTER (WHERE {whole} AND {number} IS NOT NULL)",
-        f"count({number})",
         f"count(*) FILTER (WHERE {left} AND lower(trim({column})) IN ('true', 'false'))",
         f"count(*) FILTER (WHERE {is_listed})",
         f"count(*) FILTER (WHERE {is_listed} AND regexp_matches({column}, '[.eEnN]'))",
         f"max(CASE WHEN {is_listed} THEN length(regexp_extract(replace({column}, ' ', ''), '^\\[+')) END)",
     ]
+
+
+def _see_others(
+    files: TableFiles, found: Mapping[str, Facts], rest: Sequence[str], decimal: str, times: Collection[str]
+) -> None:
+    """What those cells are that are no numbers."""
+    for name in rest:
+        facts, others = found[name], ", ".join(_others_sql(files.column(name), decimal))
+        bools, lists, float_lists, depth = files.one(f"SELECT {others} FROM {files.relation([name])}")
+        facts.cells |= {"bool": bools, "list": lists - float_lists, "float_list": float_lists}
+        facts.cells["text"] -= bools + lists
+        facts.depth = depth or 1
+        if facts.cells["text"]:
+            _see_texts(files, name, facts, decimal, with_times=name in times)
 
 
 def _see_texts(files: TableFiles, name: str, facts: Facts, decimal: str, *, with_times: bool) -> None:

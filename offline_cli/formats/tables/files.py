@@ -64,6 +64,7 @@ BATCH_BYTES: Final = 16 << 20
 JSON_BLOCK: Final = 16 << 20
 VECTOR: Final = 2048  # rows that DuckDB works on at a time
 PART: Final = 1 << 20
+ROOMY: Final = 512 << 20  # bytes for data, with which CSV is parsed in larger parts
 LEAST_ROOM: Final = 128 << 20  # bytes that DuckDB works in
 MOST_NAME: Final = 1024  # letters of a column's name
 MAX_DEPTH: Final = 60  # Arrow takes structs and lists nested up to 64 deep
@@ -530,10 +531,11 @@ class TableFiles:
         select = ", ".join(f"{chosen.get(name, 'NULL')} AS c{i}" for i, name in enumerate(self.names))
         values = [partitions[name] for name in self.names if name in partitions and name not in of_file]
         paths = [self._path(number) for number in group]
+        buffer = 32_000_000 if room_for_data(self.memory_limit) >= ROOMY else 8_000_000
         read = (
             f"read_csv(?, columns = {{{said}}}, header = false, skip = ?, delim = ?, quote = '\"', escape = '\"', nullstr = ?,"
             " auto_detect = false, allow_quoted_nulls = false, store_rejects = true, filename = true, compression = 'none',"
-            f" strict_mode = {str(not again).lower()}, max_line_size = 2000000, buffer_size = 8000000)"
+            f" strict_mode = {str(not again).lower()}, max_line_size = 2000000, buffer_size = {buffer})"
         )
         skip = 1 if self.form.columns is None else 0
         form = [paths, skip, delimiter_of(self.form, first.url), ["", *self.form.nulls]]
