@@ -396,8 +396,9 @@ class Assembler:
         count, same = batch.num_rows, self._same_key(batch)
         rows[RUN] = self._run + np.cumsum(~same)
         self._run = int(rows[RUN][-1])
-        joined = rows if self._carry is None else _concat([self._carry, taken(rows, slice(None), but=(BEGIN, NUMBER))])
-        goes_on = self._goes_on(joined)
+        looked_at = {name: values for name, values in rows.items() if name in self._dividing}
+        looked_at |= {name: values for name, values in rows.items() if name.startswith("__missing")}
+        goes_on = self._goes_on(looked_at if self._carry is None else _concat([self._carry, looked_at]))
         goes_on = np.concatenate([[False], goes_on]) if self._carry is None else goes_on
         begin = ~(goes_on & same)
         if self.divided.each_row:
@@ -408,7 +409,15 @@ class Assembler:
         base = np.where(first >= 0, order[np.maximum(first, 0)], -self._number)
         rows[NUMBER] = order - base
         self._number = int(rows[NUMBER][-1])
-        self._carry = taken(rows, slice(count - 1, None), but=(BEGIN, NUMBER))
+        self._carry = taken(looked_at, slice(count - 1, None))
+
+    @property
+    def _dividing(self) -> set[str]:
+        """The arrays that `_goes_on` looks at."""
+        names = {POS, BAD, GAP_ROW, Columns.T, STARTS, *END_FLAGS}
+        if self.divided.ends in ("chain", "flags"):
+            names |= {leaf.name for leaf in self.reader.layout.leaves if leaf.role in (Columns.OBS, Columns.NEXT_OBS)}
+        return names
 
     def _same_key(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """(N,) whether a row has the key of the row before; the keys of new runs are kept by number."""
@@ -969,9 +978,9 @@ def gaps_in(steps: NDArray[Any], run: NDArray[np.int64], *, counted: bool) -> ND
     return np.asarray(np.where(counts, steps != 1, regular[run] & (steps > LONG_GAP * median[run])))
 
 
-def taken(rows: Rows, which: Any, *, but: Sequence[str] = ()) -> Rows:
+def taken(rows: Rows, which: Any) -> Rows:
     """Some rows of all arrays."""
-    return {name: values[which] for name, values in rows.items() if name not in but}
+    return {name: values[which] for name, values in rows.items()}
 
 
 def _concat(parts: Sequence[Rows]) -> Rows:
