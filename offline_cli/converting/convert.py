@@ -37,6 +37,7 @@ from offline_cli.errors import Interrupted
 from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.formats.frames import placed
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
@@ -128,6 +129,7 @@ def convert(
     to resume.
     """
     started = time.monotonic()
+    sources = placed(sources)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
     engine = EngineSpec.of(options)

@@ -19,6 +19,7 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
 from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.dropped_leaves import DroppedLeaves
+from offline_cli.formats.frames import placed
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.reader import OpenContext, PluginSource, Reader
@@ -81,7 +82,7 @@ def open_sources(
     asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options, frozenset(drop))
     found: list[Source] = []
     numbers = count()
-    places = expand(sources, storage_options)
+    places = expand(placed(sources), storage_options)
     for (is_folder, _), group in groupby(places, key=lambda one: (one.is_dir(), next(numbers) if apart else 0)):
         if is_folder:
             found += [_of_folder(location, asked) for location in group]

@@ -36,7 +36,10 @@ __all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 AUTO: Final = "auto"
 TABLE: Final = "table"
 Open = Callable[[Sequence[Location], OpenContext], Source]
-TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
+TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "hf-arrow": "arrow", "csv": "csv"} | {
+    "json": "json",
+    "json-array": "json",
+}
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
 RECIPES: Final = {
@@ -69,12 +72,14 @@ def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
     listing = context.listing
     if listing.kind not in TABLES:
         raise no_reader(listing)
-    kind, storage = TABLES[listing.kind], context.storage_options
-    return TableSource(listing.data, context.location, options=context.tables, storage_options=storage, kind=kind)
+    files, kind = listing.data, TABLES[listing.kind]
+    if listing.kind == "hf-arrow":  # beside files that describe it
+        files = [file for file in files if file.name.endswith(".arrow")]
+    return TableSource(files, context.location, options=context.tables, storage_options=context.storage_options, kind=kind)
 
 
 def _reader(name: str, opened: Open, keeps: str, *, takes_mapping: bool = False) -> Reader:
-    """A reader of ours, which is sure of the files that a listing calls by its name, or of tables thinks them likely."""
+    \"\"\"A reader of ours, which is sure of the files that a listing calls by its name, or of tables thinks them likely.\"\"\"
     score, kinds = (LIKELY, TABLES) if name == TABLE else (LIKELY if takes_mapping and name == "npz" else SURE, {name})
     return Reader(name, KINDS[name], opened, lambda one: score if one.kind in kinds else NO, takes_mapping, keeps)
 
