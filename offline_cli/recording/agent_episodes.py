@@ -23,7 +23,6 @@ from offline_cli.formats.step_rows import agent_episode_id
 from offline_cli.games import OBS, STATE, common_spaces, has_ended, is_acting, is_shown, rewards_in
 from offline_cli.playing.plan import Plan
 from offline_cli.policies.agents_policy import AgentsPolicy
-from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
@@ -42,7 +41,7 @@ class AgentEpisodes:
     _seen: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, environment: Environment, policy: Policy | PipedPolicy, plan: Plan) -> AgentEpisodes | None:
+    def of(cls, environment: Environment, policy: Policy, plan: Plan) -> AgentEpisodes | None:
         """None: the environment is of one agent. Raises BadConfig for agents of several spaces, UsageError for a number of
         steps.
         """
@@ -50,7 +49,7 @@ class AgentEpisodes:
             return None
         if plan.steps is not None:
             raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
-        return cls(common_spaces(environment.agents, plan.env), policy.module_of)
+        return cls(common_spaces(environment.agents, plan.environment.id), policy.module_of)
 
     def begun(self, plan: Plan, fingerprint: str, written: frozenset[str]) -> int:
         """How many games are whole where episodes of these ids are there; what is there of the next one is left out."""

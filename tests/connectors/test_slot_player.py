@@ -14,7 +14,7 @@ from offline_cli.connectors.pipeline_spec import PipelineSpec, PlayPipelines, Se
 from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.errors import BadConfig, UnknownPiece
 from offline_cli.modules import build_module
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.play_spec import PlaySpec
 
 VECTOR = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 CHOICES: Any = gym.spaces.Discrete(4)

@@ -25,8 +25,8 @@ from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
-from offline_cli.playing.slots import Purpose
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.seeds import Purpose
+from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc

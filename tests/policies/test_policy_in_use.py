@@ -20,9 +20,9 @@ from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules import build_module
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
-from offline_cli.playing.slots import Purpose, episode_seed
+from offline_cli.policies.seeds import Purpose, episode_seed
 from offline_cli.policies.module_policy import ModulePolicy
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.training.train import train_bc
 
