@@ -123,7 +123,7 @@ class RecordOptions(
     step_timeout: Annotated[
         float | None,
         Option(
-            help="Seconds for a step of a copy in a process of its own ({vectorize} async); one that takes longer ends the command.",
+            help="Seconds for a step of a copy that is a process ({vectorize} async); one that takes longer ends the command.",
             group=Group.WHERE,
             without="any time",
             above=0,

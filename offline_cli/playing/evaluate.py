@@ -80,8 +80,8 @@ def evaluate(
 
     Of a run that is not finished the policy of its last checkpoint plays. `network`: the code of the run's network, where it
     was trained with `network`. `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`,
-    `rllib:FOLDER`, `sb3:FILE`, `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same command
-    gives the same result; none of these episodes is played during training.
+    `rllib:FOLDER`, `sb3:FILE`, `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with.
+    The same command gives the same result; none of these episodes is played during training.
 
     In an environment of several agents the policy plays each of them; `policy` gives some of them others. Then a return is that
     of a game, the sum over its agents, and `return_by_agent` has each agent's. `min_return`: a number for the mean return, or

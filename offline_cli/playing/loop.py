@@ -7,6 +7,7 @@ it, which are whole and wait in memory; beyond HELD_BYTES of them no new one beg
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -128,9 +129,12 @@ class Loop:
         chance = uniform(self._chance_key, episodes, t, size) if size else None
         kept = None if infos is None else [info.kept for info in infos]
         seen = Seen(obs, live, t == 0, self._rewards[live], kept, episodes, chance)
-        acted = self._acted(seen)
+        try:
+            acted = self._policy.act(seen, self._state, self._plan.explore)
+            self._sink.act(seen, infos, acted)
+        except RAISED as err:
+            raise self._policy_failed(err, seen) from err
         self._state = acted.state
-        self._sink.act(seen, infos, acted)
         actions = acted.for_env if everybody else self._spread(acted.for_env, live)
         self._obs, self._rewards, terminated, truncated, self._infos = self._copies.step(actions)
         self._sink.reward(live, self._rewards[live])
@@ -150,12 +154,6 @@ class Loop:
             return whole
 
         return map_leaves(spread, actions)
-
-    def _acted(self, seen: Seen) -> Acted:
-        try:
-            return self._policy.act(seen, self._state, self._plan.explore)
-        except RAISED as err:
-            raise self._policy_failed(err, seen) from err
 
     # ---- beginnings and ends ----
 
@@ -223,16 +221,16 @@ class Loop:
         return BadData(f"{who} raised {error!r}", where=place, fix=f"check {who} with this environment{seed}")
 
     def _first_bad(self, seen: Seen) -> int:
-        """The first slot that a policy without memory raises for alone; the first that plays where there is none."""
-        if self._state is None:
-            for row in range(len(seen.slots)):
-                one = slice(row, row + 1)
-                chance = None if seen.chance is None else seen.chance[one]
-                alone = Seen(rows_of(seen.obs, one), seen.slots[one], seen.begins[one], seen.rewards[one], chance=chance)
-                try:
-                    self._policy.act(alone, None, self._plan.explore)
-                except RAISED:  # the same failure again, which is what is looked for
-                    return int(seen.slots[row])
+        """The first slot that the policy raises for alone; the first that plays where it does so for none."""
+        for row in range(len(seen.slots)):
+            one = slice(row, row + 1)
+            chance, infos = (None if part is None else part[one] for part in (seen.chance, seen.infos))
+            alone = Seen(rows_of(seen.obs, one), seen.slots[one], seen.begins[one], seen.rewards[one], infos)
+            alone.episodes, alone.chance = None if seen.episodes is None else seen.episodes[one], chance
+            try:
+                self._policy.act(alone, copy.deepcopy(self._state), self._plan.explore)
+            except RAISED:  # the same failure again, which is what is looked for
+                return int(seen.slots[row])
         return int(seen.slots[0])
 
 

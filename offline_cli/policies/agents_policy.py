@@ -177,9 +177,8 @@ class _Agent:
         """The actions of the agent in the games of these rows."""
         slots = seen.slots[rows]
         games = slots if seen.episodes is None else seen.episodes[rows]
-        for slot in seen.slots[seen.begins].tolist():
-            self.playing.pop(slot, None)
-        begins = np.array([slot not in self.playing for slot in slots.tolist()])
+        pairs = zip(slots.tolist(), games.tolist(), strict=True)
+        begins = np.array([self.playing.get(slot) != game for slot, game in pairs])
         self.playing.update(zip(slots.tolist(), games.tolist(), strict=True))
         rewards = np.where(begins, 0.0, rewards_in(seen.obs[agent][STATE][rows]))
         infos = None if seen.infos is None else [seen.infos[row].get(agent) or {} for row in rows.tolist()]

@@ -1,8 +1,8 @@
 """PolicyForPieces: a module between its connector pipelines, which see the episodes that play, as in RLlib's env runner.
 
 An episode grows by a step at each call. Pieces may write into it, so it is no recording: the caller keeps the raw observations.
-Actions in it are in the units of networks, as learners get them, so pieces that look at earlier actions see the same here and in
-a learner pipeline. Pieces play with the state they have: none of them learns.
+Actions in it are in the units of networks, as learners get them, so pieces that look at earlier actions see the same here and
+in a learner pipeline. Pieces play with the state they have: none of them learns.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Unpack
@@ -47,6 +48,7 @@ from offline_cli.recording.agent_episodes import AgentEpisodes
 from offline_cli.recording.episode_store import EpisodeStore, RecordedEpisodes
 from offline_cli.recording.results import RecordResult, ended_early, filled, nothing_recorded
 from offline_cli.source_code import allowed_changes, code_of, content_hash_of
+from offline_cli.spaces import Space
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
 from offline_cli.tally import Tally
 
@@ -93,26 +95,28 @@ def record(
     ):
         policy = opened_policy(plan, environment)
         result = nothing_recorded(plan, policy, out=target.url, format=options["format"])
-        identity = _identity(plan, policy.fingerprint, environment)
-        try:
-            if options["resume"]:
-                check_target(target, overwrite=options["overwrite"], resume=True)
-        except OutputExists:
-            finished = _finished_manifest(target, plan, identity, options["format"])
-            if finished is None:
-                raise
-            if options["dry_run"]:
-                return result
-            keep_names(target)  # the recorder may have been killed before that
-            return filled(result, finished, new_steps=0, started=started)
-        agents = AgentEpisodes.of(environment, policy, plan)
+        provenance = _provenance(plan, policy, _identity(plan, policy.fingerprint, environment), command)
+        kinds = AgentEpisodes.of(environment, policy, plan)
+        places_of_kinds = [target if one is None or not one.name else target.join(one.name) for one in kinds]
+        if len(kinds) > 1:
+            result = replace(result, datasets=[place.url for place in places_of_kinds])
+        finished, parts = list[Manifest](), list[_Part]()
+        for place, agents in zip(places_of_kinds, kinds, strict=True):
+            found = _finished_manifest(place, plan, provenance[IDENTITY], options)
+            if found is not None:
+                finished.append(found)
+                continue
+            spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
+            tally = Tally()
+            writer = _writer(place, plan, policy.action_scale, spaces, provenance, options, tally)
+            parts.append(_Part(writer, agents, tally))
         if options["dry_run"]:
             return result
-        tally = Tally()
-        writer = _writer(
-            target, plan, policy, environment, agents, _provenance(plan, policy, identity, command), options, tally
-        )
-        recording = _Recording(plan, writer, tally, target.url, result, agents, on_progress, started)
+        if not parts:
+            for place in places_of_kinds:
+                keep_names(place)  # the recorder may have been killed before that
+            return filled(result, finished, new_steps=0, started=started)
+        recording = _Recording(plan, parts, finished, target.url, result, on_progress, started)
         return recording.recorded(environment, policy, engine, engine_spec.workers)
 
 
@@ -174,21 +178,19 @@ def _of_policy(
 def _writer(
     target: Location,
     plan: Plan,
-    policy: Policy,
-    environment: Environment,
-    agents: AgentEpisodes | None,
+    action_scale: str,
+    spaces: tuple[Space, Space],
     provenance: Mapping[str, Any],
     options: RecordOptions,
     tally: Tally,
 ) -> DatasetWriter:
-    spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
     spec = plan.environment
     return DatasetWriter(
         target,
         format=options["format"],
         observation_space=spaces[0],
         action_space=spaces[1],
-        action_scale=policy.action_scale,
+        action_scale=action_scale,
         environment=manifests.Environment(spec.id, dict(spec.kwargs), spec.wrappers),
         provenance=provenance,
         compression=options["compression"],
@@ -237,22 +239,25 @@ def _asked(plan: Plan) -> dict[str, Any]:
     return {"first_episode": plan.first, "asked": {"episodes": plan.episodes, "steps": plan.steps}}
 
 
-def _finished_manifest(target: Location, plan: Plan, identity: Mapping[str, Any], format: str) -> Manifest | None:
-    """The manifest of a dataset that holds everything the plan asks for; None for any other.
+def _finished_manifest(target: Location, plan: Plan, identity: Mapping[str, Any], options: RecordOptions) -> Manifest | None:
+    """The manifest of a dataset that holds all that the plan asks for, where it is resumed; None: there is something to write.
 
-    Raises BadConfig where what its episodes follow from is not `identity`.
+    Raises OutputExists for another dataset, BadConfig where what its episodes follow from is not `identity`.
     """
-    if target.join(WRITING).exists() or not target.join(MANIFEST).exists():
-        return None
-    found = Manifest.read(target)
-    told, known = found.provenance.get(RECORDING), found.provenance.get(IDENTITY)
-    if not (found.complete and found.format == format and isinstance(told, dict) and isinstance(known, dict)):
-        return None
-    if not _asked(plan).items() <= told.items():
-        return None
-    fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
-    allowed_changes(known, identity, None, where=target.url, fix=fix)
-    return found
+    try:
+        check_target(target, overwrite=options["overwrite"], resume=options["resume"])
+    except OutputExists:
+        if not options["resume"] or target.join(WRITING).exists() or not target.join(MANIFEST).exists():
+            raise
+        found = Manifest.read(target)
+        told, known = found.provenance.get(RECORDING), found.provenance.get(IDENTITY)
+        is_one = found.complete and found.format == options["format"] and isinstance(told, dict) and isinstance(known, dict)
+        if not is_one or not _asked(plan).items() <= told.items():
+            raise
+        fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
+        allowed_changes(known, identity, None, where=target.url, fix=fix)
+        return found
+    return None
 
 
 # ---- play, write, commit ----
@@ -268,16 +273,35 @@ def _ids(plan: Plan, fingerprint: str, episodes: Any) -> tuple[str, ...]:
     return plan.ids(fingerprint, plan.first + episodes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A dataset that is written: of all episodes, or of those of one kind of agents."""
+
+    writer: DatasetWriter
+    agents: AgentEpisodes | None
+    tally: Tally  # the writer's
+
+    def begun(self, plan: Plan, fingerprint: str) -> tuple[int, int]:
+        """How many episodes, or games, are there already, and their steps, which are not counted for games."""
+        if self.agents is None:
+            return self.writer.episodes_written, self.writer.steps_written
+        return self.agents.begun(plan, fingerprint, self.writer.ids_written), 0
+
+    def write(self, batch: EpisodeBatch) -> None:
+        whole = batch if self.agents is None else self.agents.divided(batch)
+        if whole is not None:
+            self.writer.write(whole)
+
+
 @dataclass(slots=True, eq=False)
 class _Recording:
     """One recording; `recorded` plays it."""
 
     plan: Plan
-    writer: DatasetWriter
-    tally: Tally  # the writer's
+    parts: Sequence[_Part]
+    finished: Sequence[Manifest]  # of datasets that are whole already
     out: str
     result: RecordResult  # as long as nothing is recorded
-    agents: AgentEpisodes | None  # of games of several agents
     on_progress: OnProgress
     started: float
     episodes: int = 0  # that there are, or games
@@ -286,11 +310,10 @@ class _Recording:
 
     def recorded(self, environment: Environment, policy: Policy, engine: Engine, workers: int) -> RecordResult:
         """Play, write and commit. Raises BadData and Interrupted, with what is whole committed."""
-        with self.writer:
-            self.episodes, self.steps = self.writer.episodes_written, self.writer.steps_written
-            if self.agents is not None:
-                self.episodes = self.agents.begun(self.plan, policy.fingerprint, self.writer.ids_written)
-                self.steps = 0
+        with ExitStack() as held:
+            for part in self.parts:
+                held.enter_context(part.writer)
+            self.episodes, self.steps = min(part.begun(self.plan, policy.fingerprint) for part in self.parts)
             before = self.steps
             if not self._is_enough():
                 try:
@@ -321,22 +344,18 @@ class _Recording:
         if engine.is_local:
             self._take(played(rest, environment, policy, _store, stopped=lambda: requested() is not None))
             return
-        with played_by_workers(rest, _store, engine, workers) as batches:
-            try:
-                self._take(batches)
-            except StopRequested:
-                return
+        with played_by_workers(rest, _store, engine, workers) as batches, suppress(StopRequested):
+            self._take(batches)
 
     def _take(self, batches: Iterator[RecordedEpisodes]) -> None:
         for batch, dropped in batches:
-            for key, times in dropped.items():
-                self.tally.assume(f"{DROPPED}: {key}", times)
             if self.plan.steps is not None:  # no more than the one that reaches them
                 last = int(np.searchsorted(np.cumsum(batch.lengths), self.plan.steps - self.steps))
                 batch = batch.select(slice(0, last + 1))
-            whole = batch if self.agents is None else self.agents.divided(batch)
-            if whole is not None:
-                self.writer.write(whole)
+            for part in self.parts:
+                part.write(batch)
+            for key, times in dropped.items():
+                self.parts[0].tally.assume(f"{DROPPED}: {key}", times)
             self.episodes += len(batch)
             self.steps += batch.num_steps
             self._tell(batch)
@@ -354,9 +373,10 @@ class _Recording:
             self.on_progress(Progress("recording", min(self.steps, wanted), wanted, "steps", figures))
 
     def _committed(self, new_steps: int) -> RecordResult:
-        manifest = self.writer.commit(complete=self._is_enough(), episodes_lost=0, count_not_finite=True)
-        result = filled(self.result, manifest, new_steps=new_steps, started=self.started)
-        if self.agents is not None:
+        complete = self._is_enough()
+        written = [part.writer.commit(complete=complete, episodes_lost=0, count_not_finite=True) for part in self.parts]
+        result = filled(self.result, [*self.finished, *written], new_steps=new_steps, started=self.started)
+        if self.parts[0].agents is not None:
             result = replace(result, games=self.episodes)
         counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
         if counts:

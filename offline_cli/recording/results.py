@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -52,10 +54,12 @@ class RecordResult:
     dry_run: bool = True  # everything was checked, nothing was written
     assumptions: Mapping[str, int] = field(default_factory=dict)  # counted by kind: "nan-in-rewards", "info-dropped: key"
     games: int | None = None  # of several agents, each of which has episodes of its own; None: of one agent
+    datasets: Sequence[str] = ()  # of agents of several spaces: the dataset of each kind, below `out`
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`; `games` of several agents alone."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name != "games"}
+        """Plain values, by the keys of `--json`; `games` and `datasets` of several agents alone."""
+        told = {**asdict(self), "datasets": list(self.datasets)}
+        return {name: value for name, value in told.items() if value or name not in ("games", "datasets")}
 
 
 def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> RecordResult:
@@ -84,24 +88,40 @@ def _names(pipeline: Any) -> list[str]:
     return [type(piece).__name__ for piece in pipeline.connectors] if named is None else [name for name, _ in named()]
 
 
-def filled(empty: RecordResult, manifest: Manifest, *, new_steps: int, started: float) -> RecordResult:
-    """`empty` with what the dataset holds; `new_steps` were recorded since `started`, a time of `time.monotonic`."""
+def filled(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int, started: float) -> RecordResult:
+    """`empty` with what the datasets hold; `new_steps` were recorded since `started`, a time of `time.monotonic`."""
     seconds = time.monotonic() - started
-    returns, lengths = manifest.statistics["return"], manifest.statistics["length"]
+    assumptions: Counter[str] = Counter()
+    for manifest in manifests:
+        assumptions.update(manifest.assumptions)
+    mean, std = _moments(manifests, "return")
     return replace(
         empty,
-        episodes=manifest.counts.episodes,
-        steps=manifest.counts.steps,
-        shards=len(manifest.shards),
-        return_mean=returns["mean"],
-        return_std=returns["std"],
-        length_mean=lengths["mean"],
+        episodes=sum(manifest.counts.episodes for manifest in manifests),
+        steps=sum(manifest.counts.steps for manifest in manifests),
+        shards=sum(len(manifest.shards) for manifest in manifests),
+        return_mean=mean,
+        return_std=std,
+        length_mean=_moments(manifests, "length")[0],
         seconds=seconds,
         steps_per_second=new_steps / seconds,
-        complete=manifest.complete,
+        complete=all(manifest.complete for manifest in manifests),
         dry_run=False,
-        assumptions=dict(sorted(manifest.assumptions.items())),
+        assumptions=dict(sorted(assumptions.items())),
     )
+
+
+def _moments(manifests: Sequence[Manifest], name: str) -> tuple[float | None, float | None]:
+    """Mean and standard deviation over the episodes of all datasets; None: one of them does not know it."""
+    known = [(manifest.counts.episodes, manifest.statistics[name]) for manifest in manifests]
+    if len(known) == 1:
+        return known[0][1]["mean"], known[0][1]["std"]
+    if any(one["mean"] is None or one["std"] is None for _, one in known):
+        return None, None
+    total = sum(count for count, _ in known)
+    mean = sum(count * one["mean"] for count, one in known) / total
+    square = sum(count * (one["std"] ** 2 + one["mean"] ** 2) for count, one in known) / total
+    return mean, math.sqrt(max(0.0, square - mean**2))
 
 
 def ended_early(

@@ -20,14 +20,14 @@ from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
-from offline_cli.policies.seeds import Purpose
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import load_policy
+from offline_cli.policies.seeds import Purpose
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
@@ -78,14 +78,6 @@ def test_actions_reach_the_environment_as_they_do_without_pieces(given: list[Any
     for (seen, action), (seen_between, action_between) in zip(alone, given, strict=True):
         np.testing.assert_array_equal(seen, seen_between)
         np.testing.assert_array_equal(action, action_between)
-
-
-def test_an_environments_own_vector_class_is_left_alone() -> None:
-    environment = open_environment("CartPole-v1")
-    assert environment.has_vector_class
-    environment.vector = None  # type: ignore[assignment,method-assign]
-    found = play(policy_for("CartPole-v1"), environment, 3, seed=0, purpose=Purpose.EVALUATE, pieces=PlaySpec())
-    assert found.returns.tolist() == found.lengths.tolist()
 
 
 def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learns_nothing_while_it_plays() -> None:
@@ -209,7 +201,7 @@ def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episod
 @pytest.mark.parametrize(("episodes", "ending", "steps", "place"), [(1, "-0", 3, "0, step 3"), (20, "-2", 4, "2, step 4")])
 def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, ending: str, steps: int, place: str) -> None:
     pieces = PlaySpec(file_of({"use": "odd_pieces:RaisesOn", "steps": steps, "ending": ending}))
-    with pytest.raises(BadData, match=r"connector piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
+    with pytest.raises(BadData, match=r"piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
         played(policy_for("Sign-v0"), "Sign-v0", pieces, episodes)
     assert caught.value.where == f"Sign-v0, episode {place}"
     assert caught.value.exit_code == 3
@@ -221,7 +213,7 @@ def test_an_environment_that_raises_is_blamed_and_no_piece() -> None:
 
 
 def test_a_piece_that_gives_other_shapes_than_it_announced_is_refused_with_both() -> None:
-    with pytest.raises(BadPiece, match=r"observations of \(2,\) for the policy, which takes \(3,\)") as caught:
+    with pytest.raises(BadData, match=r"observations of \(2,\) for the policy, which takes \(3,\)") as caught:
         played(policy_for("Sign-v0"), "Sign-v0", PlaySpec(file_of({"use": "odd_pieces:Lies"})), 2)
     assert "Sign-v0, episode 0, step 0" in caught.value.where
 

@@ -11,7 +11,7 @@ import pytest
 from offline_cli import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.playing.plan import environment_seed
+from offline_cli.policies.seeds import reset_seed as environment_seed
 from offline_cli.recording.record import record
 
 Record = Callable[..., Path]
@@ -42,18 +42,6 @@ def test_a_piece_that_raises_is_named_with_episode_step_and_seed_and_whole_episo
         record(ENV, tmp_path / "E", **options, first_episode=index, episodes=1)
     kept = read(out)
     same(kept, read(recorded(**{**OPTIONS, side: file}, episodes=len(kept), num_envs=1)))
-
-
-def test_a_piece_that_raises_for_the_last_observation_loses_not_even_that_episode(
-    tmp_path: Path, read: Read, pipeline_file: File
-) -> None:
-    file = pipeline_file({**FAILING, "at": 20}, kind="env_to_module")
-    with pytest.raises(BadData, match="piece Failing raised") as caught:
-        record(ENV, tmp_path / "D", **OPTIONS, env_to_module=file, episodes=150, num_envs=1)
-    _, episode, step = caught.value.where.split(", ")
-    batch = read(tmp_path / "D")
-    assert (step, f"episode {len(batch) - 1}") == ("step 20", episode)
-    assert batch.lengths[-1] == 20
 
 
 @pytest.mark.parametrize(
