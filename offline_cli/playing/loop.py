@@ -20,7 +20,7 @@ from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.copies import NOTHING, Copies, CopyFailed
 from offline_cli.playing.infos import KeptInfo
 from offline_cli.playing.plan import Plan
-from offline_cli.policies.policy import RAISED, Acted, Policy, Seen, rows_of
+from offline_cli.policies.policy import FAILED_ROW, RAISED, Acted, Policy, Seen, rows_of
 from offline_cli.policies.seeds import uniform
 from offline_cli.trees import Tree, map_leaves
 
@@ -213,15 +213,18 @@ class Loop:
         """The error for a policy, or a piece around it, that raised; the first episode for which it raises alone is named."""
         if isinstance(error, MemoryError):
             return error
-        place, seed = self._place(self._first_bad(seen))
+        place, seed = self._place(self._first_bad(error, seen))
         piece = piece_of(error)
         who = f"piece {piece}" if piece is not None else "the policy"
         if isinstance(error, OfflineCliError):
             return BadData(f"{who}: {error.what_in_one_line}", where=place, fix=f"{error.fix}{seed}")
         return BadData(f"{who} raised {error!r}", where=place, fix=f"check {who} with this environment{seed}")
 
-    def _first_bad(self, seen: Seen) -> int:
+    def _first_bad(self, error: BaseException, seen: Seen) -> int:
         """The first slot that the policy raises for alone; the first that plays where it does so for none."""
+        known = getattr(error, FAILED_ROW, None)
+        if known is not None:
+            return int(seen.slots[known])
         for row in range(len(seen.slots)):
             one = slice(row, row + 1)
             chance, infos = (None if part is None else part[one] for part in (seen.chance, seen.infos))

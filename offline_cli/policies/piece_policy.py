@@ -7,6 +7,7 @@ in a learner pipeline. Pieces play with the state they have: none of them learns
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,7 +29,7 @@ from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, Seen
+from offline_cli.policies.policy import FAILED_ROW, RAISED, Acted, Seen
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, map_leaves
 
@@ -81,7 +82,11 @@ class PolicyForPieces:
         chance = None
         if explore and seen.chance is not None:
             chance = torch.as_tensor(seen.chance, dtype=torch.float32, device=self._device)
-        acts = self.player.act(episodes, chance=chance, explore=explore)
+        try:
+            acts = self.player.act(episodes, chance=chance, explore=explore)
+        except RAISED as err:
+            setattr(err, FAILED_ROW, self._first_bad(episodes, explore))
+            raise
         extras = {name: _as_rows(items, name) for name, items in acts.extra.items()}
         actions, for_env = self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))
         kept = in_network_units(actions, self._spaces[1], action_scale="normalized") if self._is_ours else actions
@@ -90,6 +95,15 @@ class PolicyForPieces:
         columns = {name: unstack(tree) for name, tree in extras.items()}
         playing.outputs = {slot: {name: rows[row] for name, rows in columns.items()} for row, slot in enumerate(slots)}
         return Acted(actions, for_env, extras, playing)
+
+    def _first_bad(self, episodes: list[Any], explore: bool) -> int | None:
+        """The first episode that a piece raises for alone; None: for none, since they are asked for copies."""
+        for row, episode in enumerate(episodes):
+            try:
+                self.player.act([copy.deepcopy(episode)], explore=explore)
+            except RAISED:  # the same failure again, which is what is looked for
+                return row
+        return None
 
     def _grown(self, seen: Seen, playing: _Playing) -> list[Any]:
         """The episodes, with what was seen."""

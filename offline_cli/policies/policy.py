@@ -20,6 +20,7 @@ from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = [
+    "FAILED_ROW",
     "RAISED",
     "Acted",
     "Policy",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
+FAILED_ROW: Final = "offline_cli_failed_row"  # of what a policy raises: the row that it raises for, where it knows
 Index = NDArray[np.int64]
 
 

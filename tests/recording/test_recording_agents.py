@@ -156,13 +156,18 @@ def test_policies_that_do_not_fit_the_agents_are_a_mistake(env: str, policy: Any
 UNLIKE = "python:agent_games:Unlike"
 
 
-def test_agents_of_other_spaces_are_recorded_apart_each_with_its_own_and_learned_and_measured(tmp_path: Path, read: Read) -> None:
+def test_agents_of_other_spaces_are_recorded_apart_each_with_its_own_and_learned_and_measured(
+    tmp_path: Path, read: Read
+) -> None:
     out = tmp_path / "D"
     told = record(UNLIKE, out, policy="random", episodes=6, device="cpu", seed=2)
     assert told.datasets == [str(out / "left"), str(out / "right")]
     kinds = {name: read(out / name) for name in ("left", "right")}
     assert {name: batch.obs.shape[1] for name, batch in kinds.items()} == {"left": 3, "right": 4}
-    assert {name: set(batch.agent_ids or ()) for name, batch in kinds.items()} == {"left": {"left"}, "right": {"right", "helper"}}
+    assert {name: set(batch.agent_ids or ()) for name, batch in kinds.items()} == {
+        "left": {"left"},
+        "right": {"right", "helper"},
+    }
     assert told.episodes == sum(map(len, kinds.values()))
     returns = [sum(map(float, batch.rewards)) for batch in kinds.values()]
     assert told.return_mean == pytest.approx(sum(returns) / told.episodes)
