@@ -227,9 +227,10 @@ class Loop:
             return int(seen.slots[known])
         for row in range(len(seen.slots)):
             one = slice(row, row + 1)
-            chance, infos = (None if part is None else part[one] for part in (seen.chance, seen.infos))
-            alone = Seen(rows_of(seen.obs, one), seen.slots[one], seen.begins[one], seen.rewards[one], infos)
-            alone.episodes, alone.chance = None if seen.episodes is None else seen.episodes[one], chance
+            alone = Seen(rows_of(seen.obs, one), seen.slots[one], seen.begins[one], seen.rewards[one])
+            alone.infos = None if seen.infos is None else seen.infos[one]
+            alone.episodes = None if seen.episodes is None else seen.episodes[one]
+            alone.chance = None if seen.chance is None else seen.chance[one]
             try:
                 self._policy.act(alone, copy.deepcopy(self._state), self._plan.explore)
             except RAISED:  # the same failure again, which is what is looked for

@@ -251,8 +251,9 @@ def _finished_manifest(target: Location, plan: Plan, identity: Mapping[str, Any]
             raise
         found = Manifest.read(target)
         told, known = found.provenance.get(RECORDING), found.provenance.get(IDENTITY)
-        is_one = found.complete and found.format == options["format"] and isinstance(told, dict) and isinstance(known, dict)
-        if not is_one or not _asked(plan).items() <= told.items():
+        if not (found.complete and found.format == options["format"] and isinstance(told, dict) and isinstance(known, dict)):
+            raise
+        if not _asked(plan).items() <= told.items():
             raise
         fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
         allowed_changes(known, identity, None, where=target.url, fix=fix)

@@ -90,7 +90,7 @@ def main() -> None:
     for name in LOADED:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    import offline_cli.playing.env_runner
+    import offline_cli.playing.loop
 
     import offline_cli.cli.app
     import offline_cli.converting.convert
