@@ -66,12 +66,6 @@ def test_the_interval_is_that_of_the_mean() -> None:
     assert Played(np.array([5.0]), np.array([2])).ci95 == 0.0
 
 
-def test_an_environment_that_raises_is_blamed_with_the_place() -> None:
-    with pytest.raises(BadData, match="motor is on fire") as caught:
-        play(policy_for("Failing-v0"), open_environment("Failing-v0"), 1, seed=0, purpose=Purpose.EVALUATE)
-    assert caught.value.where == "Failing-v0, episode 0, step 2"
-
-
 @pytest.mark.parametrize(("name", "match"), [("Numberless-v0", "a return of nan"), ("Misshapen-v0", r"shape \(1,\)")])
 def test_what_an_environment_says_is_checked(name: str, match: str) -> None:
     with pytest.raises(BadData, match=match) as caught:

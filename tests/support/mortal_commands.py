@@ -90,10 +90,9 @@ def main() -> None:
     for name in LOADED:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
-    import offline_cli.playing.loop
-
     import offline_cli.cli.app
     import offline_cli.converting.convert
+    import offline_cli.playing.loop
     import offline_cli.recording.record
     import offline_cli.training.train  # noqa: F401
 
