@@ -9,6 +9,7 @@ pieces learned in msgpack. A network of another package is imported where the us
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -92,6 +93,7 @@ class LoadedPolicy:
     module: RLModule  # on the CPU
     description: Mapping[str, Any]  # policy.json
     trained: PipelineSpec | None  # what it takes to play it; None: it plays without pieces
+    sha256: str  # of the file with its weights
     checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
 
 
@@ -175,7 +177,7 @@ def policy_of(
     if broken:  # buffers may: a mask of -inf, for instance
         what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
         raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
-    return LoadedPolicy(module, description, trained)
+    return LoadedPolicy(module, description, trained, hashlib.sha256(weights).hexdigest())
 
 
 def _load(module: RLModule, tensors: Mapping[str, Tensor], kind: type[Network]) -> None:
