@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 STDOUT, STDERR = 1, 2
-_results: list[TextIO] = []  # what stands for stdout within `results_alone`
+_results: list[tuple[TextIO, TextIO]] = []  # stdout, and what stands for it within `results_alone`
 COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
@@ -43,7 +43,7 @@ def write(stream: TextIO | None, text: str) -> None:
     """
     if stream is None:  # started with the stream closed
         return
-    stream = _results[-1] if _results and stream is sys.stdout else stream
+    stream = next((results for stdout, results in _results if stream is stdout), stream)
     text, encoding = _showable(text, coloured=colour_wanted(stream)), stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -67,16 +67,17 @@ def results_alone() -> Iterator[None]:
     if not is_ours:
         yield
         return
-    sys.stdout.flush()
+    stdout = sys.stdout
+    stdout.flush()
     with os.fdopen(os.dup(STDOUT), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors) as results:
         os.dup2(STDERR, STDOUT)
-        _results.append(results)
+        _results.append((stdout, results))
         try:
             yield
         finally:
             _results.pop()
             with suppress(OSError):
-                sys.stdout.flush()
+                stdout.flush()
             os.dup2(results.fileno(), STDOUT)
 
 
@@ -112,7 +113,7 @@ def stdout_is_closed() -> bool:
         return True
     poll = select.poll()
     try:
-        poll.register((_results[-1] if _results else sys.stdout).fileno(), select.POLLOUT)
+        poll.register((_results[-1][1] if _results else sys.stdout).fileno(), select.POLLOUT)
     except (OSError, ValueError):  # not a file of the system: a test's buffer
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
