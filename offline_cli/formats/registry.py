@@ -79,7 +79,7 @@ def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
 
 
 def _reader(name: str, opened: Open, keeps: str, *, takes_mapping: bool = False) -> Reader:
-    \"\"\"A reader of ours, which is sure of the files that a listing calls by its name, or of tables thinks them likely.\"\"\"
+    """A reader of ours, which is sure of the files that a listing calls by its name, or of tables thinks them likely."""
     score, kinds = (LIKELY, TABLES) if name == TABLE else (LIKELY if takes_mapping and name == "npz" else SURE, {name})
     return Reader(name, KINDS[name], opened, lambda one: score if one.kind in kinds else NO, takes_mapping, keeps)
 

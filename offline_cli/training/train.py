@@ -29,8 +29,8 @@ from offline_cli.modules.devices import choose_device, choose_threads, use_threa
 from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
-from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins, network_named
+from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, signals_noted

@@ -92,7 +92,7 @@ def main() -> None:
             importlib.import_module(name)
     import offline_cli.cli.app
     import offline_cli.converting.convert
-    import offline_cli.playing.env_runner
+    import offline_cli.playing.loop
     import offline_cli.recording.record
     import offline_cli.training.train  # noqa: F401
 

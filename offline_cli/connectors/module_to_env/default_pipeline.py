@@ -47,8 +47,6 @@ class NormalizeAndClipActions(ConnectorV2):
     those by which a policy's data was scaled down. Who plays the policy sets it.
     """
 
-    slots_too = True
-
     def __init__(
         self,
         input_observation_space: Space | None = None,

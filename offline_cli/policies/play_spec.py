@@ -1,12 +1,10 @@
-"""A module between its connector pipelines, as a policy that plays in slots, and which pieces it plays between.
+"""PlaySpec: which connector pieces a policy plays between.
 
-* `PipedPolicy` plays where a user names a pipeline, where a run was trained through one, and where a module carries a state
-  from step to step. All others use `Blocks`, which is faster.
-* `PlaySpec`, `beside_learner`: which pieces a policy plays between. A policy that was trained through a learner pipeline is
-  played through the pieces of it that work on both sides, with the state they had after training, frozen: what a filter makes
-  of an observation is what the policy learned from. A file for the env-to-module side that a user names replaces those pieces;
-  states of the same names are given to it nevertheless. There are no guesses: what neither training nor a file determines is
-  an error. So are pipelines that do not return what the policy takes, before anything is played.
+A policy that was trained through a learner pipeline plays through the pieces of it that work on both sides, with the state they
+had after training, frozen: what a filter makes of an observation is what the policy learned from. A file for the env-to-module
+side that a user names replaces those pieces; states of the same names are given to it nevertheless. There are no guesses: what
+neither training nor a file determines is an error. So are pipelines that do not return what the policy takes, before anything
+is played.
 """
 
 from __future__ import annotations
@@ -19,26 +17,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import torch
-
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
 from offline_cli.connectors.piece_makers import own_pieces, snake
 from offline_cli.connectors.piece_options import signature_of
 from offline_cli.connectors.pipeline_player import check_lookback
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
-from offline_cli.connectors.slot_player import SlotPlayer
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
-from offline_cli.modules.drawing import chance_size
-from offline_cli.modules.rl_module import RLModule
-from offline_cli.policies.module_policy import ForwardPass, is_of_floats
-from offline_cli.policies.policy import block_rows
-from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.spaces import Space
 
-__all__ = ["PipedPolicy", "PlaySpec", "beside_learner", "tell_unlike_training"]
+__all__ = ["PlaySpec", "beside_learner"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,75 +37,14 @@ FIX_STATE: Final = "a piece whose state is set (in Python), or a run that was tr
 FIX_BOTH: Final = f"{FIX}, and the environment it was trained for, wrapped as it was"
 
 
-class PipedPolicy:
-    """A module in evaluation mode and the two pipelines it plays between, in one environment."""
-
-    def __init__(
-        self,
-        module: RLModule,
-        play: PlaySpec,
-        environment: Environment,
-        *,
-        explore: bool,
-        device: torch.device,
-        fingerprint: str = "",
-    ) -> None:
-        """For pieces that fit (`PlaySpec.check`). Raises what `PlaySpec.build_in` raises."""
-        self.fingerprint = fingerprint
-        self.unlike_training = play.unlike_training()
-        self.spaces = environment.observation_space, environment.action_space
-        self.device = device
-        self.pipelines = play.build_in(environment, device=self.device)
-        play.check_filters(self.pipelines)
-        self._module = module.to(self.device).eval()
-        self._explore, self._lookback = explore, play.lookback
-        self.chance_size = chance_size(module.action_head) if explore else 0
-        self.action_scale = self._scale()
-
-    def _scale(self) -> str:
-        """Of the recorded actions: boxes of floats are as the module put them out, and the pipeline says what that means."""
-        floats = any(is_of_floats(leaf) for leaf in leaf_spaces(self.spaces[1]).values())
-        pieces = self.pipelines.module_to_env.pieces()
-        stretched = any(isinstance(piece, NormalizeAndClipActions) and piece.normalize_actions for piece in pieces)
-        return "normalized" if floats and stretched else "env"
-
-    def slot_player(self, slots: int, *, block: int | None) -> SlotPlayer:
-        """What plays in so many slots. `block`: rows of a forward pass, whose results an episode has in any number of slots;
-        None: those of so many slots."""
-        return SlotPlayer(
-            self._module,
-            self.pipelines,
-            self.spaces,
-            slots=slots,
-            explore=self._explore,
-            rows=slots if block is None else self._rows(slots, block),
-            lookback=self._lookback,
-        )
-
-    def _rows(self, slots: int, block: int) -> int:
-        """Of a forward pass."""
-        seen = self.pipelines.env_to_module.observation_space or self.spaces[0]
-        try:
-            tried = ForwardPass(self._module, seen, explore=self._explore, device=self.device)
-        except Exception:  # noqa: BLE001  no values can be invented for whatever a user's module has for a state
-            return 1
-        return block_rows(tried, tried.observation_space, slots, block)
-
-    @property
-    def is_stateful(self) -> bool:
-        """Whether the module carries a state from step to step."""
-        return self._module.is_stateful()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaySpec:
-    """Which pieces a module plays between; both pipelines are made anew for every round of playing."""
+    """Which pieces a module plays between; both pipelines are made anew for each policy."""
 
     env_to_module: PipelineSpec = field(default_factory=partial(PipelineSpec, "env_to_module"))  # default: as `trained` says
     module_to_env: PipelineSpec = field(default_factory=partial(PipelineSpec, "module_to_env"))
     lookback: int | None = None  # steps that pieces can look back on at least; None: the whole episode
     trained: PipelineSpec | None = None  # the policy's learner pipeline, with what it learned; None: it plays without
-    learned: Mapping[str, Any] | None = field(default=None, repr=False)  # states to begin with
 
     @classmethod
     def of(cls, env_to_module: Given = None, module_to_env: Given = None, lookback: int | None = None) -> PlaySpec:
@@ -162,8 +91,6 @@ class PlaySpec:
         if self.trained is not None:
             _take_state(to_module, self.trained)
         pipelines = PlayPipelines(to_module, self.module_to_env.build(setting))
-        if self.learned is not None:
-            pipelines.set_state(self.learned)
         pipelines.freeze()
         if self.trained is not None:
             self.check_filters(pipelines)
@@ -223,6 +150,11 @@ class PlaySpec:
         elif mine != [piece for piece in theirs if piece in mine]:
             told.append("the policy was trained through these pieces in another order, or another number of them")
         return [*told, *([f"for the learner alone, and not played: {', '.join(alone)}"] if alone else [])]
+
+    def tell_unlike_training(self) -> None:
+        """Log a note where a policy plays between other pieces than it was trained through."""
+        for told in self.unlike_training():
+            _log.warning("note: %s", told)
 
     def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
         """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `build` raises, too;
@@ -314,9 +246,3 @@ def _in_words(piece: Mapping[str, Any]) -> str:
     """A piece of a file with its options."""
     options = ", ".join(f"{name}={value!r}" for name, value in piece.items() if name not in ("name", "use"))
     return f"{piece.get('name', piece.get('use'))}({options})"
-
-
-def tell_unlike_training(policy: object) -> None:
-    """Log a note where a policy plays between other pieces than it was trained through."""
-    for told in getattr(policy, "unlike_training", ()):
-        _log.warning("note: %s", told)
