@@ -83,9 +83,7 @@ def record(
     plan = replace(plan, storage_options=_of_policy(places, out, options["storage_options"]))
     target = open_location(out, options["storage_options"], beside=places)
     if not options["resume"]:
-        check_target(
-            target, overwrite=options["overwrite"], force_unlock=options["force_unlock"]
-        )  # before anything that takes long
+        check_target(target, overwrite=options["overwrite"], force_unlock=options["force_unlock"])  # before long work
     engine_spec = EngineSpec.of(options)
     if options["num_env_runners"]:
         engine_spec = EngineSpec(PROCESSES, options["num_env_runners"])

@@ -22,8 +22,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.datasets.appending import dataset_to_append_to
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
-from offline_cli.datasets.shard_sequence import dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.blanking import blanked, without_folders

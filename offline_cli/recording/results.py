@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, Interrupted
@@ -111,7 +111,7 @@ def filled(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int
     )
 
 
-def _moments(manifests: Sequence[Manifest], name: str) -> tuple[float | None, float | None]:
+def _moments(manifests: Sequence[Manifest], name: Literal["return", "length"]) -> tuple[float | None, float | None]:
     """Mean and standard deviation over the episodes of all datasets; None: one of them does not know it."""
     known = [(manifest.counts.episodes, manifest.statistics[name]) for manifest in manifests]
     if len(known) == 1:
