@@ -21,7 +21,7 @@ import numpy as np
 
 from offline_cli.datasets import manifest as manifests
 from offline_cli.datasets.file_names import MANIFEST, WRITING
-from offline_cli.datasets.manifest import IDENTITY, RECORDING, WRAPPERS, Manifest
+from offline_cli.datasets.manifest import IDENTITY, RECORDING, Manifest
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
@@ -29,7 +29,7 @@ from offline_cli.engines.engine import PROCESSES, Engine, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
-from offline_cli.files.blanking import blanked, blanked_call
+from offline_cli.files.blanking import blanked
 from offline_cli.files.clients import options_for
 from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
@@ -221,7 +221,6 @@ def _provenance(plan: Plan, policy: Policy, identity: Mapping[str, Any], command
         "policy_fingerprint": policy.fingerprint,
         "explore": plan.explore,
         "seed": plan.seed,
-        WRAPPERS: [*map(blanked_call, plan.environment.wrappers)],
         "vectorize": plan.vectorize,
         "num_envs": plan.num_envs,
         "infos": plan.infos,

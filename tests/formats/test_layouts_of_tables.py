@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli import convert
+from offline_cli import convert, open_dataset
 from offline_cli.errors import BadMapping, OfflineCliError
 
 LENGTHS = (4, 5, 6)
@@ -382,3 +382,20 @@ def test_a_proposed_mapping_works_as_it_is_printed(layout: str, tmp_path: Path, 
     (tmp_path / "proposed.toml").write_text(text, encoding="utf-8")
     _, episodes = converted(source, str(tmp_path / "proposed.toml"))
     check(episodes.with_columns(pl.col("return").abs()))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_infos_of_rllibs_columns_are_kept_as_they_are(suffix: str, tmp_path: Path) -> None:
+    rows = [
+        {"eps_id": "a", "t": t, "obs": [0.5, t], "actions": t % 2, "rewards": 1.0, "terminateds": t == 2, "truncateds": False}
+        | {"infos": {"lives": 3 - t}}
+        for t in range(3)
+    ]
+    source = tmp_path / f"steps.{suffix}"
+    if suffix == "jsonl":
+        source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), source)
+    convert(source, tmp_path / "D", from_="table")
+    (episode,) = open_dataset(tmp_path / "D")
+    assert episode.get_infos() == [{}, {"lives": 3}, {"lives": 2}, {"lives": 1}]

@@ -91,7 +91,8 @@ class Canary:
             return f"{event} {args!r:.200}"
         if event in CHANGES:
             folders = [arg for arg in args if type(arg) is int and arg >= 0] if event in ("os.remove", "os.rmdir") else []
-            paths = [_below(folders, arg) for arg in args if isinstance(arg, (str, bytes, os.PathLike))]
+            changed = args[1:] if event == "os.symlink" else args  # what a link points to stays as it is
+            paths = [_below(folders, arg) for arg in changed if isinstance(arg, (str, bytes, os.PathLike))]
             outside = [path for path in paths if not _within(path, self.writable)]
             return f"{event} of {outside[0]!r}" if outside else ""
         return ""

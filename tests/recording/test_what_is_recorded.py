@@ -95,8 +95,8 @@ def test_an_environment_is_named_by_a_function_made_with_arguments_and_wrapped(r
     first = read(out).obs[0]
     assert first[0] == 20.0
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["environment"] == {"id": "python:recording_envs:make_count", "kwargs": {"shift": 10}}
-    assert manifest["provenance"]["recording"]["wrappers"] == ["recording_envs:Doubled"]
+    environment = {"id": "python:recording_envs:make_count", "kwargs": {"shift": 10}, "wrappers": ["recording_envs:Doubled"]}
+    assert manifest["environment"] == environment
 
 
 def test_the_manifest_tells_policy_environment_scale_and_seeds(recorded: Record) -> None:

@@ -239,9 +239,15 @@ class TableFiles:
                 if self.kind == "parquet" and self.row_bytes is None:
                     stream.seek(0)
                     self.row_bytes = parquet_row_bytes(stream)
-        names = [name for column in schema for name, _ in flat_fields(column.name, column.type)]
-        refuse_twins(names, file.url)
-        return {name: kind for column in schema for name, kind in flat_fields(column.name, column.type)}
+        fields = [one for column in schema for one in self._fields(column)]
+        refuse_twins([name for name, _ in fields], file.url)
+        return dict(fields)
+
+    def _fields(self, column: pa.Field) -> list[tuple[str, pa.DataType]]:
+        """The columns that a column is read as: see `flat`."""
+        if column.name == self.whole and pa.types.is_struct(column.type):
+            return [(column.name, pa.large_string())]
+        return list(flat_fields(column.name, column.type))
 
     def _partitions(self, file: Openable) -> dict[str, str]:
         """Of a folder with `key=value` in its path."""
@@ -308,6 +314,8 @@ class TableFiles:
             self._stage_csv()
             return f"(SELECT *, rowid AS {POS} FROM steps)"
         if self.kind == "json":
+            if self._con is None:  # closed since the columns were looked at
+                self._stage_json()
             return self._union(columns, ids)
         self._made += 1
         name, self.rows, self.starts, self.read = f"reader{self._made}", 0, [], 0
@@ -589,6 +597,7 @@ class TableFiles:
 
     def _stage_json(self) -> None:
         keys: dict[str, None] = {}
+        self.rows, self.starts, self.bad = 0, [], []
         for number, file in enumerate(self.files):
             self.starts.append(self.rows)
             partitions, row = self._partitions(file), 0
@@ -628,7 +637,7 @@ class TableFiles:
 
     def _union(self, columns: Collection[str], ids: Collection[str]) -> str:
         parts = []
-        wanted = set(columns) | set(ids)
+        wanted = [name for name in self.names if name in {*columns, *ids}]
         for number, (_, places) in enumerate(self._blocks):
             chosen = [FILE, POS]
             for name in wanted:

@@ -133,7 +133,10 @@ def default_mapping(source: Source) -> TableMapping:
             files.open()
             columns = next(csv.reader([columns[0]], delimiter=delimiter))
             break
-    proposed = starting_mapping(source, files, columns)
+    try:
+        proposed = starting_mapping(source, files, columns)
+    finally:
+        files.close()
     other = (
         ""
         if form.encoding == AS_USUAL.encoding

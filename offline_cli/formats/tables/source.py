@@ -134,9 +134,22 @@ class TableSource(FileSource):
         self.info_location, said = location, self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
         self.rows = self._opened(AS_USUAL if mapping is None else mapping.csv, mapping)
+        try:
+            self._match(mapping, declared)
+        except BaseException:
+            self.rows.close()
+            raise
+
+    def _match(self, mapping: TableMapping | None, declared: SourceInfo | None) -> None:
+        """Find what the columns mean. Raises BadMapping."""
+        location = self.info_location
         if mapping is None:
             self._in_likely_encoding()
             mapping = default_mapping(self)
+            infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
+            if infos is not None and any(name.startswith(f"{infos}.") for name in self.rows.names):  # taken apart
+                self.rows.close()
+                self.rows = self._opened(self.rows.form, mapping)
         self._matched = matched = match(mapping, self.rows.types)
         mapping = matched.mapping
         if any(
@@ -182,7 +195,11 @@ class TableSource(FileSource):
     def _opened(self, form: CsvForm, mapping: TableMapping | None = None) -> TableFiles:
         infos = None if mapping is None else next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
         found = TableFiles(self.files, self.kind, form, self.options.memory_limit, self.options.temp_dir, whole=infos)
-        found.open()
+        try:
+            found.open()
+        except BaseException:
+            found.close()
+            raise
         return found
 
     def _in_likely_encoding(self) -> None:
@@ -190,6 +207,7 @@ class TableSource(FileSource):
         if self.kind == "csv" and any(NO_LETTER in name for name in self.rows.names):
             encodings = {likely_encoding(file) for file in self.files}
             if len(encodings) == 1 and all(encodings):
+                self.rows.close()
                 self.rows = self._opened(CsvForm(encoding=encodings.pop()))
 
     def _unnest(self, mapping: TableMapping) -> None:
@@ -216,8 +234,7 @@ class TableSource(FileSource):
     def close(self) -> None:
         """See `Source`."""
         FileSource.close(self)
-        if self.kind != "json":  # whose columns are known from all lines
-            self.rows.close()
+        self.rows.close()
 
     @property
     def mapping(self) -> TableMapping:
