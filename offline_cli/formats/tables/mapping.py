@@ -11,7 +11,6 @@ A mapping is TOML (schemas/mapping.v1.json): ours = theirs. `obs`, `actions` and
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import os
@@ -199,8 +198,8 @@ def _contradictions(document: Mapping[str, Any]) -> Iterator[str]:
         elif isinstance(given, float | int) and given <= 0:
             yield f"{name}: {given} is not more than 0"
     try:
-        codecs.lookup(document.get("csv", {}).get("encoding", "utf-8"))
-    except LookupError:
+        "a".encode(document.get("csv", {}).get("encoding", "utf-8"))  # codecs of no text refuse it
+    except (LookupError, ValueError):
         yield f"csv.encoding: there is no encoding {document['csv']['encoding']!r}"
     yield from _wrong_fills(document)
     values = dict.fromkeys(name for part in _parts(document) if part.role in FILLED_ROLES for name in part.columns)
