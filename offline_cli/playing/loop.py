@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.connectors.piece_options import piece_of
-from offline_cli.errors import BadConfig, BadData, OfflineCliError
+from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.playing.copies import NOTHING, Copies, CopyFailed
 from offline_cli.playing.infos import KeptInfo
 from offline_cli.playing.plan import Plan
@@ -216,9 +216,6 @@ class Loop:
         place, seed = self._place(self._first_bad(error, seen))
         piece = piece_of(error)
         who = f"piece {piece}" if piece is not None else "the policy"
-        if isinstance(error, BadConfig):  # policy and environment do not fit
-            error.where = place
-            return error
         if isinstance(error, OfflineCliError):
             return BadData(f"{who}: {error.what_in_one_line}", where=place, fix=f"{error.fix}{seed}")
         return BadData(f"{who} raised {error!r}", where=place, fix=f"check {who} with this environment{seed}")
