@@ -174,12 +174,16 @@ class WholeEpisodes:
             for batch in self:
                 found.setdefault(self.location, Resets()).see(batch)
             self._resets = found
-            self._begin()
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        for source in self.sources:
+            source.close()  # the reading before this one may have stopped in the middle
+        self._begin()
 
     def _begin(self) -> None:
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
         for source in self.sources:
-            source.close()  # a reading before this one may have stopped in the middle
             self.tally.assumptions += source.info.inherited
             if source.info.manifest is not None and not source.info.manifest.complete:
                 self.tally.assume(INCOMPLETE)
@@ -264,7 +268,7 @@ class WholeEpisodes:
                 held.clear()
         self._ahead = held
         if not holding:
-            self._begin()
+            self._begin_again()
         return extremes.spaces()
 
     def compare_later_sources(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:

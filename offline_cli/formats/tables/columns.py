@@ -557,7 +557,7 @@ def lay_out(
             problems.append(f"{role}: '{theirs}' is a struct: name one of its columns")
         elif kind is not None and (is_list(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind)):
             problems.append(f"{role}: column '{theirs}' holds {kind}, and neither text nor numbers")
-    infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
+    infos = mapping.infos
     if infos in types and not (is_text(types[infos]) or pa.types.is_null(types[infos])):
         problems.append(f"infos: column '{infos}' holds {types[infos]}, and neither JSON text nor structs")
     if problems:

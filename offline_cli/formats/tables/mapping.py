@@ -332,6 +332,11 @@ class TableMapping:
         return tuple(part for part in self.parts if part.role == role)
 
     @property
+    def infos(self) -> str | None:
+        """The column of infos; None: there is none."""
+        return next((part.columns[0] for part in self.of(Columns.INFOS)), None)
+
+    @property
     def has_flags(self) -> bool:
         """Whether any column marks ends."""
         return any(part.role in END_FLAGS for part in self.parts)

@@ -146,7 +146,7 @@ class TableSource(FileSource):
         if mapping is None:
             self._in_likely_encoding()
             mapping = default_mapping(self)
-            infos = next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
+            infos = mapping.infos
             if infos is not None and any(name.startswith(f"{infos}.") for name in self.rows.names):  # taken apart
                 self.rows.close()
                 self.rows = self._opened(self.rows.form, mapping)
@@ -193,7 +193,7 @@ class TableSource(FileSource):
         return None
 
     def _opened(self, form: CsvForm, mapping: TableMapping | None = None) -> TableFiles:
-        infos = None if mapping is None else next((part.columns[0] for part in mapping.of(Columns.INFOS)), None)
+        infos = None if mapping is None else mapping.infos
         found = TableFiles(self.files, self.kind, form, self.options.memory_limit, self.options.temp_dir, whole=infos)
         try:
             found.open()
