@@ -11,11 +11,11 @@ from __future__ import annotations
 import importlib
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import repeat, tee
+from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, get_args, overload
 
@@ -28,7 +28,7 @@ from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
 from offline_cli.datasets.lease_record import APPENDS_TO, WritingNote, heard_from, holder_at_work
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
-from offline_cli.datasets.reading import BlockCache, ShardReader, ShardsAhead
+from offline_cli.datasets.reading import BlockCache, ShardReader
 from offline_cli.datasets.row_formats import EpisodeFrames, StepFrames, lazy_frame, whole_frame
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.datasets.shard_list import replaced_meanwhile, total, where_episodes_are
@@ -38,8 +38,8 @@ from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData, MissingPackage, NoData, StorageNotFound, Uncommitted, UsageError
 from offline_cli.files.locations import Location, open_location
-from offline_cli.parquet.safety import MEMORY_LIMIT
-from offline_cli.parquet.shards import OpenShard, opened
+from offline_cli.parquet.bounds import MEMORY_LIMIT
+from offline_cli.parquet.shards import opened
 from offline_cli.scopes import Reading, Scope
 
 if TYPE_CHECKING:
@@ -120,13 +120,12 @@ class Dataset:
         shards, reader = self.shards, self._reader(columns, target_steps)
         chosen = self.chosen or repeat(None, len(shards))
         pairs = ((shard, mine) for shard, mine in zip(shards, chosen, strict=True) if mine is None or mine.any())
-        wanted, expected = tee((shard, None if mine is None or mine.all() else mine) for shard, mine in pairs)
+        wanted = ((shard, None if mine is None or mine.all() else mine) for shard, mine in pairs)
         ends = {"terminated": 0, "truncated": 0}
         with scope.part() as held:
-            coming = self._ahead((shard for shard, _ in expected), reader.columns_of, held)
             for shard, mine in wanted:
                 with self._told_if_replaced(shard):
-                    for batch in self._episodes(shard, reader, memory_limit, coming, held, mine):
+                    for batch in self._episodes(shard, reader, memory_limit, held, mine):
                         ends["terminated"] += int(batch.terminated.sum())
                         ends["truncated"] += int(batch.truncated.sum())
                         yield batch
@@ -274,14 +273,6 @@ class Dataset:
             raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
 
-    def _ahead(
-        self, shards: Iterable[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
-    ) -> ShardsAhead | None:
-        """Remote shards, opened ahead; None on this machine."""
-        if not self.location.is_in_bucket:
-            return None
-        return scope.enter(ShardsAhead(((self.location.join(shard.path), shard.bytes) for shard in shards), columns_of))
-
     def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
         """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; None in place of one that lacks the plain columns.
 
@@ -294,38 +285,31 @@ class Dataset:
     def _plain(self, wanted: Mapping[str, bool], memory_limit: int, scope: Scope) -> Iterator[Any]:
         shards, reader = self.shards, self._reader()
         with scope.part() as held:
-            coming = self._ahead(shards, lambda _: reader.plain_columns(**wanted), held)
             for shard in shards:
                 place = self.location.join(shard.path)
-                opening = coming.turn() if coming else opened(place, size=shard.bytes)
-                with self._told_if_replaced(shard), opening as file, held.part() as reading:
+                with self._told_if_replaced(shard), opened(place, size=shard.bytes) as file, held.part() as reading:
                     tables = reader.plain(file, place, memory_limit, **wanted, scope=reading)
                     table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
                     if table is not None and table.num_rows != shard.episodes:
                         what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"
                         raise BadData(what, where=place.url, fix=FIX)
                 yield table
-                if coming is not None:
-                    coming.advance()
 
     def _episodes(
         self,
         shard: Shard,
         reader: ShardReader,
         memory_limit: int,
-        coming: ShardsAhead | None,
         scope: Scope,
         chosen: NDArray[np.bool_] | None,
     ) -> Iterator[EpisodeBatch]:
         place, episodes, steps = self.location.join(shard.path), 0, 0
-        opening = opened(place, size=shard.bytes) if coming is None else coming.turn()
+        opening = opened(place, size=shard.bytes)
         how: dict[str, Any] = {"memory_limit": memory_limit, "scope": scope, "chosen": chosen}
         for batch in reader.read(place, rows=shard.rows, opening=opening, **how):
             episodes += len(batch)
             steps += batch.num_steps
             yield batch
-            if coming is not None:
-                coming.advance()  # not before: a reader of the first episodes alone needs no other shard
         if chosen is not None:
             return  # its sums are not of all
         if episodes != shard.episodes:

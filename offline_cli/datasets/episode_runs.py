@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import OfflineCliError
-from offline_cli.parquet.arrow_reading import without_dictionaries
+from offline_cli.parquet.arrow_trees import without_dictionaries
 
 __all__ = ["as_text", "run_starts", "whole_episodes"]
 

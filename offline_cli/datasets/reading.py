@@ -1,20 +1,17 @@
 """Shards as batches of whole episodes, streamed by row groups, and checked against their manifest entries.
 
-`ShardReader.plain` reads the plain columns of episodes alone. `ShardsAhead`: remote shards are opened before their turn.
+`ShardReader.plain` reads the plain columns of episodes alone.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,23 +25,17 @@ from offline_cli.datasets.episode_tables import check_columns, check_further_col
 from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
-from offline_cli.files.prefetch import Ahead
-from offline_cli.files.remote_files import fetch_end
-from offline_cli.files.timeouts import ReadingPool, in_daemon_thread
-from offline_cli.parquet.arrow_reading import without_dictionaries
-from offline_cli.parquet.safety import MEMORY_LIMIT
-from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
+from offline_cli.files.timeouts import ReadingPool
+from offline_cli.parquet.bounds import MEMORY_LIMIT
+from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
 from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["BlockCache", "Blocks", "ShardReader", "ShardsAhead"]
+__all__ = ["BlockCache", "Blocks", "ShardReader"]
 
-AT_ONCE: Final = 8  # remote shards that are opened before their turn
-REPEATING: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)  # of steps
-SURVEYED: Final = 4 << 20  # bytes of plain columns of steps that are read at once: some 600,000 steps
 KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
 FIX = "write the dataset again from its source"
 
@@ -95,7 +86,7 @@ class ShardReader:
                 raise BadData(what, where=location.url, fix=FIX)
             self.check_columns(file, location)
             how: dict[str, Any] = {"memory_limit": memory_limit, "pool": self._pool(file, location, held)}
-            tables = read_row_groups(file, location, columns=self.columns_of(file), numbered=self._numbered, **how)
+            tables = read_row_groups(file, location, columns=self.columns_of(file), **how)
             read = self._steps if self.format == "columns" else self._decoded
             yield from read(tables, location, chosen)
 
@@ -117,10 +108,8 @@ class ShardReader:
         like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
         if any(known.get(name) != like.field(name).type for name in wanted):
             return None
-        is_joined = self.format == "columns" and location.is_local  # elsewhere parts are fetched in order
-        how: dict[str, Any] = {"numbered": self._numbered, "at_once": SURVEYED if is_joined else 0}
-        how["pool"] = self._pool(file, location, scope)
-        tables = read_row_groups(file, location, columns=wanted, memory_limit=memory_limit, **how)
+        pool = self._pool(file, location, scope)
+        tables = read_row_groups(file, location, columns=wanted, memory_limit=memory_limit, pool=pool)
         if self.format == "columns":
             return (
                 step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
@@ -148,7 +137,7 @@ class ShardReader:
                     starts = np.concatenate([[0], np.cumsum(lengths[wanted])])
             batch = self._stepped(table, location, starts)
             if self.kept is not None:
-                self.kept.keep(batch, without_dictionaries(table, REPEATING), batch.starts)
+                self.kept.keep(batch, table, batch.starts)
             yield batch
 
     def _stepped(self, table: Any, location: Location, starts: NDArray[np.int64] | None = None) -> EpisodeBatch:
@@ -198,11 +187,7 @@ class ShardReader:
 
     def _pool(self, file: OpenShard, location: Location, scope: Scope) -> ReadingPool | None:
         """What reads ahead, where that is wanted."""
-        return scope.enter(ReadingPool(1)) if self.ahead and location.is_local and file.num_row_groups > 1 else None
-
-    @property
-    def _numbered(self) -> tuple[str, ...]:
-        return REPEATING if self.format == "columns" else ()
+        return scope.enter(ReadingPool(1)) if (self.ahead or not location.is_local) and file.num_row_groups > 1 else None
 
     def _decoded(
         self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None = None, *, first: int = 0
@@ -280,94 +265,3 @@ class BlockCache:
 def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
     extra = {name: tree for name, tree in batch.extra.items() if name in keep}
     return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
-
-
-# ---- ahead of their turn ----
-
-
-class ShardsAhead:
-    """Remote shards to be read one after the other; a context manager, at whose end nothing more is fetched.
-
-    While one is read, the footers of the next ones are fetched, and then the row groups that will be read of them: one `Ahead`
-    bounds the bytes fetched of all. What is wrong with one is reported when its turn comes.
-    """
-
-    def __init__(self, places: Iterable[tuple[Location, int]], columns_of: Callable[[OpenShard], Sequence[str] | None]) -> None:
-        """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read."""
-        self._places = iter(places)
-        self._columns_of = columns_of
-        self._ahead = Ahead()
-        self._coming: deque[_Coming] = deque()
-
-    def turn(self) -> AbstractContextManager[OpenShard]:
-        """The next shard. Entering it raises what `opened` raises."""
-        return self._coming.popleft() if self._coming else self._begun(*next(self._places))
-
-    def _begun(self, place: Location, size: int) -> _Coming:
-        return _Coming(place, in_daemon_thread("offline-cli-opening", _with_footer, place, size, self._ahead))
-
-    def advance(self) -> None:
-        """Advance those whose turn has not come; to be called now and then. Does not block."""
-        self._coming += (self._begun(*each) for each in islice(self._places, AT_ONCE - len(self._coming)))
-        for shard in self._coming:
-            if not shard.advance(self._columns_of):
-                return  # in their order: what is prefetched is wanted first to last
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for shard in self._coming:
-            shard.give_up()
-
-
-def _with_footer(place: Location, size: int, ahead: Ahead) -> BinaryIO:
-    stream = opened_stream(place, size=size, ahead=ahead)
-    try:
-        fetch_end(stream)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
-
-
-class _Coming:
-    """A remote shard that is being opened, in a thread that does not keep the process alive."""
-
-    def __init__(self, place: Location, stream: Future[BinaryIO]) -> None:
-        self._place, self._stream = place, stream
-        self._file: OpenShard | None = None
-        self._error: OfflineCliError | None = None
-
-    def advance(self, columns_of: Callable[[OpenShard], Sequence[str] | None]) -> bool:
-        """Prefetch its row groups, once its footer is here; False before that. Of a broken one nothing is fetched."""
-        if self._file is self._error is None and self._stream.done() and self._stream.exception() is None:
-            try:
-                self._file = parsed(self._stream.result(), self._place)
-                expect_row_groups(self._file, self._place, columns_of(self._file))
-            except OfflineCliError as error:
-                self._error = error
-        return self._stream.done()
-
-    def __enter__(self) -> OpenShard:
-        """The shard. Raises why it could not be opened."""
-        try:
-            if self._error is not None:
-                raise self._error
-            return self._file or parsed(self._stream.result(), self._place)
-        except BaseException:
-            self.give_up()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Nobody will read it, or continue reading."""
-        if not self._stream.cancel():
-            self._stream.add_done_callback(_closed)
-
-
-def _closed(stream: Future[BinaryIO]) -> None:
-    if stream.exception() is None:
-        stream.result().close()

@@ -33,10 +33,9 @@ from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, StorageNotFound, Uncommitted
 from offline_cli.files.locations import Location
-from offline_cli.parquet.safety import MEMORY_LIMIT
-from offline_cli.parquet.shard_hashes import fingerprint
+from offline_cli.parquet.bounds import MEMORY_LIMIT
 from offline_cli.parquet.shard_writing import ShardWriter
-from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
+from offline_cli.parquet.shards import fingerprint, opened, read_row_groups
 from offline_cli.scopes import Scope
 from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import Space, describe, same_space
@@ -163,18 +162,17 @@ def adopt(
     statistics: StatisticsBuilder,
     *,
     known: tuple[int, str] | None = None,
-    opening: AbstractContextManager[OpenShard] | None = None,
 ) -> Adopted:
     """Read the shard at `place`, add its episodes to `statistics`, its columns to `rows`.
 
-    `known`: its bytes and sha256, if they have been read. `opening`: the shard, if it has been opened. Raises BadData,
+    `known`: its bytes and sha256, if they have been read. Raises BadData,
     StorageError, and as `check_bound` does.
     """
     cutter = BlockCutter(rows.rows_of, max_rows=None, max_bytes=None)
     ids: list[str] = []
     steps = 0
     size, digest = known or fingerprint(place)
-    with opening or opened(place, size=size) as file:
+    with opened(place, size=size) as file:
         schema, row_count = file.schema_arrow, file.metadata.num_rows
         rows.adopt(schema)
         for batch in reader.read(place, opening=nullcontext(file)):

@@ -19,16 +19,8 @@ from offline_cli.files.providers import buckets
 from offline_cli.import_path import call_of
 
 __all__ = [
-    "BLANK",
-    "blanked",
-    "blanked_args",
-    "blanked_call",
-    "blanked_keys",
-    "blanked_values",
-    "looks_secret",
-    "secrets_among",
-    "this_command",
-    "without_folders",
+    *("BLANK", "blanked", "blanked_args", "blanked_call", "blanked_keys", "blanked_values", "looks_secret", "secrets_among"),
+    *("this_command", "without_folders"),
 ]
 
 BLANK: Final = "***"
@@ -39,29 +31,21 @@ _SECRET: Final = re.compile(
     r"|(?:^|_)(?:access|account|api|application|auth|client|customer|encryption|license|private"
     r"|service|session|shared|signing|storage|aws)_key(?:_|$)"
 )
-
-_OPTION: Final = "--storage-option"
-_ENV_KWARGS: Final = "--env-kwargs"
-_WRAPPER: Final = "--wrapper"
-SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
-_CALLED: Final = "offline_cli, called from Python"
+_OPTION, _ENV_KWARGS, _WRAPPER = "--storage-option", "--env-kwargs", "--wrapper"
+_SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
-_IN_CONNECTION_STRING: Final = re.compile(r"\b(AccountKey|SharedAccessSignature)=([^;\s'\"]+)", re.IGNORECASE)
-_IN_BUCKET_URL: Final = re.compile(rf"\b({'|'.join(sorted(buckets()))})://(?!arn:)[^/@:\s]*:([^\s'\"]*)@")  # keys have slashes
-_IN_URL: Final = re.compile(r"://[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@")
-_WITH_SLASH: Final = re.compile(r"://(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@")  # a port and a path are no password
-_IN_TEXT: Final = (
-    (_IN_BUCKET_URL, rf"\1://{BLANK}@"),
-    (_IN_URL, f"://{BLANK}@"),
-    (_WITH_SLASH, f"://{BLANK}@"),
-    (_IN_CONNECTION_STRING, rf"\1={BLANK}"),
+_PASSWORDS: Final = (  # groups: what stays, the password
+    re.compile(rf"\b((?:{'|'.join(sorted(buckets()))})://)(?!arn:)[^/@:\s]*:([^\s'\"]*)@"),  # keys have slashes
+    re.compile(r"(://)[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@"),
+    re.compile(r"(://)(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@"),  # a port and a path are no password
 )
+_IN_CONNECTION_STRING: Final = re.compile(r"\b((?:AccountKey|SharedAccessSignature)=)([^;\s'\"]+)", re.IGNORECASE)
+_IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
+_IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
 _FOLDERS: Final = re.compile(
     r"(^|[\s=:,;'\"(\[{])(?:file://)?(?:[A-Za-z]:[\\/]|/)(?![\\/\s])(?:[^'\"\\/]+[\\/]+)+(?=[^'\"\\/])"  # names may hold spaces
 )
 _LINES: Final = frozenset({"command", "commands"})  # keys of command lines, as a shell takes them
-_IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
-_IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]|\\.)*)(?=\4)""")
 
 
 def looks_secret(name: str) -> bool:
@@ -69,24 +53,30 @@ def looks_secret(name: str) -> bool:
     return _SECRET.search(re.sub(r"[^a-z0-9]+", "_", _CAMEL.sub("_", name).lower())) is not None
 
 
+def blanked(text: str) -> str:
+    """`text` without passwords in URLs, secret parts of query strings and of JSON, and keys of connection strings."""
+    for pattern in (*_PASSWORDS, _IN_CONNECTION_STRING):
+        text = pattern.sub(rf"\1{BLANK}{'@' if pattern in _PASSWORDS else ''}", text)
+    text = _IN_QUERY.sub(lambda found: found[1] + BLANK if _is_secret_in_query(found[2]) else found[0], text)
+    return _IN_JSON.sub(lambda found: found[1] + BLANK if looks_secret(found[3]) else found[0], text)
+
+
+def _is_secret_in_query(name: str) -> bool:
+    return name.lower() == "key" or looks_secret(name)  # Google's services take one of that name
+
+
+# ---- values ----
+
+
 def blanked_values(value: Any) -> Any:
     """Plain JSON values with `***` for the value of such a key; booleans and null stay, because they reveal nothing."""
     if isinstance(value, Mapping):
-        return {key: _blanked_under(key, part) for key, part in value.items()}
+        return {key: BLANK if _is_secret(key, part) else blanked_values(part) for key, part in value.items()}
     return [blanked_values(part) for part in value] if isinstance(value, list) else value
 
 
-def _blanked_under(key: Any, value: Any) -> Any:
-    return BLANK if looks_secret(str(key)) and value is not None and not isinstance(value, bool) else blanked_values(value)
-
-
-def blanked_call(text: str) -> str:
-    """`package.module:Class:key=value,...` with `***` for the values of such keys; unchanged where there is none."""
-    name, arguments, _ = call_of(text)
-    known = blanked_values(arguments)
-    if known == arguments:
-        return text
-    return f"{name}:" + ",".join(f"{key}={value if value == BLANK else json.dumps(value)}" for key, value in known.items())
+def _is_secret(key: Any, value: Any) -> bool:
+    return looks_secret(str(key)) and value is not None and not isinstance(value, bool)
 
 
 def blanked_keys(value: Any, within: str = "") -> list[str]:
@@ -100,16 +90,13 @@ def blanked_keys(value: Any, within: str = "") -> list[str]:
     return found
 
 
-def blanked(text: str) -> str:
-    """`text` without passwords in URLs, secret parts of query strings and of JSON, and keys of connection strings."""
-    for pattern, instead in _IN_TEXT:
-        text = pattern.sub(instead, text)
-    text = _IN_QUERY.sub(lambda found: found[1] + BLANK if _is_secret_in_query(found[2]) else found[0], text)
-    return _IN_JSON.sub(lambda found: found[1] + BLANK if looks_secret(found[3]) else found[0], text)
-
-
-def _is_secret_in_query(name: str) -> bool:
-    return name.lower() == "key" or looks_secret(name)  # Google's services take one of that name
+def blanked_call(text: str) -> str:
+    """`package.module:Class:key=value,...` with `***` for the values of such keys; unchanged where there is none."""
+    name, arguments, _ = call_of(text)
+    known = blanked_values(arguments)
+    if known == arguments:
+        return text
+    return f"{name}:" + ",".join(f"{key}={value if value == BLANK else json.dumps(value)}" for key, value in known.items())
 
 
 def without_folders(value: Any, *, is_line: bool = False, mark: str = "") -> Any:
@@ -128,101 +115,78 @@ def without_folders(value: Any, *, is_line: bool = False, mark: str = "") -> Any
     return _FOLDERS.sub(rf"\1{mark}", value) if isinstance(value, str) else value
 
 
+# ---- command lines ----
+
+
+def this_command() -> str:
+    """The command to record where a program calls us: its own arguments are private."""
+    return "offline_cli, called from Python"
+
+
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:
     """The words of a command line without the values of storage options, of options whose names look secret and of arguments
     of environments, which a manifest stores elsewhere; and without what `blanked` blanks out.
     """
-    words, before = list[str](), ""
-    for arg, lead, pair in _with_pairs(args):
-        words.append(f"{lead}{pair.partition('=')[0]}={BLANK}" if pair is not None else _blanked_word(arg, before))
-        before = arg
-    return tuple(words)
+    return tuple(f"{lead}{_blanked(option, value)}" for lead, option, value in _words(args))
 
 
-def _blanked_word(word: str, before: str) -> str:
-    if before == _ENV_KWARGS:
-        return _emptied(word)
-    name, mark, value = word.partition("=")
-    if mark and name == _ENV_KWARGS:
-        return f"{name}={_emptied(value)}"
-    if before == _WRAPPER:
-        return blanked_call(word)
-    if mark and name == _WRAPPER:
-        return f"{name}={blanked_call(value)}"
-    if _is_secret_option(before) and not word.startswith("--"):
+def _words(args: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Each word: what comes before its value (`--option=`), the option that the value is of (or none), and the value."""
+    option = ""
+    for arg in args:
+        name, mark, value = arg.partition("=")
+        if option and (option == _OPTION or not arg.startswith("--")):
+            yield "", option, arg
+            option = ""
+        elif mark and re.fullmatch(r"[\w.-]+", name) and (name in (_OPTION, _ENV_KWARGS, _WRAPPER) or looks_secret(name)):
+            yield f"{name}=", name, value
+            option = ""
+        else:
+            yield "", "", arg
+            option = arg if arg in (_OPTION, _ENV_KWARGS, _WRAPPER) or (arg.startswith("--") and looks_secret(arg)) else ""
+
+
+def _blanked(option: str, value: str) -> str:
+    known = _of_json(value)
+    if option == _OPTION:
+        return f"{value.partition('=')[0]}={BLANK}"
+    if option == _ENV_KWARGS:
+        return json.dumps(dict.fromkeys(known, BLANK)) if isinstance(known, dict) else BLANK
+    if option == _WRAPPER:
+        return blanked_call(value)
+    if option:
         return BLANK
-    if mark and re.fullmatch(r"[\w.-]+", name) and looks_secret(name):
-        return f"{name}={BLANK}"
-    known = _of_json(word)
-    return blanked(json.dumps(blanked_values(known)) if blanked_values(known) != known else word)
-
-
-def _emptied(text: str) -> str:
-    """The names in a JSON object, without their values."""
-    known = _of_json(text)
-    return json.dumps(dict.fromkeys(known, BLANK)) if isinstance(known, dict) else BLANK
-
-
-def _is_secret_option(word: str) -> bool:
-    return word.startswith("--") and "=" not in word and looks_secret(word)
+    return blanked(json.dumps(blanked_values(known)) if blanked_values(known) != known else value)
 
 
 def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
-    """The values of storage options whose names say that they are secret, keys in connection strings, and passwords in URLs;
-    the longest first."""
-    given = [pair.partition("=") for _, _, pair in _with_pairs(args) if pair is not None]
-    found = {secret for name, _, value in given for form in (value, _of_json(value)) for secret in _secrets_in(name, form)}
-    found |= {part for value in found for name, part in _IN_CONNECTION_STRING.findall(value)}
-    found |= {form for arg in args for password in _passwords_in(arg) for form in (password, unquote(password))}
-    words = zip(_with_pairs(args), ("", *args), strict=False)
-    found |= {
-        secret
-        for (word, _, pair), before in words
-        if pair is None
-        for secret in _secrets_of_word(word, before)
-        if len(secret) >= SHORTEST
-    }
+    """The values of options whose names say that they are secret, keys in connection strings, and passwords in URLs; the
+    longest first.
+    """
+    found = set[str]()
+    for _, option, value in _words(args):
+        if option == _OPTION:
+            name, _, text = value.partition("=")
+            given = {*_under(name, text), *_under(name, _of_json(text))}
+            found |= given | {key for one in given for _, key in _IN_CONNECTION_STRING.findall(one)}
+        else:
+            known = call_of(value)[1] if option == _WRAPPER else {"" if option == _ENV_KWARGS else option: value}
+            queries = (text for _, name, text in _IN_QUERY.findall(value) if _is_secret_in_query(name))
+            inner = {*_under("", known), *_under("", _of_json(value)), *_under("", _of_json(value.partition("=")[2])), *queries}
+            found |= {one for one in inner if len(one) >= _SHORTEST}
+        passwords = (password for pattern in _PASSWORDS for _, password in pattern.findall(value) if password)
+        found |= {form for password in passwords for form in (password, unquote(password))}
     return tuple(sorted(found, key=lambda secret: (-len(secret), secret)))
 
 
-def _secrets_in(name: str, value: Any) -> Iterator[str]:
-    """The text of an option with a secret name; of several in one, those with secret names."""
-    if isinstance(value, dict):
-        for inner, part in value.items():
-            yield from _secrets_in(inner, part)
-    elif isinstance(value, str) and value and looks_secret(name) and not _PLAIN_VALUE.fullmatch(value):
+def _under(name: str, value: Any) -> Iterator[str]:
+    """Texts whose names look secret, however deep."""
+    if isinstance(value, str) and value and looks_secret(name) and not _PLAIN_VALUE.fullmatch(value):
         yield value
-
-
-def _secrets_of_word(word: str, before: str) -> Iterator[str]:
-    """The secrets in a word, by their names: of an option, in a query string, in JSON."""
-    name, mark, value = word.partition("=")
-    if _is_secret_option(before) and not word.startswith("--"):
-        yield word
-    if mark and value and looks_secret(name) and re.fullmatch(r"[\w.-]+", name):
-        yield value
-    if before == _WRAPPER or name == _WRAPPER:
-        yield from _secrets_under(call_of(word.removeprefix(f"{_WRAPPER}="))[1])
-    yield from (found[3] for found in _IN_QUERY.finditer(word) if _is_secret_in_query(found[2]))
-    for text in (word, value):
-        yield from _secrets_under(_of_json(text))
-
-
-def _secrets_under(known: Any) -> Iterator[str]:
-    """Texts under secret keys."""
-    for key, part in known.items() if isinstance(known, dict) else ():
-        if isinstance(part, str) and part and looks_secret(key):
-            yield part
-        yield from _secrets_under(part)
-    for part in known if isinstance(known, list) else ():
-        yield from _secrets_under(part)
-
-
-def _passwords_in(text: str) -> Iterator[str]:
-    """Those of the URLs in it."""
-    yield from filter(None, (match[2] for match in _IN_BUCKET_URL.finditer(text)))
-    yield from filter(None, (match[1] for match in _IN_URL.finditer(text)))
-    yield from filter(None, (match[1] for match in _WITH_SLASH.finditer(text)))
+    for key, part in value.items() if isinstance(value, dict) else ():
+        yield from _under(key, part)
+    for part in value if isinstance(value, list) else ():
+        yield from _under("", part)
 
 
 def _of_json(text: str) -> Any:
@@ -231,21 +195,3 @@ def _of_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def this_command() -> str:
-    """The command to record where a program calls us: its own arguments are private."""
-    return _CALLED
-
-
-def _with_pairs(args: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Each word; of a storage option, what stands before its KEY=VALUE, and that."""
-    pair_follows = False
-    for arg in args:
-        if pair_follows:
-            yield arg, "", arg
-        elif arg.startswith(_OPTION + "="):
-            yield arg, f"{_OPTION}=", arg[len(_OPTION) + 1 :]
-        else:
-            yield arg, "", None
-        pair_follows = not pair_follows and arg == _OPTION

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from offline_cli.applying.frame_stacks import FrameStacks, expanded
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
-from offline_cli.files.prefetch import WINDOW
 from offline_cli.formats.memory_limits import give_back
 from offline_cli.formats.memory_limits import resident as _resident
 from offline_cli.formats.tables.source import LEAST_MEMORY
@@ -46,6 +45,7 @@ LEAST_ROOM: Final = 160 * MiB  # beside the program
 READING: Final = 96 * MiB  # files that are being read, and what is made of them
 LITTLE: Final = READING // 12  # what freed memory may stay without being returned
 CLIENT: Final = 32 * MiB  # of an object store
+WINDOW: Final = 64 * MiB  # of remote files, that has been fetched and not read
 OPTION: Final = "--memory-limit"
 COPIES: Final = 5  # of the steps while they are put together in memory: 515 MB of episodes were seen to take 2.3 GB
 WEIGHT_COPIES: Final = 14  # weights, gradients, moments, scratch, the best policy; and all of them again in a checkpoint

@@ -46,7 +46,8 @@ from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
-from offline_cli.files.locations import Sources, is_of_bucket
+from offline_cli.files.locations import Sources
+from offline_cli.files.urls import is_of_bucket
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Source

@@ -16,7 +16,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location, open_location
-from offline_cli.parquet.shard_hashes import fingerprint
+from offline_cli.parquet.shards import fingerprint
 from offline_cli.spaces import space_to_json
 
 Make = Callable[..., EpisodeBatch]

@@ -57,14 +57,14 @@ def test_the_episodes_are_the_same_whether_they_are_read_ahead_or_not(
 def test_the_first_broken_row_group_is_reported_after_what_is_before_it(
     first: int, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = shards.OpenShard.row_groups
+    real = shards.OpenShard.read_row_groups
 
     def failing(self: Any, groups: Sequence[int], *options: Any, **more: Any) -> Any:
         if groups[0] >= first:
             raise OSError(f"row group {groups[0]} is broken")
         return real(self, groups, *options, **more)
 
-    monkeypatch.setattr(shards.OpenShard, "row_groups", failing)
+    monkeypatch.setattr(shards.OpenShard, "read_row_groups", failing)
     episodes = []
     for dataset in (Dataset.open(written), ahead(written)):
         batches, ids = dataset.batches(target_steps=1), list[str]()
@@ -86,4 +86,4 @@ def test_what_is_left_half_read_is_closed(written: Path) -> None:
 
 def reading() -> list[str]:
     """Names of the threads that pools have."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("offline-cli")]

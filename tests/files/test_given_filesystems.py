@@ -83,7 +83,7 @@ def test_other_objects_are_refused() -> None:
 
 def test_options_of_a_client_are_refused_beside_a_filesystem(tmp_path: Path) -> None:
     filesystem = arrow_fs.LocalFileSystem()
-    assert open_location(str(tmp_path), {"time_limit": 9}, filesystem=filesystem).patience.seconds == 9
+    assert open_location(str(tmp_path), {"time_limit": 9}, filesystem=filesystem).time_limit == 9
     with pytest.raises(UsageError, match="anon"):
         open_location(str(tmp_path), {"anon": True}, filesystem=filesystem)
 

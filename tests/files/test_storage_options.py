@@ -14,11 +14,11 @@ from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import open_location
 
 
-def test_a_misspelt_option_is_refused_with_its_near_match() -> None:
+def test_a_misspelt_option_is_refused_with_those_that_there_are() -> None:
     pytest.importorskip("s3fs")
     with pytest.raises(UsageError, match="anno") as caught:
         open_location("s3://bucket/x", {"anno": True})
-    assert "did you mean anon?" in caught.value.fix
+    assert "anon" in caught.value.fix
 
 
 def test_local_paths_take_no_option_of_a_cloud(tmp_path: Path) -> None:

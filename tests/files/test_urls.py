@@ -9,7 +9,8 @@ import pytest
 
 from offline_cli.errors import StorageNotFound, UsageError
 from offline_cli.files import locations
-from offline_cli.files.locations import Location, check_url, expand, is_of_bucket, open_location
+from offline_cli.files.locations import Location, expand, open_location
+from offline_cli.files.urls import check_url, is_of_bucket
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_a_password_in_the_url_of_a_bucket_is_refused_and_not_repeated(url: str,
     def asked(*_: Any, **__: Any) -> Any:
         raise AssertionError("a client was made")
 
-    monkeypatch.setattr(locations, "client_for", asked)
+    monkeypatch.setattr(locations, "url_to_fs", asked)
     with pytest.raises(UsageError, match="no user, password or port") as caught:
         open_location(url)
     assert "hun" not in str(caught.value)

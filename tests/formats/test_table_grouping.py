@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from offline_cli.errors import BadData, MemoryLimitExceeded
 from offline_cli.formats.tables import grouping, temp_runs
 from offline_cli.formats.tables.grouping import grouped
-from offline_cli.parquet.arrow_reading import without_dictionaries
+from offline_cli.parquet.arrow_trees import without_dictionaries
 
 PLENTY = 1 << 30
 

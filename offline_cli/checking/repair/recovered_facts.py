@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
@@ -19,7 +19,7 @@ from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.reading import ShardReader, ShardsAhead
+from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat, row_format
 from offline_cli.datasets.shard_sequence import Adopted, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
@@ -35,9 +35,8 @@ from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCAL
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options import shared
 from offline_cli.options.shared import COMPRESSION
-from offline_cli.parquet.shard_hashes import fingerprint
 from offline_cli.parquet.shard_writing import COMPRESSIONS
-from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
+from offline_cli.parquet.shards import fingerprint, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space, space_from_json
@@ -221,7 +220,7 @@ def _check_spaces(known: Known, shard: Location) -> None:
 # ---- what the shards hold ----
 
 
-Ready = tuple[tuple[int, str], AbstractContextManager[OpenShard] | None]
+Ready = tuple[int, str]
 """The shard whose turn it is: its bytes and sha256, and what opens it; None: nothing has begun to."""
 AT_ONCE: Final = 8  # shards that are hashed before their turn
 
@@ -248,7 +247,7 @@ def examine(choice: Choice, folder: Survey, known: Known, on_progress: OnProgres
     reader, ids = ShardReader(known.format, known.observation_space, known.action_space), KnownIds()
     there = folder.paths
     places = [place for place in choice.shards if place.path in there]
-    with Reading(lambda scope: _hashed_and_opened(places, folder.sizes, reader, scope)) as coming:
+    with Reading(lambda scope: _hashed(places, scope)) as coming:
         for number, place in enumerate(choice.shards):
             check()
             if place.path not in there:
@@ -259,31 +258,22 @@ def examine(choice: Choice, folder: Survey, known: Known, on_progress: OnProgres
     return found
 
 
-def _hashed_and_opened(
-    places: Sequence[Location], sizes: Mapping[str, int], reader: ShardReader, scope: Scope
-) -> Iterator[Ready]:
-    """Each of them in turn; ones in a bucket, a few at once, before it."""
-    remote = [place for place in places if place.is_in_bucket]
-    if len(remote) < len(places):
-        yield from ((fingerprint(place), None) for place in places)
-        return
+def _hashed(places: Sequence[Location], scope: Scope) -> Iterator[Ready]:
+    """Bytes and sha256 of each in turn; of ones in a bucket, a few at once."""
     with scope.part() as held:
-        pool = held.enter(ReadingPool(AT_ONCE))
-        ahead = held.enter(ShardsAhead([(place, sizes[place.path]) for place in remote], reader.columns_of))
-        hashing = deque(pool.submit(fingerprint, place) for place in remote[:AT_ONCE])
-        for number in range(len(remote)):
-            opening = ahead.turn()
-            ahead.advance()
+        pool = held.enter(ReadingPool(AT_ONCE if places and places[0].is_in_bucket else 1))
+        hashing = deque(pool.submit(fingerprint, place) for place in places[:AT_ONCE])
+        for number in range(len(places)):
             known = hashing.popleft().result()
-            hashing.extend(pool.submit(fingerprint, place) for place in remote[number + AT_ONCE : number + AT_ONCE + 1])
-            yield known, opening
+            hashing.extend(pool.submit(fingerprint, place) for place in places[number + AT_ONCE : number + AT_ONCE + 1])
+            yield known
 
 
 def _examine_one(found: Examined, place: Location, reader: ShardReader, ready: Ready, said: Said | None, ids: KnownIds) -> None:
     """Add it to `found`, as broken where it cannot be read, differs from its manifest entry, or repeats an episode."""
-    statistics, (known, opening) = found.statistics.copy(), ready
+    statistics = found.statistics.copy()
     try:
-        adopted = adopt(place, reader, found.rows, statistics, known=known, opening=opening)
+        adopted = adopt(place, reader, found.rows, statistics, known=ready)
         if said is not None and (refusal := said.refusal(adopted.shard.bytes, adopted.shard.sha256)):
             raise BadData(refusal, where=place.url, fix="")
         again = ids.met(adopted.ids) or {name for name, times in Counter(adopted.ids).items() if times > 1}

@@ -32,8 +32,7 @@ from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
-from offline_cli.parquet.shard_hashes import OTHER_SHARD, fingerprint
-from offline_cli.parquet.shards import opened, read_row_groups
+from offline_cli.parquet.shards import OTHER_SHARD, fingerprint, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.tally import Lost

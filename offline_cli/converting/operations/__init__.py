@@ -39,8 +39,7 @@ from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
-from offline_cli.parquet.safety import MAX_BYTES
-from offline_cli.parquet.shards import READING
+from offline_cli.parquet.bounds import MAX_BYTES, READING
 from offline_cli.progress import OnProgress
 from offline_cli.source_code import content_hash_of
 from offline_cli.tally import OnError

@@ -25,7 +25,7 @@ from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.minari.metadata import ARROW, METADATA, Metadata
 from offline_cli.formats.tables.arrow_messages import ArrowBound, arrow_batches, parquet_batches
 from offline_cli.json_documents import from_json
-from offline_cli.parquet.arrow_reading import extension_failures
+from offline_cli.parquet.extension_types import extension_failures
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally

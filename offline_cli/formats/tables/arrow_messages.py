@@ -25,9 +25,10 @@ from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
 from offline_cli.formats.small_parquet import one_ahead, validated
 from offline_cli.formats.small_parquet import parquet_batches as bounded_batches
 from offline_cli.formats.tables.json_files import holding
-from offline_cli.parquet import safety
-from offline_cli.parquet.arrow_reading import ParquetFile, arrow_file, check_footer, without_objects
-from offline_cli.parquet.safety import refuse_bomb
+from offline_cli.parquet import bounds
+from offline_cli.parquet.bounds import check_bound, check_footer
+from offline_cli.parquet.extension_types import ParquetFile, without_objects
+from offline_cli.parquet.shards import arrow_file
 from offline_cli.scopes import Scope
 
 __all__ = [
@@ -75,7 +76,7 @@ class ArrowBound:
             needs, length = _needed(metadata, body, chosen)
         except UNREADABLE as error:
             raise pa.ArrowInvalid(f"the metadata of a message cannot be read: {error}") from error
-        if needs > max(safety.MAX_BYTES, safety.MAX_RATIO * self.size):
+        if needs > max(bounds.MAX_BYTES, bounds.MAX_RATIO * self.size):
             what = f"{self.size} bytes of Arrow that unfold to at least {needs >> 20} MiB"
             fix = "write the file again from its source"
             raise UnsafeData(what, where=self.url, fix=fix, details={PROBLEM: "unreadable-file"})
@@ -315,7 +316,7 @@ def parquet_batches(
     check_footer(parquet.metadata)
     total = parquet.metadata.num_rows
     wanted = holding(parquet.schema_arrow.names, columns)
-    unfolded = refuse_bomb(lambda: nullcontext(stream), parquet.metadata, size, where=url, columns=wanted)
+    unfolded = check_bound(url, lambda: nullcontext(stream), parquet.metadata, size=size, columns=wanted)
     rows = max(1, min(max_rows, total * chunk_bytes // max(1, unfolded.nbytes)))
     done = 0
     threads = chunk_bytes >= THREADED

@@ -14,6 +14,7 @@ import codecs
 import csv
 import io
 import threading
+import time
 import weakref
 from array import array
 from collections import Counter
@@ -29,11 +30,12 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.parquet.arrow_reading import let_go
 from offline_cli.scopes import Scope, part_of
 
 __all__ = ["PIECE", "Broken", "InvalidRows", "csv_at_once", "csv_batches", "csv_header", "delimiter_of", "likely_encoding"]
 
+LONGEST: Final = 5.0  # seconds to wait for Arrow's threads, which have nothing left to do
+PAUSE: Final = 0.0001  # seconds between two looks
 PIECE: Final = 1000  # invalid rows that are passed on at once: an error is made for each
 
 GO_ON: Final = "--on-error skip to leave out its episode; converting with quarantine keeps the row"
@@ -301,7 +303,9 @@ class _Parser:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._reader = None
-        let_go(self._handed)
+        until = time.monotonic() + LONGEST
+        while self._handed() is not None and time.monotonic() < until:
+            time.sleep(PAUSE)
 
 
 class _Handed:

@@ -26,8 +26,8 @@ from offline_cli.formats.tables.files import MAX_ROWS, RawChunk, TableFile, flat
 from offline_cli.formats.tables.json_files import holding, json_at_once
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, packing_of
-from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, without_objects
-from offline_cli.parquet.safety import refuse_bomb
+from offline_cli.parquet.bounds import check_bound, check_footer
+from offline_cli.parquet.extension_types import ParquetFile, without_objects
 from offline_cli.scopes import Scope, part_of
 
 __all__ = ["raw_chunks"]
@@ -174,7 +174,7 @@ def _parquet_at_once(data: bytes, columns: Collection[str] | None, most: int, ur
     names = parquet.schema_arrow.names
     held = holding(names, columns)
     wanted = None if len(held) == len(names) else held  # None is looked up faster
-    unfolded = refuse_bomb(lambda: nullcontext(io.BytesIO(data)), metadata, len(data), where=url, columns=wanted)
+    unfolded = check_bound(url, lambda: nullcontext(io.BytesIO(data)), metadata, size=len(data), columns=wanted)
     if unfolded.apart or unfolded.nbytes > most or wanted == []:
         return None
     table = parquet.read(columns=wanted, use_threads=False)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from offline_cli.errors import BadData
 from offline_cli.files.failures import storage_failures
 from offline_cli.formats.source import Openable
-from offline_cli.parquet.arrow_reading import extension_failures
+from offline_cli.parquet.extension_types import extension_failures
 
 __all__ = ["damage", "is_named_csv", "looks_like_csv", "packing_of", "seekable", "unpacked", "unpacked_head"]
 

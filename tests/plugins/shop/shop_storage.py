@@ -29,8 +29,6 @@ SHOP = Provider(
     has_folders=False,
     creates_only=True,
     forgets_uploads=True,
-    version_tags=("etag",),
-    endpoints=("SHOP_URL",),
     codes={"ShopClosed": Fault.BUSY},
 )
 
