@@ -68,6 +68,7 @@ def test_a_file_in_place_of_the_folder_is_an_error_with_the_option(tmp_path: Pat
 
 SCRIPT = """
 import sys, time
+from offline_cli.files.temp_files import TempFile
 with TempFile(sys.argv[1]) as file:
     file.append(bytes(100_000))
     print("written", flush=True)
