@@ -23,7 +23,7 @@ from offline_cli.files.local_files import dangling_link
 from offline_cli.files.providers import Fault, Provider, client_packages, known_providers, provider_at
 from offline_cli.files.timeouts import NoAnswer
 
-__all__ = ["no_bucket", "storage_failures"]
+__all__ = ["is_named", "no_bucket", "storage_failures"]
 
 COMMON: Final = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -65,6 +65,11 @@ def no_bucket(url: str) -> StorageNotFound:
     """The error of a place whose bucket does not exist."""
     what, fix = Fault.NO_BUCKET.value
     return StorageNotFound(what.format(**_names(url)), where=url, fix=fix)
+
+
+def is_named(error: Exception) -> bool:
+    """Whether the class of an error says what is wrong: no credentials, no connection."""
+    return any(type(one).__name__ in _codes_of(known_providers()) for one in causes(error))
 
 
 # ---- a provider's codes ----

@@ -25,7 +25,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
 from offline_cli.files.blanking import blanked
 from offline_cli.files.clients import options_for, place_in, quiet_clients, time_limit_of
-from offline_cli.files.failures import no_bucket, storage_failures
+from offline_cli.files.failures import is_named, no_bucket, storage_failures
 from offline_cli.files.local_copies import LocalCopies, cache_of
 from offline_cli.files.local_files import SIGNS, dangling_link, open_plain, read_plain, read_start, sync_names
 from offline_cli.files.providers import HERE, Provider, provider_of
@@ -139,8 +139,8 @@ class Location:
                 return self.fs.info(self.path)
             except FileNotFoundError:
                 return None
-            except Exception:
-                if self.is_in_bucket:  # answers to HEAD have no body; another question may get the reason
+            except Exception as err:
+                if self.is_in_bucket and not is_named(err):  # answers to HEAD have no body: another question may get the reason
                     self.fs.ls(self.path.partition("/")[0], refresh=True)
                 raise
 
