@@ -18,8 +18,8 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from offline_cli.episodes.batch import EpisodeBatch
-    from offline_cli.files.locations import Location
     from offline_cli.spaces import Space
+    from offline_cli.storage.locations import Location
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))  # modules that tests of several packages share
@@ -91,7 +91,7 @@ def measured() -> Callable[..., tuple[str, int]]:
 @pytest.fixture(params=["local", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
     """A folder that does not exist yet, on disk and in memory."""
-    from offline_cli.files.locations import open_location
+    from offline_cli.storage.locations import open_location
 
     if request.param == "local":
         yield open_location(tmp_path / "D")

@@ -20,9 +20,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
 from offline_cli.episodes.episode_spaces import check_shapes
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
-from offline_cli.files.locations import Location
 from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.spaces import Space, describe, same_space, tree_from_lists
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
 
 __all__ = [

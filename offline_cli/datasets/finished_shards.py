@@ -13,8 +13,8 @@ from functools import partial
 from offline_cli.datasets import shard_list
 from offline_cli.datasets.file_names import MANIFEST, MANIFEST_PARTS
 from offline_cli.datasets.shard_list import Part, Shard, ShardParts, part_bytes, parts_of, read_part
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 
 __all__ = ["FinishedShards", "joined"]
 

@@ -32,8 +32,8 @@ from offline_cli.datasets.file_names import PART_PREFIX, WRITING
 from offline_cli.datasets.lease_record import WritingNote, locked, wait_until_surely_left
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import Locked, StorageError, StorageNotFound, TakenOver
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import create_only, creates_only, whole_file, write_whole
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import create_only, creates_only, whole_file, write_whole
 
 __all__ = ["Changed", "WritingLock", "exclusively", "locally_alone"]
 

@@ -31,11 +31,11 @@ import orjson
 
 from offline_cli.datasets.file_names import DATASET, UNFINISHED_WRITING, WRITING, FolderKind
 from offline_cli.errors import BadData, Locked, StorageNotFound
-from offline_cli.files.blanking import without_folders
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file
 from offline_cli.running_processes import began, runs
 from offline_cli.source_code import allowed_changes
+from offline_cli.storage.blanking import without_folders
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
 
 __all__ = [
     "APPENDS_TO",

@@ -44,11 +44,11 @@ from offline_cli.datasets.file_names import (
 )
 from offline_cli.datasets.lease_record import WritingNote
 from offline_cli.errors import BadData, OutputExists, StorageNotFound
-from offline_cli.files.local_files import read_start, sync_bytes, sync_names
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.shard_writing import ShardWriter
+from offline_cli.storage.local_files import read_start, sync_bytes, sync_names
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
 from offline_cli.tally import Reject
 
 __all__ = [

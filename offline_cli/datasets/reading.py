@@ -26,12 +26,12 @@ from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location
-from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.bounds import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
 from offline_cli.scopes import Scope, part_of
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
+from offline_cli.storage.timeouts import ReadingPool
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["BlockCache", "Blocks", "ShardReader"]

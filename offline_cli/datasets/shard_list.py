@@ -28,7 +28,7 @@ from offline_cli.errors import BadData, StorageError, StorageNotFound
 from offline_cli.json_documents import mistakes
 
 if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
-    from offline_cli.files.locations import Location
+    from offline_cli.storage.locations import Location
 
 __all__ = [
     "Part",

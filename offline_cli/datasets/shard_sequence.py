@@ -32,13 +32,13 @@ from offline_cli.datasets.shard_list import parts_of
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, StorageNotFound, Uncommitted
-from offline_cli.files.locations import Location
 from offline_cli.parquet.bounds import MEMORY_LIMIT
 from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.parquet.shards import fingerprint, opened, read_row_groups
 from offline_cli.scopes import Scope
 from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import Space, describe, same_space
+from offline_cli.storage.locations import Location
 
 __all__ = [
     "Adopted",

@@ -45,9 +45,9 @@ from offline_cli.errors import (
     StorageError,
     UsageError,
 )
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file
-from offline_cli.files.uploads import open_uploads
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
+from offline_cli.storage.uploads import open_uploads
 
 __all__ = [
     "REPAIRED_FIX",

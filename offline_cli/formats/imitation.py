@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.files.locations import Location
 from offline_cli.formats.arrow_leaves import tree_of
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
@@ -29,6 +28,7 @@ from offline_cli.formats.tables.files import is_arrow_stream
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.formats.tables.packing import damage
 from offline_cli.json_documents import from_json
+from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Lost, OnError, Rejects, Tally
 
 __all__ = ["ImitationSource", "open_imitation", "sniff_imitation"]

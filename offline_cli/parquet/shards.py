@@ -29,11 +29,11 @@ from fsspec.parquet import AlreadyBufferedFile
 from fsspec.utils import merge_offset_ranges
 
 from offline_cli.errors import BadData, StorageNotFound
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.locations import Location
-from offline_cli.files.timeouts import ReadingPool
 from offline_cli.parquet.bounds import MEMORY_LIMIT, check_bound, check_footer, chunks_of
 from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location
+from offline_cli.storage.timeouts import ReadingPool
 
 __all__ = ["OTHER_SHARD", "OpenShard", "arrow_file", "dropping", "fingerprint", "opened", "read_row_groups", "threads_may_read"]
 

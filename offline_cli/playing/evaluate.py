@@ -12,8 +12,6 @@ from typing import Any, Unpack
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet, UsageError
-from offline_cli.files.blanking import blanked_call, blanked_values
-from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
@@ -27,6 +25,8 @@ from offline_cli.policies.by_name import is_named
 from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.storage.blanking import blanked_call, blanked_values
+from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["evaluate"]
 

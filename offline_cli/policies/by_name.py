@@ -24,8 +24,6 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, StorageNotFound
-from offline_cli.files.local_files import not_found
-from offline_cli.files.locations import Location
 from offline_cli.modules.devices import choose_device
 from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule
@@ -40,6 +38,8 @@ from offline_cli.policies.python_policy import FunctionPolicy, imported
 from offline_cli.policies.rllib_policy import CLASS, RLlibCheckpoint, read_checkpoint
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.spaces import Space
+from offline_cli.storage.local_files import not_found
+from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ONNX", "is_named", "load_policy", "open_policy", "policy_of_run", "stand_in"]

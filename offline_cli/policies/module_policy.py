@@ -31,7 +31,6 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.common.batch_columns import NumpyToTensor
 from offline_cli.connectors.pipeline_player import PolicyInput
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.files.local_files import not_found
 from offline_cli.modules.devices import seed_generators
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
@@ -39,6 +38,7 @@ from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.policies.policy import Acted, rows_of
 from offline_cli.policies.run_policy import ENVIRONMENTS, GIVEN_SPACE, LoadedPolicy
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
 __all__ = ["ForwardPass", "ModelPolicy", "ModulePolicy", "fingerprint_of", "is_of_floats", "load_model"]

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.episodes.codec.arrays import unpack
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
-from offline_cli.files.local_files import read_plain
 from offline_cli.json_documents import from_json
 from offline_cli.modules.encoders import ACTIVATIONS
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.storage.local_files import read_plain
 
 __all__ = ["DESCRIPTION", "ArraysModule", "is_of_arrays", "module_of_arrays"]
 

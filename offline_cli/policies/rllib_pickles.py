@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from offline_cli.episodes.codec.arrays import unpack
 from offline_cli.errors import BadData
-from offline_cli.files.local_files import read_plain
+from offline_cli.storage.local_files import read_plain
 
 __all__ = ["CLASS", "OF_2_40", "module_of_2_40", "state_of_piece", "unpickled"]
 

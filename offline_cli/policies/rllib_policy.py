@@ -30,11 +30,11 @@ from offline_cli.connectors.piece_makers import own_pieces, snake
 from offline_cli.connectors.piece_options import signature_of
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
-from offline_cli.files.local_files import not_found
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.piped_policy import PlaySpec
 from offline_cli.policies.rllib_arrays import is_of_arrays, module_of_arrays
 from offline_cli.policies.rllib_pickles import CLASS, OF_2_40, module_of_2_40, state_of_piece, unpickled
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["CLASS", "RLlibCheckpoint", "RLlibModule", "read_checkpoint"]

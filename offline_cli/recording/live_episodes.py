@@ -23,12 +23,12 @@ from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
 from offline_cli.datasets.shard_sequence import dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.files.blanking import blanked, without_folders
-from offline_cli.files.locations import Location, open_location
 from offline_cli.options.playing import RecorderOptions
 from offline_cli.policies.policy import Acted
 from offline_cli.recording.step_store import StepStore
 from offline_cli.spaces import Space
+from offline_cli.storage.blanking import blanked, without_folders
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import UNFINISHED, Tally
 from offline_cli.trees import Tree
 

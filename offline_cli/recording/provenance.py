@@ -17,8 +17,6 @@ from offline_cli.engines.engine import Engine
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.files.blanking import blanked, blanked_call
-from offline_cli.files.locations import Location
 from offline_cli.playing.plan import Plan, environment_seed
 from offline_cli.playing.runner_factory import open_runner
 from offline_cli.playing.runner_tasks import recorded_by_workers
@@ -28,6 +26,8 @@ from offline_cli.recording.results import Amount, is_enough, limited
 from offline_cli.recording.step_store import steps_of_plan
 from offline_cli.source_code import allowed_changes, code_of, content_hash_of
 from offline_cli.stop_signals import requested
+from offline_cli.storage.blanking import blanked, blanked_call
+from offline_cli.storage.locations import Location
 
 __all__ = ["Player", "finished_manifest", "identity_of", "provenance"]
 

@@ -22,8 +22,6 @@ from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
-from offline_cli.files.clients import options_for
-from offline_cli.files.locations import Location, open_location
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.plan import Plan
@@ -47,6 +45,8 @@ from offline_cli.recording.results import (
     rest_of,
 )
 from offline_cli.stop_signals import requested, signals_noted
+from offline_cli.storage.clients import options_for
+from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["record"]
 

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import UsageError
-from offline_cli.files.locations import Location
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecorderOptions
 from offline_cli.playing.slots import owned
@@ -30,6 +29,7 @@ from offline_cli.policies.policy import category_check, row_writer
 from offline_cli.recording.live_episodes import LiveEpisodes, broken
 from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
+from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["Recorder"]

@@ -22,7 +22,6 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, UsageError
-from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device
 from offline_cli.options.keywords import wrong_values
@@ -34,6 +33,7 @@ from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
 from offline_cli.policies.policy import Policy
 from offline_cli.progress import Progress
 from offline_cli.stop_signals import exit_code_of
+from offline_cli.storage.blanking import blanked_call, blanked_values
 
 __all__ = [
     "Amount",

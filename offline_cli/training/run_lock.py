@@ -22,8 +22,6 @@ from offline_cli.datasets.lease import Changed, WritingLock
 from offline_cli.datasets.lease_record import WritingNote, refuse_if_at_work
 from offline_cli.datasets.ownership import is_link, is_note, is_own_part, is_regular
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file
 from offline_cli.policies.run_files import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -37,6 +35,8 @@ from offline_cli.policies.run_files import (
     TENSORS,
     WEIGHTS,
 )
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
 
 __all__ = ["TRAINING", "RunLock", "has_run", "holds_nothing_else", "refuse_foreign"]
 

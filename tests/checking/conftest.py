@@ -19,7 +19,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import encode_batch
 from offline_cli.episodes.codec.arrays import pack, unpack
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import Tally
 
 HERE = str(Path(__file__).resolve().parent)

@@ -19,8 +19,8 @@ from offline_cli.datasets.lease import WritingLock
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, Locked, NoData, UsageError
-from offline_cli.files import staging
-from offline_cli.files.locations import Location, open_location
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
 
 Make = Any  # the fixture's class, which lives in conftest.py
 NONE = {"incomplete-dataset", "spaces-inferred"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from offline_cli.errors import StorageError
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 

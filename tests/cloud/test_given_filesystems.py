@@ -12,8 +12,8 @@ from pyarrow import fs as arrow_fs
 
 from offline_cli import convert, inspect, open_dataset, open_location, record, validate
 from offline_cli.errors import StorageError, StorageNotFound
-from offline_cli.files.locations import Location, expand
-from offline_cli.files.staging import StagedFile, whole_file, write_whole
+from offline_cli.storage.locations import Location, expand
+from offline_cli.storage.staging import StagedFile, whole_file, write_whole
 
 pytestmark = pytest.mark.integration
 

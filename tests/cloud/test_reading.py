@@ -23,7 +23,7 @@ from offline_cli import open_dataset, record
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import StorageError
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 pytestmark = pytest.mark.integration
 

@@ -18,7 +18,7 @@ from offline_cli.datasets import lease_record
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 SPACE, ACTIONS = spaces.Box(-1, 1, (4,), np.float64), spaces.Discrete(2)
 

@@ -34,7 +34,7 @@ from offline_cli.errors import (
     Uncommitted,
     UsageError,
 )
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 OBSERVATIONS, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]

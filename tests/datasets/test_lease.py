@@ -19,8 +19,8 @@ from offline_cli.datasets.lease_record import Process, WritingNote
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, OutputExists, TakenOver
-from offline_cli.files import staging
-from offline_cli.files.locations import Location
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location
 
 Make = Callable[..., EpisodeBatch]
 WriterFor = Callable[..., DatasetWriter]

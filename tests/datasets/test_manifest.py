@@ -15,8 +15,8 @@ from gymnasium import spaces
 
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.errors import BadData
-from offline_cli.files.locations import open_location
 from offline_cli.spaces import same_space, space_to_json
+from offline_cli.storage.locations import open_location
 
 Write = Callable[..., Manifest]
 

@@ -24,8 +24,8 @@ from offline_cli.datasets.shard_list import content_hash
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError
-from offline_cli.files.locations import open_location
 from offline_cli.json_documents import load_schema
+from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
 OUTSIDE = "observation-outside-space"

@@ -17,8 +17,8 @@ import pytest
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.files.locations import open_location
 from offline_cli.parquet import shards
+from offline_cli.storage.locations import open_location
 
 LENGTHS = (3, 1, 5, 2, 4, 7, 1, 1, 6, 2)
 Make = Callable[..., EpisodeBatch]

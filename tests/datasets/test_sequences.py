@@ -13,7 +13,7 @@ import pytest
 from offline_cli import EpisodeBatch, open_dataset
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.errors import BadData
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Any]

@@ -15,10 +15,10 @@ from offline_cli import DatasetWriter, open_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UnsafeData
-from offline_cli.files.locations import open_location
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.opening import open_source
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import open_location
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "ogbench"
 PLAY = TESTDATA / "cube-single-play-v0.npz"

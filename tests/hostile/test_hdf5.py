@@ -14,7 +14,7 @@ from hdf5_trees import FOREIGN, d4rl, read, robomimic, write
 
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadData, MissingPackage, NoData, UnsafeData
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 Spoil = Callable[[Any, Path], object]
 

@@ -11,7 +11,7 @@ import pytest
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import Tally
 
 

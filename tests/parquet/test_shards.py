@@ -21,11 +21,11 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError, UnsafeData
-from offline_cli.files import staging
-from offline_cli.files.locations import Location, open_location
 from offline_cli.parquet import bounds
 from offline_cli.parquet.shard_writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
 from offline_cli.parquet.shards import arrow_file, threads_may_read
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]

@@ -12,7 +12,7 @@ import pytest
 from mortal_commands import Zygote
 
 from offline_cli import record
-from offline_cli.files.locations import Location, open_location
+from offline_cli.storage.locations import Location, open_location
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 pytestmark = pytest.mark.nightly
 

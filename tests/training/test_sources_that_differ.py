@@ -16,7 +16,7 @@ from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, OfflineCliError
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_source import UsedExtras
 

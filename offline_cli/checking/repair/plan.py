@@ -25,8 +25,8 @@ from offline_cli.datasets.ownership import free_place, keep_moves, keep_names, m
 from offline_cli.datasets.shard_list import parts_of, with_figures
 from offline_cli.datasets.shard_sequence import ShardSequence
 from offline_cli.datasets.target_folder import UNFINISHED_WRITING
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 
 __all__ = ["LEFT_OUT", "Plan", "RepairResult", "act"]
 

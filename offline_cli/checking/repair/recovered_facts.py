@@ -26,8 +26,6 @@ from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
-from offline_cli.files.locations import Location
-from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
@@ -41,6 +39,8 @@ from offline_cli.progress import OnProgress, Progress
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.stop_signals import check
+from offline_cli.storage.locations import Location
+from offline_cli.storage.timeouts import ReadingPool
 from offline_cli.tally import Tally
 
 __all__ = ["FACTS", "Examined", "Known", "examine", "what_is_known"]

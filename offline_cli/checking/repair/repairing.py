@@ -25,13 +25,13 @@ from offline_cli.datasets.lease import Changed, exclusively
 from offline_cli.datasets.lease_record import STALE, WritingNote, refuse_if_at_work, refuse_if_changing, runs_here
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadData, Locked, NoData, UsageError
-from offline_cli.files.blanking import this_command
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import whole_file
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.options.data_commands import RepairOptions
 from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.storage.blanking import this_command
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file
 
 __all__ = ["repair", "take_note_away"]
 

@@ -31,9 +31,9 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import is_own_part, is_regular, listed_parts, manifest_parts
 from offline_cli.datasets.shard_list import read_part
 from offline_cli.errors import BadData, NoData, UsageError
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file
-from offline_cli.files.uploads import Upload, open_uploads
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
+from offline_cli.storage.uploads import Upload, open_uploads
 
 __all__ = ["Broken", "Choice", "Said", "Survey", "choose", "missing", "said_of_shards", "survey"]
 

@@ -27,12 +27,12 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import NoData, OutputExists, UsageError
-from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import FilterOptions, SampleOptions, SplitOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import content_hash_of
+from offline_cli.storage.locations import Location, Sources, open_location
 
 __all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
 

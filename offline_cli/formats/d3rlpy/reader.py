@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.episode_groups import Recorded, fragments_of_files, row_parts
 from offline_cli.formats.hdf5.our_metadata import read_metadata
 from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Form, Hdf5File, Node
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, SourceInfo
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["COLUMNS", "FORMAT", "D3rlpySource", "open_d3rlpy"]

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UnsupportedSpace
-from offline_cli.files.locations import Location
 from offline_cli.formats.d3rlpy.reader import COLUMNS, FORMAT
 from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text
 from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, equal_values
 
 __all__ = ["D3RLPY"]

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.our_metadata import OURS, read_metadata
 from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Form, Hdf5File, Node
 from offline_cli.formats.left_out import why_no_column
@@ -29,6 +28,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, chained, fragments_of_rows
 from offline_cli.formats.tables.ids import source_hash
+from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.files.locations import Location
 from offline_cli.formats.d4rl.reader import FORMAT, INFOS, LOGP, NEXT, TIMEOUTS
 from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text
 from offline_cli.formats.hdf5.writing import EpisodeSink, check_file, checked_key, count_left_out, said_by_source
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
+from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, equal_values
 
 __all__ = ["D4RL"]

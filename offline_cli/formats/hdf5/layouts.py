@@ -11,9 +11,9 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.safe import Hdf5File, Node
 from offline_cli.formats.listing import Listing
+from offline_cli.storage.locations import Location
 
 __all__ = ["D3RLPY", "D4RL", "MINARI_FILE", "ROBOMIMIC", "is_of"]
 

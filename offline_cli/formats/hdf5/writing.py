@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, StorageError
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import StagedFile
 from offline_cli.formats.hdf5.safe import need_h5py
 from offline_cli.formats.sink import SinkContext, Written, refuse_existing
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
 from offline_cli.tally import Reject, Tally
 
 __all__ = ["EpisodeSink", "Hdf5Output", "attribute_of", "check_file", "checked_key", "count_left_out", "said_by_source"]

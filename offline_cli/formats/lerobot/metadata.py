@@ -15,10 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location
 from offline_cli.formats.lerobot.paths import INFO, Folder, Template
 from offline_cli.formats.parquet_files import chunks, schema_of
 from offline_cli.json_documents import from_json
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects
 
 __all__ = ["Episodes", "Info", "read_episodes", "read_info", "read_tasks"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from offline_cli.errors import BadData, NoData, UnsafeData
-from offline_cli.files.locations import Location
+from offline_cli.storage.locations import Location
 
 __all__ = ["INFO", "Folder", "Template"]
 

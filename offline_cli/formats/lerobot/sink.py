@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
 from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.lerobot.features import FRAME
 from offline_cli.formats.lerobot.layout import (
@@ -38,6 +36,8 @@ from offline_cli.formats.lerobot.paths import INFO
 from offline_cli.formats.lerobot.statistics import NAMES, Totals, episode_statistics
 from offline_cli.formats.lerobot.writing import CHUNKS, EpisodeFile, FrameFiles, write_tasks
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 from offline_cli.tally import Reject
 
 __all__ = ["LEROBOT"]

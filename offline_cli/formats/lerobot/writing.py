@@ -15,8 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import StagedFile, write_whole
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile, write_whole
 
 __all__ = ["CHUNKS", "EpisodeFile", "FrameFiles", "file_name", "write_tasks"]
 

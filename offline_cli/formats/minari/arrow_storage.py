@@ -17,8 +17,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode, MemoryLimitExceeded
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.locations import Location
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.hdf5.episode_groups import Recorded, numbered
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
@@ -28,6 +26,8 @@ from offline_cli.json_documents import from_json
 from offline_cli.parquet.extension_types import extension_failures
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 

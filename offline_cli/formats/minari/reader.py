@@ -15,7 +15,6 @@ import numpy as np
 from gymnasium import spaces
 
 from offline_cli.errors import BadData, BadEpisode, NoData
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.episode_groups import Recorded, batches, numbered, row_parts
 from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Form, Hdf5File, Node
 from offline_cli.formats.left_out import why_no_column
@@ -24,6 +23,7 @@ from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, Metadata
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import FileSource, Fragments, SourceInfo
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Lost, Rejects, Tally
 from offline_cli.trees import Tree
 

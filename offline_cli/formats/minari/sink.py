@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
 from offline_cli.formats.hdf5.writing import EpisodeSink, attribute_of, checked_key, count_left_out, said_by_source
 from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, dataset_id, environment_text, space_text
 from offline_cli.formats.minari.reader import EXTRA, MAIN
 from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.spaces import check_supported
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 from offline_cli.trees import Tree
 
 __all__ = ["MINARI", "MinariSink"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from offline_cli.errors import BadData, BadMapping
-from offline_cli.files.locations import Location
 from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
@@ -18,6 +17,7 @@ from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext
 from offline_cli.formats.source import Fragments, Source, SourceInfo
 from offline_cli.formats.tables import TableSource
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["NpzSource", "open_npz", "sniff_npz", "sniff_ogbench"]

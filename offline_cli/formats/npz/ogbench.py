@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, UsageError
-from offline_cli.files.locations import Location
 from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.npz.archive import NpzArchive
@@ -31,6 +30,7 @@ from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["LAST_ROW", "OGBENCH_ARRAYS", "OGBENCH_NAME", "OGBENCH_OWN", "OgbenchSource", "open_ogbench"]

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UnsupportedSpace
-from offline_cli.files.locations import Location
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.npz.ogbench import ACTIONS, LAST_ROW, MASKS, OBSERVATIONS, REWARDS, TERMINALS
 from offline_cli.formats.npz.writing import ArrayFiles
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Reject
 from offline_cli.trees import Tree, flatten
 

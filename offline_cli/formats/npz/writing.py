@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import StagedFile
-from offline_cli.files.temp_files import TempFile
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
+from offline_cli.storage.temp_files import TempFile
 
 __all__ = ["ArrayFiles"]
 

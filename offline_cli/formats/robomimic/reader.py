@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadEpisode
-from offline_cli.files.blanking import blanked
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.episode_groups import (
     Recorded,
     check_rows,
@@ -38,6 +36,8 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import NORMALIZED_SCALE, FileSource, Fragments, SourceInfo
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["DEMO", "DONES", "FORMAT", "MASK", "ONLY", "RobomimicSource", "open_robomimic"]

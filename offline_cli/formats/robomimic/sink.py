@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text
 from offline_cli.formats.hdf5.writing import (
     EpisodeSink,
@@ -30,6 +29,7 @@ from offline_cli.formats.hdf5.writing import (
 from offline_cli.formats.robomimic.reader import DEMO, DONES, FORMAT, MASK, ONLY
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE
+from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, equal_values
 
 __all__ = ["ROBOMIMIC"]

@@ -25,7 +25,6 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadEpisode, BadMapping, NoData, UsageError
-from offline_cli.files.temp_files import checked_folder
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.tables.column_facts import MOST_SEEN, columns_of, gather, in_likely_form, seen_rows
@@ -55,6 +54,7 @@ from offline_cli.formats.tables.reading import ChunkReader
 from offline_cli.formats.tables.rows import Rows
 from offline_cli.formats.tables.values import Means
 from offline_cli.options.shared import EpisodeEnds, Tables
+from offline_cli.storage.temp_files import checked_folder
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree
 

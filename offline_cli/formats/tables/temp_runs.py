@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.files.temp_files import TempFile
 from offline_cli.formats.tables.key_runs import NumberedRows, joined, order_codes, put_together, tables_of
+from offline_cli.storage.temp_files import TempFile
 
 __all__ = ["TempBlock", "TempBlocks", "TempRuns", "piece_ends", "sorted_pieces", "sorted_positions"]
 

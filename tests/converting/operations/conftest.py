@@ -14,7 +14,7 @@ from written_datasets import format, make_batch, write_dataset, writer_for  # no
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 Made = Callable[..., Path]
 

@@ -24,7 +24,7 @@ from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, SpaceMismatch, UsageError
-from offline_cli.files.locations import open_location
+from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
 Written = Callable[..., Path]

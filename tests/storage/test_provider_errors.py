@@ -15,8 +15,8 @@ from cloud_servers import azure_at, gcs_at, s3_at
 from provider_answers import ANSWERS, MISSING, Answer
 
 from offline_cli.errors import StorageError, StorageNotFound
-from offline_cli.files.locations import Location, expand, open_location
-from offline_cli.files.staging import write_whole
+from offline_cli.storage.locations import Location, expand, open_location
+from offline_cli.storage.staging import write_whole
 
 NOBODY = 9  # a port of loopback that nobody listens at
 

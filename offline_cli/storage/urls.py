@@ -9,8 +9,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from offline_cli.errors import UsageError
-from offline_cli.files.blanking import BLANK, blanked
-from offline_cli.files.providers import buckets, provider_of
+from offline_cli.storage.blanking import BLANK, blanked
+from offline_cli.storage.providers import buckets, provider_of
 
 __all__ = ["check_url", "decoded", "is_of_bucket", "is_web"]
 

@@ -15,9 +15,9 @@ import fsspec
 import pytest
 
 from offline_cli.errors import StorageError
-from offline_cli.files import staging
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import StagedFile, write_whole
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import StagedFile, write_whole
 
 Paths = Callable[[Location], list[str]]
 

@@ -18,10 +18,10 @@ from functools import cache
 from typing import Any, Final
 
 from offline_cli.errors import BadConfig, OfflineCliError, StorageError, StorageNotFound, UsageError, causes
-from offline_cli.files.blanking import blanked
-from offline_cli.files.local_files import dangling_link
-from offline_cli.files.providers import Fault, Provider, client_packages, known_providers, provider_at
-from offline_cli.files.timeouts import NoAnswer
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.local_files import dangling_link
+from offline_cli.storage.providers import Fault, Provider, client_packages, known_providers, provider_at
+from offline_cli.storage.timeouts import NoAnswer
 
 __all__ = ["is_named", "no_bucket", "storage_failures"]
 

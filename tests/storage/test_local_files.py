@@ -16,9 +16,9 @@ from gymnasium import spaces
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, StorageError, StorageNotFound
-from offline_cli.files import local_files
-from offline_cli.files.locations import open_location
-from offline_cli.files.staging import whole_file
+from offline_cli.storage import local_files
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.staging import whole_file
 
 REFUSED = "a pipe, not a file"
 Run = Callable[..., subprocess.CompletedProcess[str]]

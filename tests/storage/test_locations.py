@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import pytest
 
 from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.locations import Location, expand, open_location
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location, expand, open_location
 
 
 def put(location: Location, data: bytes = b"x") -> Location:
@@ -159,7 +159,7 @@ def test_a_missing_client_is_named_with_the_line_that_installs_it(monkeypatch: p
     def refuse(*_: Any, **__: Any) -> Any:
         raise ImportError("Install adlfs to access Azure")
 
-    monkeypatch.setattr("offline_cli.files.locations.url_to_fs", refuse)
+    monkeypatch.setattr("offline_cli.storage.locations.url_to_fs", refuse)
     with pytest.raises(MissingPackage) as caught:
         open_location("az://bucket/a")
     assert caught.value.fix == "pip install 'offline-cli[azure]'"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offline_cli.files.blanking import BLANK, blanked, blanked_args, looks_secret, secrets_among, this_command
-from offline_cli.files.locations import open_location
+from offline_cli.storage.blanking import BLANK, blanked, blanked_args, looks_secret, secrets_among, this_command
+from offline_cli.storage.locations import open_location
 
 
 @pytest.mark.parametrize(

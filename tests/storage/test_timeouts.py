@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from offline_cli.errors import StorageError, UsageError
-from offline_cli.files import locations, timeouts
-from offline_cli.files.locations import open_location
-from offline_cli.files.timeouts import ReadingPool, wait_for, waits_told_to
+from offline_cli.storage import locations, timeouts
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.timeouts import ReadingPool, wait_for, waits_told_to
 
 
 def never(*_: Any, **__: Any) -> Any:

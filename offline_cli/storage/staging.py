@@ -33,9 +33,9 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from offline_cli.errors import StorageError, StorageNotFound
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.local_files import PART_PREFIX, sync_names
-from offline_cli.files.locations import Location
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.local_files import PART_PREFIX, sync_names
+from offline_cli.storage.locations import Location
 
 __all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole"]
 

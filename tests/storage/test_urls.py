@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from offline_cli.errors import StorageNotFound, UsageError
-from offline_cli.files import locations
-from offline_cli.files.locations import Location, expand, open_location
-from offline_cli.files.urls import check_url, is_of_bucket
+from offline_cli.storage import locations
+from offline_cli.storage.locations import Location, expand, open_location
+from offline_cli.storage.urls import check_url, is_of_bucket
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 from fsspec.implementations.cached import WholeFileCacheFileSystem
 
 from offline_cli.errors import StorageError, UsageError
-from offline_cli.files.clients import CACHE, CACHE_SIZE
+from offline_cli.storage.clients import CACHE, CACHE_SIZE
 
 __all__ = ["LocalCopies", "cache_of"]
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
-from offline_cli.files.providers import buckets
 from offline_cli.import_path import call_of
+from offline_cli.storage.providers import buckets
 
 __all__ = [
     *("BLANK", "blanked", "blanked_args", "blanked_call", "blanked_keys", "blanked_values", "looks_secret", "secrets_among"),

@@ -15,8 +15,8 @@ from shop_server import PLUGIN, ShopServer, shop_server
 
 from offline_cli import convert
 from offline_cli.errors import BadConfig, MissingPackage
-from offline_cli.files import providers
-from offline_cli.files.locations import open_location
+from offline_cli.storage import providers
+from offline_cli.storage.locations import open_location
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Command = Callable[..., dict[str, Any]]
@@ -93,7 +93,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("SHOP = 1", BadConfig, "is 1, not a Provider of mall://"),
         (
-            "from offline_cli.files.providers import Provider\nSHOP = Provider('other', ('other',))",
+            "from offline_cli.storage.providers import Provider\nSHOP = Provider('other', ('other',))",
             BadConfig,
             "not a Provider of mall://",
         ),

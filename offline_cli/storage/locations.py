@@ -23,15 +23,15 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
-from offline_cli.files.blanking import blanked
-from offline_cli.files.clients import options_for, place_in, quiet_clients, time_limit_of
-from offline_cli.files.failures import is_named, no_bucket, storage_failures
-from offline_cli.files.local_copies import LocalCopies, cache_of
-from offline_cli.files.local_files import SIGNS, dangling_link, open_plain, read_plain, read_start, sync_names
-from offline_cli.files.providers import HERE, Provider, provider_of
-from offline_cli.files.remote_files import BLOCK, remote_file
-from offline_cli.files.timeouts import REQUEST_BYTES, SECONDS, wait_for
-from offline_cli.files.urls import check_url, decoded, is_web
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.clients import options_for, place_in, quiet_clients, time_limit_of
+from offline_cli.storage.failures import is_named, no_bucket, storage_failures
+from offline_cli.storage.local_copies import LocalCopies, cache_of
+from offline_cli.storage.local_files import SIGNS, dangling_link, open_plain, read_plain, read_start, sync_names
+from offline_cli.storage.providers import HERE, Provider, provider_of
+from offline_cli.storage.remote_files import BLOCK, remote_file
+from offline_cli.storage.timeouts import REQUEST_BYTES, SECONDS, wait_for
+from offline_cli.storage.urls import check_url, decoded, is_web
 
 __all__ = ["Location", "Sources", "expand", "open_location"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from offline_cli.files.locations import Location
+from offline_cli.storage.locations import Location
 
 __all__ = ["Upload", "open_uploads"]
 

@@ -22,9 +22,9 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs as arrow_fs
 
 from offline_cli.errors import UsageError
-from offline_cli.files.blanking import blanked
-from offline_cli.files.providers import HERE, client_packages, provider_of
-from offline_cli.files.timeouts import SECONDS
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.providers import HERE, client_packages, provider_of
+from offline_cli.storage.timeouts import SECONDS
 
 __all__ = ["CACHE", "CACHE_SIZE", "options_for", "place_in", "quiet_clients", "time_limit_of"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from offline_cli.errors import StorageError, UsageError
-from offline_cli.files.clients import options_for, quiet_clients
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.locations import open_location
+from offline_cli.storage.clients import options_for, quiet_clients
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import open_location
 
 
 def test_a_misspelt_option_is_refused_with_those_that_there_are() -> None:
