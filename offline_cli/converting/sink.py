@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from offline_cli.choices import RowFormat
 from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.shard_list import total
@@ -40,7 +41,6 @@ from offline_cli.formats.npz.sinks import NPZ, OGBENCH
 from offline_cli.formats.reader import Reader
 from offline_cli.formats.robomimic.sink import ROBOMIMIC
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
-from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.tally import Reject
 from offline_cli.trees import map_leaves

@@ -23,6 +23,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
+from offline_cli.choices import COMPRESSION, MAX_BYTES_PER_FILE, ROW_FORMAT, RowFormat
 from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.datasets.lease_record import APPENDS_TO
 from offline_cli.datasets.manifest import CHANGES, WRAPPERS, Counts, Environment, Manifest, now, with_defaults
@@ -43,14 +44,13 @@ from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.meanings import NO_MEANINGS, Meanings, joined
-from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
 from offline_cli.parquet.shard_writing import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.tally import CHANGED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
 
-MAX_SHARD_BYTES: int = MAX_BYTES.default  # before compression; a killed writer loses at most so much
+MAX_SHARD_BYTES: int = MAX_BYTES_PER_FILE  # before compression; a killed writer loses at most so much
 UNKNOWN: Final = "unknown"
 NO_PARTS: Final[Mapping[str, Any]] = {}
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class DatasetWriter:
         self,
         location: str | os.PathLike[str] | Location,
         *,
-        format: RowFormat = ROW_FORMAT.default,
+        format: RowFormat = ROW_FORMAT,
         observation_space: Space | None,
         action_space: Space | None,
         action_scale: str = UNKNOWN,
@@ -71,7 +71,7 @@ class DatasetWriter:
         meanings: Meanings = NO_MEANINGS,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
-        compression: str = COMPRESSION.default,
+        compression: str = COMPRESSION,
         max_rows_per_file: int | None = None,
         max_bytes_per_file: int | None = MAX_SHARD_BYTES,
         overwrite: bool = False,

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from offline_cli.byte_sizes import byte_size
+from offline_cli.choices import TABLE_MEMORY_LIMIT
 from offline_cli.errors import PROBLEM, UnsafeData
-from offline_cli.options import shared
 from offline_cli.parquet.arrow_reading import ParquetFile
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 Opening = Callable[[], AbstractContextManager[Any]]
 
-MEMORY_LIMIT: Final = byte_size(shared.MEMORY_LIMIT.default, option="--memory-limit")  # bytes that reading may take by default
+MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # bytes that reading may take by default
 MAX_BYTES: Final = 64 << 20
 MAX_RATIO: Final = 1000
 SMALL: Final = 1 << 20  # bytes that the texts of a column chunk may take before its dictionary is checked

@@ -15,11 +15,11 @@ from typing import Any, Final, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offline_cli.choices import Compression
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import StagedFile
 from offline_cli.files.timeouts import ended_by
-from offline_cli.options.shared import Compression
 from offline_cli.parquet.encoding import parquet_options, rows_of_group
 
 __all__ = ["COMPRESSIONS", "BackgroundWriter", "ShardWriter", "check_compression"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import Count, Device, Whole
+from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet, UsageError
@@ -17,8 +20,6 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.keywords import takes
-from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import ROUND, EvaluationPlan
 from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, played_with, way_to_step
 from offline_cli.playing.runner_factory import policy_of
@@ -33,12 +34,29 @@ __all__ = ["evaluate"]
 _log = logging.getLogger(__name__)
 
 
-@takes(EvaluateOptions)
+@checked
 def evaluate(
     run: str | os.PathLike[str] | Location,
     *,
+    env: str | None = None,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    seed: Whole = 0,
+    explore: bool = False,
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: Count | None = None,
+    trust_pickle: bool = False,
+    policy: Sequence[str] | None = None,
+    episodes: Count = 100,
+    min_return: float | None = None,
+    device: Device = "auto",
+    num_envs: Count = 16,
+    num_env_runners: Whole = 0,
+    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
-    **options: Unpack[EvaluateOptions],
 ) -> EvaluateResult:
     """Play `episodes` whole episodes greedily, or with drawn actions where `explore`; the first that start, all to their end.
 
@@ -64,6 +82,7 @@ def evaluate(
     BadData where the environment or a piece raises; MissingPackage where it lacks something; MissingDevice; UsageError for
     options outside their limits; TargetNotMet for a mean below `min_return`.
     """
+    options = dict(locals())
     name = run.url if isinstance(run, Location) else os.fspath(run)
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if options["num_env_runners"]:
@@ -99,7 +118,7 @@ Between = dict[str, list[str]]
 
 
 def _plan(
-    name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked: PlaySpec, threads: int, agents: tuple[str, ...]
+    name: str, options: Mapping[str, Any], played_in: EnvironmentSpec, asked: PlaySpec, threads: int, agents: tuple[str, ...]
 ) -> EvaluationPlan:
     """Of single copies, until it is known whether the policy may play in the environment's own vector class."""
     return EvaluationPlan(
@@ -123,12 +142,12 @@ def _plan(
     )
 
 
-def _reports(options: EvaluateOptions, on_progress: OnProgress) -> Callable[[int], None]:
+def _reports(options: Mapping[str, Any], on_progress: OnProgress) -> Callable[[int], None]:
     return lambda done: on_progress(Progress("evaluating", done, options["episodes"], "episodes"))
 
 
 def _played_run(
-    plan: EvaluationPlan, loaded: LoadedPolicy, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
+    plan: EvaluationPlan, loaded: LoadedPolicy, environment: Environment, options: Mapping[str, Any], on_progress: OnProgress
 ) -> tuple[Played, Between]:
     """The policy of a run folder, and the pieces that it plays between."""
     pieces, module = _pieces(loaded, plan.pieces, environment, plan.policy), loaded.module
@@ -141,7 +160,7 @@ def _played_run(
 
 
 def _played_by_name(
-    plan: EvaluationPlan, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
+    plan: EvaluationPlan, environment: Environment, options: Mapping[str, Any], on_progress: OnProgress
 ) -> tuple[Played, Between]:
     """A policy of another kind, or those of several agents, opened as `record` opens them."""
     policy = policy_of(plan, environment)
@@ -153,7 +172,7 @@ def _played_by_name(
     return played_with(plan, policy, environment, on_episodes=report), Between()
 
 
-def _agents(environment: Environment, run: str, options: EvaluateOptions) -> tuple[str, ...]:
+def _agents(environment: Environment, run: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """What the agents of the environment play by, see `open_agents`; none: it is of one agent. Raises BadConfig."""
     others = tuple(options["policy"] or ())
     if environment.agents is not None:
@@ -199,7 +218,7 @@ def _check_fits(module: RLModule, environment: Environment, run: str) -> None:
         raise SpaceMismatch.of([text.replace("the data", "the policy") for text in problems], where=run, fix=fix)
 
 
-def _environment(options: EvaluateOptions, description: Mapping[str, Any], run: str) -> EnvironmentSpec:
+def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run: str) -> EnvironmentSpec:
     """The environment to play in, made as the run says where the caller does not.
 
     A `module:` or `python:` one is code, which a run folder does not get to choose.

@@ -25,7 +25,6 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.blanking import blanked, without_folders
 from offline_cli.files.locations import Location, open_location
-from offline_cli.options.playing import RecorderOptions
 from offline_cli.policies.policy import Acted
 from offline_cli.recording.step_store import StepStore
 from offline_cli.spaces import Space
@@ -50,7 +49,7 @@ class LiveEpisodes:
         spaces: tuple[Space, Space],
         environment: Environment | None,
         code: Mapping[str, str],
-        options: RecorderOptions,
+        options: Mapping[str, Any],
     ) -> None:
         """`spaces`: of one slot's observations and actions. `code`: the environment's, see `code_of`. Raises as `DatasetWriter`
         does."""

@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, Device, EngineName, RowFormat, Vectorize, Whole
+from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.datasets import manifest as manifests
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.target_folder import check_target
@@ -24,8 +27,6 @@ from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.errors import BadData, OfflineCliError, OutputExists
 from offline_cli.files.clients import options_for
 from offline_cli.files.locations import Location, open_location
-from offline_cli.options.keywords import takes
-from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.runner_factory import open_planned, policy_of
 from offline_cli.policies.by_name import ONNX, is_named
@@ -54,14 +55,43 @@ NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
 
-@takes(RecordOptions, checks=False)
+@checked
 def record(
     env: str,
     out: str | os.PathLike[str] | Location,
     *,
+    policy: str | Sequence[str],
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    seed: Whole = 0,
+    explore: bool = False,
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: Count | None = None,
+    trust_pickle: bool = False,
+    episodes: Count | None = None,
+    steps: Count | None = None,
+    first_episode: Whole = 0,
+    device: Device = "auto",
+    num_envs: Count = 16,
+    num_env_runners: Whole = 0,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    vectorize: Vectorize = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
+    compression: Compression = "zstd",
+    resume: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: RowFormat = "episodes",
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[RecordOptions],
 ) -> RecordResult:
     """Play `policy` in `env` and write every episode to dataset `out`: `episodes` of them, or the fewest that have `steps`
     steps.
@@ -73,6 +103,7 @@ def record(
     MissingDevice; StorageError; BadData where environment, policy or a piece raise, and Interrupted, all with all
     whole episodes committed.
     """
+    options = dict(locals())
     started = time.monotonic()
     format = options["format"]
     resume, overwrite, dry_run = options["resume"], options["overwrite"], options["dry_run"]

@@ -12,19 +12,19 @@ import logging
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self
 
 import gymnasium as gym
 import gymnasium.vector
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, RowFormat
 from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location
-from offline_cli.options.keywords import takes
-from offline_cli.options.playing import RecorderOptions
 from offline_cli.playing.slots import owned
 from offline_cli.policies.policy import category_check, row_writer
 from offline_cli.recording.live_episodes import LiveEpisodes, broken
@@ -50,10 +50,25 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
     that no dataset can hold, and what the environment raises, as it is.
     """
 
-    @takes(RecorderOptions, where="Recorder")
+    @checked
     def __init__(
-        self, env: gym.Env[Any, Any], out: str | os.PathLike[str] | Location, **options: Unpack[RecorderOptions]
+        self,
+        env: gym.Env[Any, Any],
+        out: str | os.PathLike[str] | Location,
+        *,
+        env_id: str | None = None,
+        policy: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        max_rows_per_file: Count | None = None,
+        max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
+        compression: Compression = "zstd",
+        resume: bool = False,
+        allow_changes: bool = False,
+        overwrite: bool = False,
+        format: RowFormat = "episodes",
+        append: bool = False,
     ) -> None:
+        options = dict(locals())
         super().__init__(env)
         spaces = env.observation_space, env.action_space
         self._live = LiveEpisodes(out, 1, spaces, _environment(env, options), code_of(env), options)
@@ -146,7 +161,7 @@ def _name(env: Any) -> str:
     return spec.id if spec is not None else type(env.unwrapped).__name__
 
 
-def _environment(env: Any, options: RecorderOptions) -> Environment | None:
+def _environment(env: Any, options: Mapping[str, Any]) -> Environment | None:
     """What the manifest says of the environment: what was given; else what gymnasium knows of how it was made."""
     if options["env_id"] is not None:
         return Environment(options["env_id"], {})

@@ -25,8 +25,6 @@ from offline_cli.errors import BadConfig, BadData, Interrupted, SpaceMismatch, U
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device
-from offline_cli.options.keywords import wrong_values
-from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.own_vector_slots import resets_by
 from offline_cli.playing.plan import OWN_CLASS, Plan
 from offline_cli.plugins import with_network
@@ -100,10 +98,10 @@ def progress_at(plan: Plan, have: Amount, batch: EpisodeBatch) -> Progress:
     return Progress("recording", min(have.steps, steps), steps, "steps", {**figures, "episodes": float(have.episodes)})
 
 
-def checked_plan(env: str, options: RecordOptions) -> Plan:
+def checked_plan(env: str, options: Mapping[str, Any]) -> Plan:
     """The plan, `vectorize` as given, without storage options. Raises UsageError, MissingDevice, BadConfig for kwargs that are
     no JSON values, and what `PlaySpec.of` raises."""
-    wrong = wrong_values(RecordOptions, options)
+    wrong: list[str] = []
     fix = "offline-cli record --help"
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
@@ -141,7 +139,7 @@ def checked_plan(env: str, options: RecordOptions) -> Plan:
     )
 
 
-def _wrong_on_workers(options: RecordOptions) -> Iterator[str]:
+def _wrong_on_workers(options: Mapping[str, Any]) -> Iterator[str]:
     """What does not go with an engine's workers."""
     if options["engine"] != "local":
         if options["num_env_runners"]:

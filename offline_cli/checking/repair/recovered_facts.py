@@ -11,9 +11,10 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from offline_cli.checking.repair.survey import Broken, Choice, Said, Survey, missing
+from offline_cli.choices import COMPRESSION
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.file_names import MANIFEST, WRITING
@@ -33,8 +34,6 @@ from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.options import shared
-from offline_cli.options.shared import COMPRESSION
 from offline_cli.parquet.shard_hashes import fingerprint
 from offline_cli.parquet.shard_writing import COMPRESSIONS
 from offline_cli.parquet.shards import OpenShard, opened, read_row_groups
@@ -46,7 +45,7 @@ from offline_cli.tally import Tally
 
 __all__ = ["FACTS", "Examined", "Known", "examine", "what_is_known"]
 
-FORMATS: Final = get_args(shared.RowFormat)
+FORMATS: Final = ("episodes", "columns")
 SPACES: Final = ("observation_space", "action_space")
 FACTS: Final = ("format", *SPACES, "spaces_inferred", "action_scale", "environment", "meanings", "compression")
 """What `Known` and a manifest say under the same names."""
@@ -65,7 +64,7 @@ class Known:
     action_scale: str = UNKNOWN_SCALE
     environment: Environment | None = None
     meanings: Meanings = NO_MEANINGS
-    compression: str = COMPRESSION.default
+    compression: str = COMPRESSION
     assumptions: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     episodes_lost: int | None = None  # of the source, on writing; None: unknown
@@ -172,7 +171,7 @@ def _of_shards(folder: Location, shards: Sequence[Location], asked: AskedEnviron
         raise BadData("none of the shards can be read", where=folder.url, fix=fix)
     with opened(readable[0]) as file:
         packed = Columns.ITEM in file.schema_arrow.names
-        codec = str(file.metadata.row_group(0).column(0).compression).lower() if file.num_row_groups else COMPRESSION.default
+        codec = str(file.metadata.row_group(0).column(0).compression).lower() if file.num_row_groups else COMPRESSION
     source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, folder.url)
     others = _other_parts(left)
     env = None if asked is None else asked.among([(folder.url, others["environment"])])

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Unpack
+from typing import Any, Final
 
+from offline_cli.checked_keywords import checked
 from offline_cli.checking.repair.plan import Plan, RepairResult, act
 from offline_cli.checking.repair.recovered_facts import examine, what_is_known
 from offline_cli.checking.repair.survey import Survey, choose, survey
@@ -29,8 +30,6 @@ from offline_cli.files.blanking import this_command
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import whole_file
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.options.data_commands import RepairOptions
-from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 
 __all__ = ["repair", "take_note_away"]
@@ -86,9 +85,20 @@ def _result(folder: Location, removed: tuple[str, ...], dry_run: bool, began: fl
     )
 
 
-@takes(RepairOptions)
+@checked
 def repair(
-    out: str, *, on_progress: OnProgress = no_progress, command: Sequence[str] = (), **options: Unpack[RepairOptions]
+    out: str,
+    *,
+    env: str | None = None,
+    drop_broken: bool = False,
+    keep: str | None = None,
+    force_unlock: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
 ) -> RepairResult:
     """Make dataset folder `out` a dataset again, whatever a writer left there, or damage did.
 
@@ -98,6 +108,7 @@ def repair(
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
     BadConfig where the spaces are unknown, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
+    options = dict(locals())
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
     drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], AskedEnvironment.of(options), options["dry_run"]
     if options["force_unlock"]:
