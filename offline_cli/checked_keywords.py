@@ -9,11 +9,12 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from offline_cli.errors import UsageError
 
-__all__ = ["as_option", "checked"]
+__all__ = ["as_option", "checked", "worded"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPTIONS: Final = {"from_": "--from", "wrappers": "--wrapper", "plugins": "--plugin", "storage_options": "--storage-option"}
+MAX_SHOWN: Final = 80  # letters of one value
 UNCHECKED: Final = ("policy", "pipeline", "env_to_module", "module_to_env", "on_progress", "command")  # objects of many kinds
 
 
@@ -38,16 +39,39 @@ def checked(function: Function) -> Function:
 def _valid(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     from pydantic import ValidationError
 
-    given = {name: value.item() if getattr(value, "shape", None) == () else value for name, value in given.items()}
+    given = {name: value.item() if _is_scalar(value) else value for name, value in given.items()}
     try:
         found = _keywords(function).model_validate(given)
     except ValidationError as err:
-        wrong = {str(one["loc"][0]): one["msg"].removeprefix("Input ") for one in err.errors()}
-        what = "; ".join(f"{as_option(name)}: {text}, not {given[name]!r}" for name, text in wrong.items())
+        wrong = {str(one["loc"][0]): worded(one, given[str(one["loc"][0])]) for one in err.errors()}
+        what = "; ".join(f"{as_option(name)} {text}" for name, text in wrong.items())
         name = function.__qualname__.removesuffix(".__init__")
         raise UsageError(what, where=name, fix=f"help(offline_cli.{name}) lists all keywords with their types") from err
     parsed = {name: getattr(found, name) for name in found.model_fields_set}
     return {**given, **{name: value for name, value in parsed.items() if isinstance(value, int | float)}}  # others as given
+
+
+def _is_scalar(value: Any) -> bool:
+    return getattr(value, "shape", None) == () and hasattr(value, "item")
+
+
+LIMITS: Final = {
+    "greater_than_equal": "is less than {ge:g}",
+    "greater_than": "is not above {gt:g}",
+    "less_than_equal": "is more than {le:g}",
+    "less_than": "is not below {lt:g}",
+}
+
+
+def worded(error: Any, value: Any) -> str:
+    """What pydantic finds wrong with `value`, or an item of it: `0 is less than 1`."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in LIMITS:
+        return f"{error['input']:g} {LIMITS[kind].format(**context)}"
+    if kind == "literal_error":
+        return f"{value!r} is not one of {context['expected'].replace(' or ', ', ').replace(chr(39), '')}"
+    text = repr(value)
+    return f"{error['msg'].removeprefix('Value error, ').removeprefix('Input ')}, not {text[:MAX_SHOWN]}"
 
 
 @cache

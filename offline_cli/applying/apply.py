@@ -128,14 +128,13 @@ def apply(
     """
     options = dict(locals())
     _check_usage(out, options)
-    show, trace, storage_options = options["show"], options["trace"], options["storage_options"]
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables = TableOptions.of(options)
     file = PipelineSpec.from_file(options["pipeline"], "learner")
-    from_, env, action_scale = options["from_"], AskedEnvironment.of(options), options["action_scale"]
+    asked_env = AskedEnvironment.of(options)
     others = [str(place) for place in (out, options["policy"]) if place is not None]
-    network, engine = _network(options, beside=[*_listed(sources), *others]), EngineSpec.of(options)
-    said = Said(sources, from_, env, action_scale, tables, storage_options, others, engine, on_progress, network)
+    run, spec = _network(options, beside=[*_listed(sources), *others]), EngineSpec.of(options)
+    said = Said(sources, from_, asked_env, action_scale, tables, storage_options, others, spec, on_progress, run)
     if show:
         return show_pipeline(file, said)
     if trace is not None:

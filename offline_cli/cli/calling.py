@@ -54,7 +54,7 @@ def show_result(ctx: typer.Context, result: Any, summary: render.Summary = dict)
     if not is_first():
         return
     told = dict(result.as_dict())
-    if ctx.params["as_json"]:
+    if ctx.params["as_json"] and not isinstance(told.get("notes"), int):  # which is how many validate found
         told["notes"] = list(dict.fromkeys((*told.get("notes", ()), *ctx.meta.get("notes", ()))))
     render.show(told, as_json=ctx.params["as_json"], summary=summary)
 

@@ -68,7 +68,7 @@ def convert(
         ),
     ] = False,
     on_error: o.OnErrorOption = "fail",
-    limit: Annotated[int | None, o.how_long(help="Stop after this many episodes.", min=1, metavar="N")] = None,
+    limit: Annotated[int | None, o.how_long(help="Stop after this many episodes.", min=1)] = None,
     compression: o.CompressionOption = None,
     append: Annotated[
         bool, o.output("--append", help="Add to the dataset at --out; episodes that it has are dropped.")
@@ -107,7 +107,7 @@ def convert(
 )
 def apply(
     ctx: typer.Context,
-    pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML, docs/connectors.md).", metavar="F")],
+    pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML, docs/connectors.md).")],
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -121,13 +121,13 @@ def apply(
     ] = None,
     format: Annotated[BatchFormat, o.output(help="Parquet with a row per step, or tensors by name.")] = "columns",
     steps_per_batch: Annotated[
-        int, o.output(help="A batch closes with the episode that brings it to N steps.", min=1, metavar="N")
+        int, o.output(help="A batch closes with the episode that brings it to N steps.", min=1)
     ] = STEPS_PER_BATCH,
     show: Annotated[
         bool, o.checking("--show", help="Show pieces, spaces and columns instead; no data is read and nothing written.")
     ] = False,
     trace: Annotated[
-        int | None, o.checking(help="Show the batch of the first N episodes after each piece instead.", min=1, metavar="N")
+        int | None, o.checking(help="Show the batch of the first N episodes after each piece instead.", min=1)
     ] = None,
     env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
@@ -143,7 +143,7 @@ def apply(
     ] = None,
     plugins: o.PluginsOption = o.NO_VALUES,
     network: o.RunNetworkOption = None,
-    limit: Annotated[int | None, o.how_long(help="Stop after this many episodes.", min=1, metavar="N")] = None,
+    limit: Annotated[int | None, o.how_long(help="Stop after this many episodes.", min=1)] = None,
 ) -> None:
     """Run a learner pipeline over recordings and write its train batches.
 
@@ -185,7 +185,7 @@ def inspect(
         bool, o.checking("--deep", help="Read a dataset's shards too: histograms of columns, episodes by agent and module.")
     ] = False,
     head: Annotated[
-        int | None, o.checking(help="List the first N episodes: id, length, return, how they ended.", min=1, metavar="N")
+        int | None, o.checking(help="List the first N episodes: id, length, return, how they ended.", min=1)
     ] = None,
     episode: Annotated[
         str | None, o.checking(help="Show one episode: how it ended, its steps, its columns over time.", metavar="ID")

@@ -56,14 +56,10 @@ def record(
             autocompletion=completion.policies,
         ),
     ],
-    episodes: Annotated[
-        int | None, o.how_long("--episodes", "-n", help="Episodes to record; excludes --steps.", min=1, metavar="N")
-    ] = None,
-    steps: Annotated[
-        int | None, o.how_long(help="Record the fewest whole episodes that have so many steps.", min=1, metavar="N")
-    ] = None,
+    episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="Episodes to record; excludes --steps.", min=1)] = None,
+    steps: Annotated[int | None, o.how_long(help="Record the fewest whole episodes that have so many steps.", min=1)] = None,
     first_episode: Annotated[
-        int, o.how_long(help="Index of the first episode: any one can be recorded again alone.", min=0, metavar="I")
+        int, o.how_long(help="Index of the first episode: any one can be recorded again alone.", min=0)
     ] = 0,
     vectorize: Annotated[
         Vectorize,
@@ -73,7 +69,7 @@ def record(
         ),
     ] = "auto",
     workers: Annotated[
-        int, o.where(help="Workers of another --engine than local; each plays --num-envs environments.", min=1, metavar="N")
+        int, o.where(help="Workers of another --engine than local; each plays --num-envs environments.", min=1)
     ] = WORKERS,
     format: Annotated[
         RowFormat, o.output(help="One row per episode, packed; or one row per step, for any Parquet tool.")
@@ -113,9 +109,9 @@ def evaluate(
         ),
     ],
     env: o.EnvOption = None,
-    episodes: Annotated[int, o.how_long("--episodes", "-n", help="Episodes to play.", min=1, metavar="N")] = 100,
+    episodes: Annotated[int, o.how_long("--episodes", "-n", help="Episodes to play.", min=1)] = 100,
     min_return: Annotated[
-        float | None, o.checking(help="Exit with 7 if the mean return is below R.", callback=number(), metavar="R")
+        float | None, o.checking(help="Exit with 7 if the mean return is below R.", callback=number())
     ] = None,
     policy: Annotated[
         list[str],
@@ -167,7 +163,7 @@ def train(
     algorithm: Annotated[
         str | None,
         o.learning(
-            help="Learning algorithm (docs/algorithms.md): bc, marwil, iql, td3-bc, ... With --help, its options are shown.",
+            help="Learning algorithm (docs/algorithms.md); --help with it shows its options.",
             metavar="NAME",
             show_default="bc",
             autocompletion=completion.algorithms,
@@ -186,8 +182,7 @@ def train(
     network: Annotated[
         str | None,
         o.learning(
-            help="Network of the policy: a name, or your own code, python:package.module:build or FILE.py:build, to be named "
-            "again where the run is resumed or played. Its options stand in --config.",
+            help="Network of the policy: a name, or your code, python:package.module:build or FILE.py:build.",
             metavar="NAME",
             show_default="mlp",
         ),
@@ -205,123 +200,85 @@ def train(
         str | None,
         o.learning(help="Learner pipeline file (docs/connectors.md); the policy learns and plays through it.", metavar="FILE"),
     ] = None,
-    batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, metavar="N", show_default="1024")] = None,
+    batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
     lr: Annotated[
         float | None,
-        o.learning(
-            "--lr", help="Learning rate of Adam, above 0.", callback=number(above=0), metavar="RATE", show_default="0.0005"
-        ),
+        o.learning("--lr", help="Learning rate of Adam, above 0.", callback=number(above=0), show_default="0.0005"),
     ] = None,
     lr_schedule: Annotated[
         Schedule | None,
         o.learning(help="How the learning rate falls after --lr-warmup, to 0 at the end.", show_default="constant"),
     ] = None,
     lr_warmup: Annotated[
-        int | None,
-        o.learning(help="Updates in which the learning rate rises linearly to --lr.", min=0, metavar="N", show_default="0"),
+        int | None, o.learning(help="Updates in which the learning rate rises linearly to --lr.", min=0, show_default="0")
     ] = None,
     weight_decay: Annotated[
-        float | None,
-        o.learning(help="Decoupled weight decay, as of AdamW.", min=0, callback=number(), metavar="F", show_default="0"),
+        float | None, o.learning(help="Decoupled weight decay, as of AdamW.", min=0, callback=number(), show_default="0")
     ] = None,
     clip_norm: Annotated[
-        float | None,
-        o.learning(
-            help="Scale down gradients longer than this norm, above 0.",
-            callback=number(above=0),
-            metavar="NORM",
-            show_default="none",
-        ),
+        float | None, o.learning(help="Scale down gradients longer than this norm, above 0.", callback=number(above=0))
     ] = None,
     dropout: Annotated[
         float | None,
-        o.learning(
-            help="Share of each hidden layer's outputs that an update leaves out, below 1.",
-            min=0,
-            callback=number(below=1),
-            metavar="F",
-            show_default="none",
-        ),
+        o.learning(help="Share of hidden outputs that an update leaves out, below 1.", min=0, callback=number(below=1)),
     ] = None,
     layer_norm: Annotated[bool | None, o.learning("--layer-norm", help="Normalise the outputs of each hidden layer.")] = None,
     ema: Annotated[
         float | None,
         o.learning(
-            help="Decay of a moving average of the policy's weights, which is kept and played instead; above 0, below 1.",
+            help="Decay of a moving average of the weights, which is kept instead; above 0, below 1.",
             callback=number(above=0, below=1),
-            metavar="DECAY",
-            show_default="none",
         ),
     ] = None,
     log_std_min: Annotated[
         float | None,
-        o.learning(
-            help="Lower bound on log sigma of Box actions.", callback=number(), metavar="X", show_default="the algorithm's"
-        ),
+        o.learning(help="Lower bound on log sigma of Box actions.", callback=number(), show_default="the algorithm's"),
     ] = None,
     log_std_max: Annotated[
         float | None,
-        o.learning(
-            help="Upper bound on log sigma of Box actions.", callback=number(), metavar="X", show_default="the algorithm's"
-        ),
+        o.learning(help="Upper bound on log sigma of Box actions.", callback=number(), show_default="the algorithm's"),
     ] = None,
     init_from: Annotated[
         str | None,
         o.learning(
-            help="Start from the policy of this run folder, a path or URL: same spaces, network and action scale.",
+            help="Start from the policy of this run folder, a path or URL.",
             metavar="RUN",
             show_default="fresh weights",
             autocompletion=completion.runs,
         ),
     ] = None,
-    seed: Annotated[int | None, o.learning("--seed", help="Random seed.", min=0, metavar="N", show_default="0")] = None,
-    updates: Annotated[
-        int | None, o.how_long(help="Stop after this many updates; excludes --epochs.", min=1, metavar="N")
-    ] = None,
+    seed: Annotated[int | None, o.learning("--seed", help="Random seed.", min=0, show_default="0")] = None,
+    updates: Annotated[int | None, o.how_long(help="Stop after this many updates; excludes --epochs.", min=1)] = None,
     epochs: Annotated[
         int | None,
         o.how_long(
             help="Stop after this many passes over the data; excludes --updates.",
             min=1,
-            metavar="N",
             show_default="20, or 200 with --until-return or --patience",
         ),
     ] = None,
     until_return: Annotated[
         float | None,
-        o.how_long(
-            help="Stop once the mean return, confirmed on 100 fresh episodes, is at least R, else exit with 7. Needs --env.",
-            callback=number(),
-            metavar="R",
-        ),
+        o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit with 7.", callback=number()),
     ] = None,
     patience: Annotated[
         int | None,
-        o.how_long(
-            help="Stop after this many checks without a better validation loss. Needs --val-fraction.", min=1, metavar="N"
-        ),
+        o.how_long(help="Stop after this many checks without a better validation loss. Needs --val-fraction.", min=1),
     ] = None,
     val_fraction: Annotated[
         float | None,
         o.checking(
-            help="Share of the episodes held out for validation, above 0 and below 1.",
-            callback=number(above=0, below=1),
-            metavar="F",
-            show_default="none",
+            help="Share of the episodes held out for validation, above 0 and below 1.", callback=number(above=0, below=1)
         ),
     ] = None,
     eval_every: Annotated[
-        int | None,
-        o.checking(help="Updates between two checks.", min=1, metavar="N", show_default="an epoch, but from 100 to 1000"),
+        int | None, o.checking(help="Updates between two checks.", min=1, show_default="an epoch, but from 100 to 1000")
     ] = None,
     eval_episodes: Annotated[
-        int | None, o.checking(help="Episodes played per check, greedily.", min=1, metavar="N", show_default="20")
+        int | None, o.checking(help="Episodes played per check, greedily.", min=1, show_default="20")
     ] = None,
     checkpoint_every: Annotated[
-        int | None,
-        o.checking(
-            help="Updates between two checkpoints; fewer where uploads are slow.", min=1, metavar="N", show_default="500"
-        ),
+        int | None, o.checking(help="Updates between two checkpoints; fewer where uploads are slow.", min=1, show_default="500")
     ] = None,
     env: o.EnvOption = None,
     action_scale: o.ActionScaleOption = None,
@@ -329,12 +286,7 @@ def train(
         str | None, o.data(help="Learn from the episodes of this module; needed where the data holds several.", metavar="NAME")
     ] = None,
     weight: Annotated[
-        list[str],
-        o.data(
-            help="Share of an epoch's steps drawn from source SRC, as it is given; the others share the rest by their steps. To "
-            "be named again with --resume. Repeatable.",
-            metavar="SRC=X",
-        ),
+        list[str], o.data(help="Share of an epoch's steps drawn from source SRC, as it is given. Repeatable.", metavar="SRC=X")
     ] = o.NO_VALUES,
     top_fraction: o.TopFractionOption = None,
     keep_invented: o.KeepInventedOption = None,
@@ -408,7 +360,7 @@ def export(
     to: Annotated[
         ExportFormat, o.output(help="onnx, one file from raw observations to actions; rllib, a checkpoint of an RLModule.")
     ],
-    out: Annotated[str, o.output("--out", "-o", help="File to write, of rllib a folder: a path or URL.", metavar="F")],
+    out: Annotated[str, o.output("--out", "-o", help="File to write, of rllib a folder: a path or URL.")],
     plugins: o.PluginsOption = o.NO_VALUES,
     network: o.RunNetworkOption = None,
 ) -> None:

@@ -67,11 +67,10 @@ def sample(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     out: o.OutOption,
-    episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="How many episodes.", min=1, metavar="N")] = None,
-    steps: Annotated[int | None, o.how_long(help="As many episodes as it takes to have N steps.", min=1, metavar="N")] = None,
+    episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="How many episodes.", min=1)] = None,
+    steps: Annotated[int | None, o.how_long(help="As many episodes as it takes to have N steps.", min=1)] = None,
     fraction: Annotated[
-        float | None,
-        o.how_long(help="Share of the episodes: above 0, at most 1.", callback=number(above=0, most=1), metavar="X"),
+        float | None, o.how_long(help="Share of the episodes: above 0, at most 1.", callback=number(above=0, most=1))
     ] = None,
     seed: o.SeedOption = 0,
 ) -> None:
@@ -97,9 +96,7 @@ def sample(
 def split(
     ctx: typer.Context,
     sources: o.SourcesArgument,
-    out: Annotated[
-        str, o.output("--out", "-o", help="Folder to make, with a dataset for each part: a path or URL.", metavar="F")
-    ],
+    out: Annotated[str, o.output("--out", "-o", help="Folder to make, with a dataset for each part: a path or URL.")],
     fractions: Annotated[
         str | None,
         o.data(help="Parts and their shares of the episodes: train=0.9,val=0.1. The rest is in none.", metavar="NAME=X"),

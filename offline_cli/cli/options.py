@@ -88,13 +88,11 @@ RunNetworkOption = Annotated[
 
 # ---- playing ----
 
-SeedOption = Annotated[int, playing(help="Random seed.", min=0, metavar="N")]
+SeedOption = Annotated[int, playing(help="Random seed.", min=0)]
 
 # ---- where ----
 
-WorkersOption = Annotated[
-    int, where(help="Files read at a time; with another --engine than local, its workers.", min=1, metavar="N")
-]
+WorkersOption = Annotated[int, where(help="Files read at a time; with another --engine than local, its workers.", min=1)]
 
 # ---- storage and output ----
 
@@ -121,7 +119,6 @@ TopFractionOption = Annotated[
     data(
         help="Take this share of the episodes alone, those with the highest return: above 0, at most 1.",
         callback=number(above=0, most=1),
-        metavar="X",
     ),
 ]
 
@@ -214,7 +211,7 @@ def environment(
         list[str],
         playing(
             "--wrapper",
-            help="Wrapper around the environment, inner first: module:Class, or one of gymnasium.wrappers, with arguments as in "
+            help="Wrapper around the environment, inner first: module:Class, or one of gymnasium.wrappers, with arguments: "
             "TimeLimit:max_episode_steps=30; none: without any. Repeatable.",
             metavar="NAME:KEY=VALUE",
             show_default="those recorded with the data or run, where they are plain",
@@ -244,11 +241,10 @@ def engines(
 
 def shards(
     max_rows_per_file: Annotated[
-        int | None, output("--max-rows-per-file", help="Begin a new shard after this many rows.", min=1, metavar="N")
+        int | None, output("--max-rows-per-file", help="Begin a new shard after this many rows.", min=1)
     ] = None,
     max_bytes_per_file: Annotated[
-        int,
-        output("--max-bytes-per-file", help="Begin a new shard after this many bytes, before compression.", min=1, metavar="N"),
+        int, output("--max-bytes-per-file", help="Begin a new shard after this many bytes, before compression.", min=1)
     ] = MAX_BYTES_PER_FILE,
 ) -> None:
     """Options of how large the files of a dataset become."""
@@ -283,16 +279,15 @@ def acting(
         str | None, playing(help="Pipeline file of the pieces between network and actions.", metavar="FILE")
     ] = None,
     lookback: Annotated[
-        int | None,
-        playing(help="Keep at least N past steps of an episode for pieces.", min=1, metavar="N", show_default="all of them"),
+        int | None, playing(help="Keep at least N past steps of an episode for pieces.", min=1, show_default="all of them")
     ] = None,
     trust_pickle: Annotated[
         bool, playing("--trust-pickle", help="Load an RLlib checkpoint (rllib:FOLDER), a pickle: the code in it runs.")
     ] = False,
     plugins: PluginsOption = NO_VALUES,
     network: RunNetworkOption = None,
-    num_envs: Annotated[int, where(help="Environments that play side by side, per runner.", min=1, metavar="N")] = 16,
-    num_env_runners: Annotated[int, where(help="Processes that play; 0: this one.", min=0, metavar="N")] = 0,
+    num_envs: Annotated[int, where(help="Environments that play side by side, per runner.", min=1)] = 16,
+    num_env_runners: Annotated[int, where(help="Processes that play; 0: this one.", min=0)] = 0,
     device: Annotated[Device, where(help="Where the network runs; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Options of how a policy plays."""

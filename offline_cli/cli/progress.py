@@ -168,7 +168,7 @@ class Bars:
         if report.stage == self._last and now < self._next and report.done != report.total:
             return
         self._last, self._next = report.stage, now + DRAW_SECONDS
-        fields = {"unit": printable(report.unit), "figures": printable(_figures(report, None))}
+        fields: dict[str, Any] = {"unit": printable(report.unit), "figures": printable(_figures(report, None))}
         if report.stage not in self._tasks:
             self._tasks[report.stage] = self._bars.add_task(printable(report.stage), total=report.total, **fields)
         self._bars.update(self._tasks[report.stage], completed=report.done, total=report.total, **fields)

@@ -1,4 +1,4 @@
-"""Writes the pages that `make docs` makes, on stdout: `cli` docs/cli.md, `config` docs/config.md, `schema` the config file's."""
+"""Writes what `make docs` makes: `cli` docs/cli.md, `config` docs/config.md, `schema` the JSON Schema of the config file."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import select
-import stat
 import sys
 from typing import Final, TextIO
 
@@ -36,17 +35,9 @@ def write(stream: TextIO | None, text: str) -> None:
     except BrokenPipeError:
         discard(stream)
     except OSError as error:
-        gone = error.errno == errno.EIO and _is_device(stream)  # a terminal that has been closed
         discard(stream)
-        if not gone:
+        if error.errno != errno.EIO:  # a terminal that has been closed
             raise
-
-
-def _is_device(stream: TextIO) -> bool:
-    try:
-        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):
-        return False
 
 
 def settle() -> None:

@@ -20,47 +20,41 @@ OF_EVERY_EPISODE: Final = frozenset({"obs", "actions", "rewards"})
 
 
 def converted(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What was done, or would be in a dry run."""
-    apart = ["preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error"]
-    apart += ["episodes_appended"] if told["episodes_appended"] is None else []
-    rows = {_label(name, told): value for name, value in told.items() if name not in apart}
-    repeated = told["assumptions"].get("duplicate-row", 0)
-    if repeated:  # such as those of a table that was given twice, which is one table: no episode of it comes twice
+    """What was done, or would be in a dry run; skipped rows are not kept, so they are not called quarantined."""
+    apart = {"preview", "rejected", "rejected_in_all", "dropped_reasons", "on_error"}
+    apart |= {"episodes_appended"} if told["episodes_appended"] is None else set()
+    names = {"duplicates_dropped": "duplicate_episodes_dropped"}
+    names |= {"rows_quarantined": "rows_skipped"} if told["on_error"] == "skip" else {}
+    rows = {names.get(name, name): value for name, value in told.items() if name not in apart}
+    if repeated := told["assumptions"].get("duplicate-row", 0):  # of a table that was given twice, for instance
         rows["duplicate_rows_dropped"] = repeated
     rows["dropped_columns"] = render.with_reasons(told["dropped_reasons"])
-    if told["episodes_lost"] is None:
-        rows["episodes_lost"] = render.NOT_KNOWN
-    rejected = enumerate(told["rejected"], 1)
-    rows |= {f"rejected {number}": f"{one['where']}: {one['what']}" for number, one in rejected}
-    more = told["rejected_in_all"] - len(told["rejected"])
-    if more:
+    rows["episodes_lost"] = _lost(told)
+    rows |= {f"rejected {number}": f"{one['where']}: {one['what']}" for number, one in enumerate(told["rejected"], 1)}
+    if more := told["rejected_in_all"] - len(told["rejected"]):
         kept = "all are in quarantine/" if told["on_error"] == "quarantine" else "--on-error quarantine keeps them all"
         rows["not listed"] = f"and {more:,} more; {kept}"
-    shown = told["preview"]
+    shown, inferred = told["preview"], " (inferred)" if told["spaces_inferred"] else ""
     if shown is None:
         return rows
     first = shown["first_episode"]
-    inferred = " (inferred)" if told["spaces_inferred"] else ""
-    columns = {f"columns of table {number}": mapping for number, mapping in enumerate(shown["mappings"], 1)}
     return {
         **rows,
         "observations": shown["observation_space"] + inferred,
         "actions": shown["action_space"] + inferred,
-        **columns,
+        **{f"columns of table {number}": mapping for number, mapping in enumerate(shown["mappings"], 1)},
         "first episode": {name: first[name] for name in ("eps_id", "length", "return", "terminated", "truncated") if first},
         **{f"its step {number}": step for number, step in enumerate(first.get("first_steps", ()))},
         "estimated size on disk": f"{shown['estimated_bytes'] / 1e6:,.2f} MB",
     }
 
 
-def _label(name: str, told: Mapping[str, Any]) -> str:
-    """Skipped rows are not kept, so they are not called quarantined; a repeated row is not an episode."""
-    if name == "duplicates_dropped":
-        return "duplicate_episodes_dropped"
-    return "rows_skipped" if name == "rows_quarantined" and told["on_error"] == "skip" else name
+def _lost(told: Mapping[str, Any]) -> Any:
+    return render.NOT_KNOWN if told["episodes_lost"] is None else told["episodes_lost"]
 
 
 def show_pieces(told: dict[str, Any]) -> None:
+    """The pieces of a pipeline with their spaces and columns."""
     from offline_cli.report.pipelines import shown
 
     inferred = " (spaces inferred)" if told["spaces_inferred"] else ""
@@ -71,6 +65,7 @@ def show_pieces(told: dict[str, Any]) -> None:
 
 
 def show_trace(told: dict[str, Any]) -> None:
+    """What a batch holds after each piece."""
     from offline_cli.report.pipelines import traced
 
     ids = told["episodes"]
@@ -106,7 +101,7 @@ def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
         "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
         "duplicate episodes dropped": told["duplicates_dropped"],
         "rows set aside": told["rows_quarantined"],
-        "lost episodes": render.NOT_KNOWN if told["episodes_lost"] is None else told["episodes_lost"],
+        "lost episodes": _lost(told),
         "assumptions": told["assumptions"],
         **({"dropped columns": render.with_reasons(told["dropped_reasons"])} if told["dropped_reasons"] else {}),
     }
@@ -163,43 +158,25 @@ def _letters() -> str:
 
 def validated(told: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Figures, then each problem in three lines."""
-    rows: list[tuple[str, Any]] = []
-    rows.append(("sources", told["sources"]))
-    rows.append(("format", told["formats"]))
-    rows.append(("episodes", told["episodes"]))
-    rows.append(("steps", told["steps"]))
-    for name in ("agents", "modules"):
-        if name in told:
-            rows.append((f"episodes by {name[:-1]}", told[name]))
+    rows = [("sources", told["sources"]), ("format", told["formats"]), ("episodes", told["episodes"]), ("steps", told["steps"])]
+    rows += [(f"episodes by {name[:-1]}", told[name]) for name in ("agents", "modules") if name in told]
     if told["hashes_unchecked"]:
-        rows.append(("hashes", _hashes(told["hashes_unchecked"])))
+        rows.append(("hashes", f"of {told['hashes_unchecked']:,} shards not compared: see what is wrong with them"))
     for problem in told["problems"]:
         text = render.Lines((problem["what"], f"at:  {problem['where']}", f"try: {problem['fix']}"))
         rows.append((f"{problem['severity']}: {problem['code']}", text))
-    rows.append(("found", {name: told[name] for name in ("errors", "warnings", "notes")}))
-    return rows
-
-
-def _hashes(unchecked: int) -> str:
-    whose = "that of 1 shard" if unchecked == 1 else f"those of {unchecked:,} shards"
-    return f"{whose} not compared: see what is wrong with them"
+    return [*rows, ("found", {name: told[name] for name in ("errors", "warnings", "notes")})]
 
 
 def repaired(told: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Figures, then every file that was, or would be, touched."""
-    rows: list[tuple[str, Any]] = []
-    if told["dry_run"]:
-        rows.append(("dry_run", True))
-    for name in ("out", "format", "episodes", "steps", "shards", "adopted", "dropped", "complete", "resumable"):
-        if told[name] is not None:
-            rows.append((name, told[name]))
+    rows: list[tuple[str, Any]] = [("dry_run", True)] if told["dry_run"] else []
+    names = ("out", "format", "episodes", "steps", "shards", "adopted", "dropped", "complete", "resumable")
+    rows += [(name, told[name]) for name in names if told[name] is not None]
     would = "would be " if told["dry_run"] else ""
-    for broken in told["broken"]:
-        rows.append((f"{would}left out", f"{broken['path']}: {broken['why']}"))
-    for file in told["removed"]:
-        rows.append((f"{would}removed", file))
-    for file in told["set_aside"]:
-        rows.append((f"{would}moved to quarantine", file))
+    rows += [(f"{would}left out", f"{broken['path']}: {broken['why']}") for broken in told["broken"]]
+    rows += [(f"{would}removed", file) for file in told["removed"]]
+    rows += [(f"{would}moved to quarantine", file) for file in told["set_aside"]]
     if not told["changed"]:
         rows.append(("changed", "nothing: there was no note" if told["format"] is None else "nothing: the dataset was whole"))
     return rows
@@ -221,9 +198,9 @@ def evaluated(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rows of the table, one for each agent of several."""
     agents = {
         f"return of {agent}": f"{one['return_mean']:.5g}, std {one['return_std']:.5g}, in {one['games']:,} games"
-        for agent, one in told.get("returnevaluated", {}).items()
+        for agent, one in told.get("return_by_agent", {}).items()
     }
-    figures = {name: value for name, value in told.items() if name != "returnevaluated"}
+    figures = {name: value for name, value in told.items() if name != "return_by_agent"}
     return {**_measured_on("games", figures), **agents} if agents else figures
 
 
@@ -240,9 +217,7 @@ def operated(told: Mapping[str, Any]) -> dict[str, Any]:
     rows = {name: value for name, value in told.items() if name not in (*apart, "parts")}
     for name, part in told.get("parts", {}).items():
         rows[f"part {name}"] = f"{part['episodes']:,} episodes, {part['steps']:,} steps: {part['out']}"
-    if told["episodes_lost"] is None:
-        rows["episodes_lost"] = render.NOT_KNOWN
-    return rows
+    return {**rows, "episodes_lost": _lost(told)}
 
 
 def compared(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,12 +167,12 @@ def convert(
     started = time.monotonic()
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
-    engine = EngineSpec.of(options)
+    engine_spec = EngineSpec.of(options)
     sink = sink_named(to)
     if options["from_"] != AUTO:
         reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
-    env = AskedEnvironment.of(options)
+    asked_env = AskedEnvironment.of(options)
     read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     read_as += () if options["extras"] == EXTRAS else (options["extras"],)
     read_as += ("drop_reset_rows",) if options["drop_reset_rows"] else ()
@@ -191,7 +191,7 @@ def convert(
         places,
         from_=options["from_"],
         on_error=options["on_error"],
-        env=env,
+        env=asked_env,
         action_scale=options["action_scale"],
         limit=limit,
         workers=options["workers"],
@@ -200,7 +200,7 @@ def convert(
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
         drop_reset_rows=options["drop_reset_rows"],
-        engine=engine,
+        engine=engine_spec,
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:

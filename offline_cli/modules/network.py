@@ -174,7 +174,7 @@ class Critic(nn.Module):
         return values.float()
 
 
-LAYERS: Final[Mapping[str, Any]] = {
+LAYERS: Final[dict[str, Any]] = {
     "hidden": {
         "description": "Widths of the hidden layers.",
         "type": "array",
@@ -195,7 +195,7 @@ LAYERS: Final[Mapping[str, Any]] = {
     },
 }
 """Options of the network mlp that are keys of the config file as well."""
-IMAGES: Final[Mapping[str, Any]] = {
+IMAGES: Final[dict[str, Any]] = {
     "encoder": {
         "description": "Encoder of images: nature, impala, or one that a package registers. Default: nature.",
         "type": "string",
@@ -207,7 +207,7 @@ IMAGES: Final[Mapping[str, Any]] = {
         "enum": ["auto", "hw", "hwc", "chw", "none"],
     },
 }
-MEMORY: Final[Mapping[str, Any]] = {
+MEMORY: Final[dict[str, Any]] = {
     "memory": {"description": "Recurrent cells after the hidden layers, trained on sequences.", "enum": ["lstm", "gru"]},
     "memory_size": {"description": "Size of a recurrent layer's state.", "type": "integer", "minimum": 1, "default": 256},
     "memory_layers": {"description": "Recurrent layers.", "type": "integer", "minimum": 1, "default": 1},

@@ -115,7 +115,7 @@ def record(
     spec = EngineSpec.of(options)
     if options["num_env_runners"]:
         spec = EngineSpec(PROCESSES, options["num_env_runners"])
-    with signals_noted(), spec.engine() as engine, open_planned(plan) as environment:
+    with signals_noted(), spec.engine() as workers_of, open_planned(plan) as environment:
         plan = resolved_plan(plan, environment)
         opened = policy_of(plan, environment)
         tell_unlike_training(opened)
@@ -154,7 +154,7 @@ def record(
             allow_changes=options["allow_changes"],
             check_ids=False,  # each is a hash of what its episode follows from, its index among it
         )
-        player = Player(environment, opened, engine, spec.workers)
+        player = Player(environment, opened, workers_of, spec.workers)
         return _Recording(writer, target.url, plan, player, fill, on_progress, agents, opened.fingerprint).recorded()
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from offline_cli.checked_keywords import as_option
+from offline_cli.checked_keywords import as_option, worded
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.files.local_files import not_found
@@ -277,9 +277,7 @@ def _worded(error: Any, config: Mapping[str, Any], options: Collection[str]) -> 
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         return _unknown(name, BCConfig.model_fields)
-    text = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    item = "each item " if len(error["loc"]) > 1 and isinstance(config[name], list | tuple) else ""
-    return f"{_spelled(name, name in options)}: {item}{text}, not {as_text(config[name])}"
+    return f"{_spelled(name, name in options)}: {worded(error, config[name])}"
 
 
 def _unknown(name: str, keys: Collection[str], table: str = "") -> str:
@@ -361,11 +359,11 @@ def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages
 
 def _option_mistakes(table: str, options: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     """Options of a table that its JSON Schema does not know or allow, or that a run folder cannot keep as JSON."""
-    keys, found = schema.get("properties", {}), []
-    for name, value in options.items():
-        if name not in keys:
-            found += [] if schema.get("additionalProperties") is True else [_unknown(name, keys, f"{table}.")]
-            continue
+    keys = schema.get("properties", {})
+    unknown = [] if schema.get("additionalProperties") is True else [name for name in options if name not in keys]
+    found = [_unknown(name, keys, f"{table}.") for name in unknown]
+    for name in [name for name in options if name in keys]:
+        value = options[name]
         no_number = isinstance(value, float) and not math.isfinite(value)  # which a schema lets pass whatever its limits are
         if mistakes_by(value, keys[name]) or (no_number and not LIMITS.keys().isdisjoint(keys[name])):
             may_be = allowed(keys[name]).replace("a number", "a finite number" if no_number else "a number", 1)

@@ -54,69 +54,87 @@ class BCConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, title="Configuration of train")
 
-    algorithm: Table = Field({"name": "bc"}, description="Learning algorithm: its name and options.")
-    network: Table = Field({"name": MLP}, description="Network of all modules: its name and options.")
-    env: Text | None = Field(None, description=f"Environment to measure returns in: {ENV_FORMS}.")
+    algorithm: Table = Field(default={"name": "bc"}, description="Learning algorithm: its name and options.")
+    network: Table = Field(default={"name": MLP}, description="Network of all modules: its name and options.")
+    env: Text | None = Field(default=None, description=f"Environment to measure returns in: {ENV_FORMS}.")
     env_kwargs: Mapping[str, Any] | None = Field(
-        None, description="Arguments to make the environment with. Default: those in the manifest, or run folder."
+        default=None, description="Arguments to make the environment with. Default: those in the manifest, or run folder."
     )
     wrappers: tuple[str, ...] | None = Field(
-        None, strict=False, description="Wrappers around the environment, inner first. Default: those in the manifest."
+        default=None, strict=False, description="Wrappers around the environment, inner first. Default: those in the manifest."
     )
     action_scale: ActionScale | None = Field(
-        None, description="Scale of recorded Box actions: the environment's own, or [-1, 1]. Default: what the data declares."
+        default=None,
+        description="Scale of recorded Box actions: the environment's own, or [-1, 1]. Default: what the data declares.",
     )
-    hidden: tuple[Count, ...] = Field(HIDDEN, strict=False, description="Widths of the hidden layers of the network mlp.")
-    activation: Activation = Field(ACTIVATION, description="Activation between hidden layers; linear, as in RLlib, is none.")
+    hidden: tuple[Count, ...] = Field(
+        default=HIDDEN, strict=False, description="Widths of the hidden layers of the network mlp."
+    )
+    activation: Activation = Field(
+        default=ACTIVATION, description="Activation between hidden layers; linear, as in RLlib, is none."
+    )
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Share of each hidden layer's outputs that an update leaves out. Default: none."
+        default=None, description="Share of each hidden layer's outputs that an update leaves out. Default: none."
     )
-    layer_norm: bool | None = Field(None, description="Normalise the outputs of each hidden layer. Default: off.")
-    batch_size: Count = Field(1024, description="Steps per update.")
-    lr: Positive = Field(5e-4, description="Learning rate of Adam.")
-    lr_schedule: Schedule = Field("constant", description="How the learning rate falls after `lr_warmup`, to 0 at the end.")
-    lr_warmup: Whole = Field(0, description="Updates in which the learning rate rises linearly from 0 to `lr`.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="Decoupled weight decay, as of AdamW.")
-    clip_norm: Positive | None = Field(None, description="Gradients longer than this norm are scaled down. Default: none.")
-    keep_invented: bool = Field(False, description="Keep last steps whose next observation was not recorded.")
+    layer_norm: bool | None = Field(default=None, description="Normalise the outputs of each hidden layer. Default: off.")
+    batch_size: Count = Field(default=1024, description="Steps per update.")
+    lr: Positive = Field(default=5e-4, description="Learning rate of Adam.")
+    lr_schedule: Schedule = Field(
+        default="constant", description="How the learning rate falls after `lr_warmup`, to 0 at the end."
+    )
+    lr_warmup: Whole = Field(default=0, description="Updates in which the learning rate rises linearly from 0 to `lr`.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled weight decay, as of AdamW.")
+    clip_norm: Positive | None = Field(
+        default=None, description="Gradients longer than this norm are scaled down. Default: none."
+    )
+    keep_invented: bool = Field(default=False, description="Keep last steps whose next observation was not recorded.")
     top_fraction: Share | None = Field(
-        None, description="Learn only from this share of the episodes, those with the highest return. Default: all."
+        default=None, description="Learn only from this share of the episodes, those with the highest return. Default: all."
     )
     init_from: Text | None = Field(
-        None, description="Run folder whose policy the run starts from, a path or URL. Default: fresh weights."
+        default=None, description="Run folder whose policy the run starts from, a path or URL. Default: fresh weights."
     )
-    ema: Open | None = Field(None, description="Decay of a moving average of the policy's weights, which is kept instead.")
-    log_std_min: float | None = Field(None, description="Lower bound on log sigma of Box actions. Default: the algorithm's.")
-    log_std_max: float | None = Field(None, description="Upper bound on log sigma of Box actions. Default: the algorithm's.")
-    updates: Count | None = Field(None, description="Stop after this many updates; excludes `epochs`.")
+    ema: Open | None = Field(
+        default=None, description="Decay of a moving average of the policy's weights, which is kept instead."
+    )
+    log_std_min: float | None = Field(
+        default=None, description="Lower bound on log sigma of Box actions. Default: the algorithm's."
+    )
+    log_std_max: float | None = Field(
+        default=None, description="Upper bound on log sigma of Box actions. Default: the algorithm's."
+    )
+    updates: Count | None = Field(default=None, description="Stop after this many updates; excludes `epochs`.")
     epochs: Count | None = Field(
-        None,
+        default=None,
         description="Stop after this many passes over the data; excludes `updates`. "
         f"Default: {DEFAULT_EPOCHS}, or {BOUND_EPOCHS} with `until_return` or `patience`.",
     )
     until_return: float | None = Field(
-        None, description="Stop once the mean return, confirmed on `confirm_episodes` episodes, is at least this; needs `env`."
+        default=None,
+        description="Stop once the mean return, confirmed on `confirm_episodes` episodes, is at least this; needs `env`.",
     )
-    val_fraction: Open | None = Field(None, description="Share of the episodes held out for validation. Default: none.")
+    val_fraction: Open | None = Field(default=None, description="Share of the episodes held out for validation. Default: none.")
     patience: Count | None = Field(
-        None, description="Stop after this many checks without a better validation loss; needs `val_fraction`."
+        default=None, description="Stop after this many checks without a better validation loss; needs `val_fraction`."
     )
     eval_every: Count | None = Field(
-        None, description="Updates between two checks. Default: an epoch, but from {} to {}.".format(*EVAL_EVERY_RANGE)
+        default=None, description="Updates between two checks. Default: an epoch, but from {} to {}.".format(*EVAL_EVERY_RANGE)
     )
-    eval_episodes: Count = Field(20, description="Episodes played per check, greedily.")
-    confirm_episodes: Count = Field(100, description="Fresh episodes that must confirm `until_return`.")
-    checkpoint_every: Count = Field(500, description="Updates between two checkpoints; fewer where uploads are slow.")
-    log_every: Count = Field(50, description="Updates between two rows of metrics.jsonl.")
-    device: Device = Field("auto", description="Where the network runs; auto takes a GPU if there is one.")
-    precision: Precision = Field("auto", description="Arithmetic of the network; weights stay fp32, and auto is fp32.")
+    eval_episodes: Count = Field(default=20, description="Episodes played per check, greedily.")
+    confirm_episodes: Count = Field(default=100, description="Fresh episodes that must confirm `until_return`.")
+    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints; fewer where uploads are slow.")
+    log_every: Count = Field(default=50, description="Updates between two rows of metrics.jsonl.")
+    device: Device = Field(default="auto", description="Where the network runs; auto takes a GPU if there is one.")
+    precision: Precision = Field(default="auto", description="Arithmetic of the network; weights stay fp32, and auto is fp32.")
     threads: Count | None = Field(
-        None, description="CPU threads of the network. Default: 1 for small networks, else one per core, at most 8."
+        default=None, description="CPU threads of the network. Default: 1 for small networks, else one per core, at most 8."
     )
-    seed: Whole = Field(0, description="Random seed.")
-    streaming: bool = Field(False, description="Keep the steps on disk while training, and `memory_limit` of them in memory.")
+    seed: Whole = Field(default=0, description="Random seed.")
+    streaming: bool = Field(
+        default=False, description="Keep the steps on disk while training, and `memory_limit` of them in memory."
+    )
     memory_limit: Count | None = Field(
-        None, description="Bytes that the process may take. Default: 1 GiB with `streaming` (on a GPU 4 GiB), else any."
+        default=None, description="Bytes that the process may take. Default: 1 GiB with `streaming` (on a GPU 4 GiB), else any."
     )
 
     @property

@@ -92,14 +92,15 @@ def test_a_note_stays_whose_process_lives_on_this_machine(folder: Path) -> None:
 
 
 def test_the_command_says_what_it_removed(folder: Path) -> None:
+    from named_commands import command_named
     from typer.testing import CliRunner
 
-    from offline_cli.cli.app import app, command_named
+    from offline_cli.cli.app import app
 
     done = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock", "--json"])
     told = json.loads(done.stdout)
     assert done.exit_code == 0
-    assert told.keys() >= set(command_named("repair").keys)
+    assert told.keys() >= set(command_named("repair").about.keys)
     assert (told["changed"], told["episodes"]) == (True, None)
     again = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock"])
     assert again.exit_code == 0

@@ -110,9 +110,9 @@ def repair(
     """
     options = dict(locals())
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
-    drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], AskedEnvironment.of(options), options["dry_run"]
+    asked_env = AskedEnvironment.of(options)
     if options["force_unlock"]:
-        if drop_broken or keep is not None or env is not None:
+        if drop_broken or keep is not None or asked_env is not None:
             fix = "take the note away first, then repair"
             raise UsageError("--force-unlock does nothing else", where="--drop-broken, --keep or --env", fix=fix)
         return take_note_away(folder, dry_run=dry_run)
@@ -121,7 +121,7 @@ def repair(
         with _told_what_repair_can_do():
             found = _look(folder)
             choice = choose(found, keep)
-            known = what_is_known(found, choice, env)
+            known = what_is_known(found, choice, asked_env)
             examined = examine(choice, found, known, on_progress)
             plan = Plan(found, choice, known, examined, dry_run, said, began)
             _refuse_broken(plan, drop_broken)

@@ -76,7 +76,7 @@ def validate(
     """
     options = dict(locals())
     began = time.monotonic()
-    env, from_, storage_options = AskedEnvironment.of(options), options["from_"], options["storage_options"]
+    asked_env = AskedEnvironment.of(options)
     tables = TableOptions.of(options)
     findings = Findings()
     tally = ListeningTally(findings)
@@ -104,9 +104,11 @@ def validate(
         for members in [[place] for place in group] if is_folder else [list(group)]:
             is_own = is_folder and holds_dataset(members[0])
             subjects += [own_folder(members[0])] if is_own else foreign(members)
-    env_spaces = None if env is None else _spaces_in(env, subjects)
+    env_spaces = None if asked_env is None else _spaces_in(asked_env, subjects)
     read_as = ReadOptions(env_spaces, memory_limit=tables.memory_limit)
-    checks = _read(subjects, findings, tally, None if env is None else env.id, read_as, options["action_scale"], on_progress)
+    checks = _read(
+        subjects, findings, tally, None if asked_env is None else asked_env.id, read_as, options["action_scale"], on_progress
+    )
     names = [subject.name for subject in subjects]
     return Validation(
         problems=findings.problems(names),
