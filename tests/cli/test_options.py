@@ -158,7 +158,7 @@ def test_wrong_values_in_python_are_named_together_before_a_place_is_looked_at(
 
 def test_an_unknown_or_missing_keyword_is_a_type_error() -> None:
     for options in ({"polcy": "random"}, {}):
-        with pytest.raises(TypeError, match="polcy|policy"):
+        with pytest.raises(TypeError, match=r"polcy|policy"):
             offline_cli.record("CartPole-v1", "nowhere", **options)
 
 
