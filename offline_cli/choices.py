@@ -26,7 +26,9 @@ __all__ = [
     "EpisodeEnds",
     "ExportFormat",
     "Extras",
+    "Infos",
     "OnBadRow",
+    "Positive",
     "Precision",
     "RowFormat",
     "Schedule",
@@ -45,12 +47,14 @@ EpisodeEnds = Literal["flags", "t", "chain"]
 ExportFormat = Literal["onnx", "rllib"]
 Extras = Literal["union", "common", "drop"]
 OnBadRow = Literal["fail", "skip", "quarantine"]
+Infos = Literal["plain", "all", "none"]
 Precision = Literal["auto", "fp32", "bf16"]
 RowFormat = Literal["episodes", "columns"]
 Schedule = Literal["constant", "linear", "cosine"]
-Vectorize = Literal["auto", "sync", "async", "vector_entry_point"]
+Vectorize = Literal["sync", "async"]
 
 Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
 Whole = Annotated[int, Ge(0)]
 Share = Annotated[float, Gt(0), Le(1)]
 

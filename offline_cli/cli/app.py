@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,7 +15,7 @@ from offline_cli.cli import data_commands, learning_commands, operation_commands
 from offline_cli.cli.command import add, is_short, names_of_others, other_command
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
+from offline_cli.cli.streams import discard, results_alone, settle, stdout_is_closed, write
 from offline_cli.stop_signals import signals_noted
 
 __all__ = ["EXIT_CODES", "ErrorBoundary", "app", "main"]
@@ -85,7 +86,8 @@ class ErrorBoundary(TyperGroup):
         """Run the command. Raises typer.Exit with its exit code where it failed."""
         try:
             ctx.obj.refuse_memory()
-            return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
+            with results_alone() if ctx.obj.as_json else nullcontext():
+                return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
         except (typer.Exit, UsageProblem):
             raise
         except (KeyboardInterrupt, SystemExit, Exception) as error:  # the boundary: nothing passes, whatever its class

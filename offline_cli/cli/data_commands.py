@@ -60,6 +60,14 @@ def convert(
     env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
     extras: o.ExtrasOption = EXTRAS,
+    drop: Annotated[
+        list[str],
+        o.data(
+            help="Leaf to leave out: a part of observations or actions (obs.mission), an extra model output, or infos. "
+            "Repeatable.",
+            metavar="LEAF",
+        ),
+    ] = o.NO_VALUES,
     drop_reset_rows: Annotated[
         bool,
         o.data(

@@ -15,6 +15,7 @@ from offline_cli.choices import (
     Compression,
     Device,
     ExportFormat,
+    Infos,
     Precision,
     RowFormat,
     Schedule,
@@ -24,7 +25,7 @@ from offline_cli.cli import completion, tables
 from offline_cli.cli import options as o
 from offline_cli.cli.calling import call_and_show
 from offline_cli.cli.command import About, command
-from offline_cli.cli.values import number, settings, whole_numbers
+from offline_cli.cli.values import indices, number, settings, widths
 from offline_cli.errors import OfflineCliError
 
 LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
@@ -61,13 +62,16 @@ def record(
     first_episode: Annotated[
         int, o.how_long(help="Index of the first episode: any one can be recorded again alone.", min=0)
     ] = 0,
-    vectorize: Annotated[
-        Vectorize,
+    vectorize: Annotated[Vectorize, o.where(help="Copies of the environment in turn, or in a process each.")] = "sync",
+    step_timeout: Annotated[
+        float | None,
         o.where(
-            help="Environments in turn, in a process each, or by the environment's own vector class, which auto takes where "
-            "there is one with the same spaces."
+            help="Seconds for a step of a copy that is a process (--vectorize async); one that takes longer ends the command.",
+            metavar="SECONDS",
+            callback=number(above=0),
+            show_default="any time",
         ),
-    ] = "auto",
+    ] = None,
     workers: Annotated[
         int, o.where(help="Workers of another --engine than local; each plays --num-envs environments.", min=1)
     ] = WORKERS,
@@ -75,6 +79,13 @@ def record(
         RowFormat, o.output(help="One row per episode, packed; or one row per step, for any Parquet tool.")
     ] = ROW_FORMAT,
     compression: Annotated[Compression, o.output(help="Compression of the Parquet shards.")] = COMPRESSION,
+    infos: Annotated[
+        Infos,
+        o.output(
+            help="Infos to keep. plain: numbers, texts, arrays, lists and mappings of these; other entries are dropped, and "
+            "counted by key. all: an entry that cannot be stored is an error. none: nothing."
+        ),
+    ] = "plain",
     allow_changes: o.AllowChangesOption = False,
 ) -> None:
     """Play a policy and record whole episodes.
@@ -111,8 +122,19 @@ def evaluate(
     env: o.EnvOption = None,
     episodes: Annotated[int, o.how_long("--episodes", "-n", help="Episodes to play.", min=1)] = 100,
     min_return: Annotated[
-        float | None, o.checking(help="Exit with 7 if the mean return is below R.", callback=number())
+        list[str],
+        o.checking(
+            help="Exit with 7 if the mean return is below R; of several agents, AGENT=R for one agent's own. Repeatable.",
+            metavar="R",
+        ),
+    ] = o.NO_VALUES,
+    video: Annotated[
+        str | None,
+        o.output(help="Folder for films of --video-episodes, MP4 or GIF. Needs the extra \\[video].", metavar="FOLDER"),
     ] = None,
+    video_episodes: Annotated[
+        Any, o.output(help="Episodes that are filmed, counted from 0.", parser=indices, metavar="I,J,...")
+    ] = (0,),
     policy: Annotated[
         list[str],
         o.playing(help="Another policy for one of several agents, or a pattern: AGENT=random. Repeatable.", metavar="AGENT=P"),
@@ -122,7 +144,8 @@ def evaluate(
 
     Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval. A policy that
     was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were after
-    training. Of a run that is not finished the last checkpoint plays, and a note says so.
+    training. The same command gives the same result. Of a run that is not finished the last checkpoint plays, and a note says
+    so.
     """
     from offline_cli.playing.evaluate import evaluate
 
@@ -191,7 +214,7 @@ def train(
         Any,
         o.learning(
             help="Widths of the hidden layers of the network mlp.",
-            parser=whole_numbers,
+            parser=widths,
             metavar="N,N,...",
             show_default="256,256",
         ),

@@ -252,6 +252,12 @@ def shards(
 
 def resuming(
     resume: Annotated[bool, output("--resume", help="Resume an interrupted run of the same command.")] = False,
+    force_unlock: Annotated[
+        bool,
+        output(
+            "--force-unlock", help="With --resume: take over from a writer on another machine, which has ended as you know."
+        ),
+    ] = False,
 ) -> None:
     """Options of work that may be interrupted."""
 

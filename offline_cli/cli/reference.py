@@ -115,4 +115,4 @@ def schema_page() -> str:
 
 
 if __name__ == "__main__":
-    write(sys.stdout, {"cli": cli_page, "config": config_page, "schema": schema_page}[sys.argv[1]]())
+    write(sys.stdout, {"cli": cli_page, "config": config_page, "schema": schema_page}[(sys.argv[1:] or ["cli"])[0]]())

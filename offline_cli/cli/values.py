@@ -17,12 +17,13 @@ from offline_cli.errors import BadConfig, UsageError
 __all__ = [
     "STORAGE_OPTION",
     "comparisons",
+    "indices",
     "json_object",
     "number",
     "pairs",
     "settings",
     "storage_pairs",
-    "whole_numbers",
+    "widths",
     "with_cache",
 ]
 
@@ -45,12 +46,23 @@ def number(
     return check
 
 
-def whole_numbers(text: Any) -> tuple[int, ...]:
+def widths(text: Any) -> tuple[int, ...]:
     """`"256,256"` as `(256, 256)`."""
-    parts = [part.strip() for part in str(text).split(",")]
-    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and int(part[:9]) > 0 and len(part) < 10)]
+    return _whole_numbers(text, 1, "a width", where="--hidden", fix="for example --hidden 256,256")
+
+
+def indices(text: Any) -> tuple[int, ...]:
+    """`"0,2"` as `(0, 2)`."""
+    return _whole_numbers(text, 0, "an index", where="--video-episodes", fix="for example --video-episodes 0,1")
+
+
+def _whole_numbers(given: Any, least: int, noun: str, *, where: str, fix: str) -> tuple[int, ...]:
+    if isinstance(given, tuple):  # a default
+        return given
+    parts = [part.strip() for part in str(given).split(",")]
+    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and int(part[:9]) >= least and len(part) < 10)]
     if wrong:
-        raise UsageError(f"{wrong[0]!r} in {text!r} is not a width", where="--hidden", fix="for example --hidden 256,256")
+        raise UsageError(f"{wrong[0]!r} in {given!r} is not {noun}", where=where, fix=fix)
     return tuple(map(int, parts))
 
 

@@ -41,8 +41,8 @@ from offline_cli.converting.appending import added_to, base_of, environment_of_a
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
 from offline_cli.converting.whole_episodes import CHOSEN
-from offline_cli.datasets.shard_list import total
-from offline_cli.datasets.shard_sequence import Base
+from offline_cli.datasets.appending import Base
+from offline_cli.datasets.lock import unlock
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
@@ -51,6 +51,7 @@ from offline_cli.errors import Interrupted
 from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.formats.frames import placed
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
@@ -133,6 +134,7 @@ def convert(
     env: str | None = None,
     action_scale: ActionScale | None = None,
     extras: Extras = "union",
+    drop: Sequence[str] = (),
     drop_reset_rows: bool = False,
     on_error: OnBadRow = "fail",
     env_kwargs: Mapping[str, Any] | None = None,
@@ -147,6 +149,7 @@ def convert(
     max_rows_per_file: Count | None = None,
     max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
     resume: bool = False,
+    force_unlock: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     to: str | None = None,
@@ -165,6 +168,7 @@ def convert(
     """
     options = dict(locals())
     started = time.monotonic()
+    sources = placed(sources)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
     engine_spec = EngineSpec.of(options)
@@ -176,12 +180,15 @@ def convert(
     read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     read_as += () if options["extras"] == EXTRAS else (options["extras"],)
     read_as += ("drop_reset_rows",) if options["drop_reset_rows"] else ()
+    read_as += tuple(sorted(options["drop"]))
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     base = base_of(target, options)
     if base is None:
+        if options["force_unlock"]:
+            unlock(target)
         sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
     elif options["to"] is None:
         to = base.manifest.format
@@ -200,6 +207,7 @@ def convert(
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
         drop_reset_rows=options["drop_reset_rows"],
+        drop=options["drop"],
         engine=engine_spec,
         storage_options=storage_options,
         on_progress=on_progress,
@@ -327,9 +335,9 @@ def _result(
     base: Base | None = None,
 ) -> ConvertResult:
     there = () if base is None else base.shards
-    before = total(there, "episodes")
+    before = sum(shard.episodes for shard in there)
     if shown is not None:
-        counts = counts[0] + before, counts[1] + total(there, "steps"), len(there)
+        counts = counts[0] + before, counts[1] + sum(shard.steps for shard in there), len(there)
     return ConvertResult(
         out=target.url,
         format=to,

@@ -18,6 +18,7 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import ActionScale, Device, EpisodeEnds, Precision, Schedule
 from offline_cli.connectors.pipeline_spec import Given
+from offline_cli.datasets.lock import unlock
 from offline_cli.engines.ranks import is_first, joined
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, UsageError
@@ -27,8 +28,8 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
-from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins, network_named
+from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, signals_noted
@@ -41,6 +42,7 @@ from offline_cli.training.mixing import Selection, Weights, place_named
 from offline_cli.training.outcomes import finished, interrupted, notes_on, result_of, unless_missed
 from offline_cli.training.read_run import ReadRun
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.run_lock import TRAINING
 from offline_cli.training.session import CHANCE, Session, check_same_run
 from offline_cli.training.training_data import TrainingData, load_data
 
@@ -139,6 +141,7 @@ def train(
     temp_dir: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     resume: bool = False,
+    force_unlock: bool = False,
     allow_changes: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -223,6 +226,7 @@ def train_bc(
     temp_dir: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     resume: bool = False,
+    force_unlock: bool = False,
     allow_changes: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -284,7 +288,10 @@ def _prepared(
     asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
     weights = Weights.of(weight, asked)
-    folder = (RunFolder if is_first() else ReadRun)(open_location(out, storage_options, beside=beside))
+    place = open_location(out, storage_options, beside=beside)
+    folder = (RunFolder if is_first() else ReadRun)(place)
+    if options["force_unlock"] and is_first():
+        unlock(place, TRAINING)
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])

@@ -73,6 +73,9 @@ class Line:
         return f"{self.file} line {self.number}"
 
 
+BOM: Final = b"\xef\xbb\xbf"
+
+
 def lines_of(location: Openable, rejects: Rejects, scope: Scope | None = None) -> Iterator[Line]:
     """The lines of the file, blank ones left out. A file that cannot be decompressed to its end goes to `rejects`.
 
@@ -82,7 +85,7 @@ def lines_of(location: Openable, rejects: Rejects, scope: Scope | None = None) -
     with storage_failures(where, "reading it"), part_of(scope) as held:
         file = held.enter(location.open())
         head = file.read(4)
-        file.seek(0)
+        file.seek(len(BOM) if head.startswith(BOM) else 0)
         try:
             yield from _lines(file, head, where, rejects, held)
         except OSError as err:
