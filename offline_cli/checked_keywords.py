@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPTIONS: Final = {"from_": "--from", "wrappers": "--wrapper", "plugins": "--plugin", "storage_options": "--storage-option"}
 MAX_SHOWN: Final = 80  # letters of one value
-UNCHECKED: Final = ("policy", "pipeline", "env_to_module", "module_to_env", "on_progress", "command")  # objects of many kinds
+UNCHECKED: Final = ("policy", "pipeline", "env_to_module", "module_to_env", "on_progress", "command", "like")  # of many kinds
 
 
 def as_option(keyword: str) -> str:

@@ -129,17 +129,18 @@ def evaluate(
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         gates = _gates(options["min_return"], environment)
         plan = _plan(name, options, environment, asked, loaded)
-        policy = opened_policy(plan, environment, loaded=None if environment.agents else loaded)
-        outcome = _played(plan, environment, policy, options, on_progress)
+        opened = opened_policy(plan, environment, loaded=None if environment.agents else loaded)
+        outcome = _played(plan, environment, opened, options, on_progress)
         videos: list[str] = []
         if options["video"] is not None:
-            videos = film(plan, policy, options["video"], options["video_episodes"])
+            videos = film(plan, opened, options["video"], options["video_episodes"])
     trained = None if loaded is None else loaded.trained
     between = _between(asked, trained) if loaded is not None and environment.agents is None else {}
     result = _result(outcome, plan, None if loaded is None else loaded.checkpoint, between, videos)
     if outcome.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in outcome.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
+    _check_gates(gates, result, where=f"{run} in {environment.name}")
     return result
 
 

@@ -135,13 +135,13 @@ def record(
     spec = plan.environment
     with (
         signals_noted(),
-        engine_spec.engine() as engine,
+        engine_spec.engine() as workers_of,
         open_environment(spec.id, spec.kwargs, spec.wrappers) as environment,
     ):
-        policy = opened_policy(plan, environment)
-        result = nothing_recorded(plan, policy, out=target.url, format=options["format"])
-        provenance = _provenance(plan, policy, _identity(plan, policy.fingerprint, environment), command)
-        kinds = AgentEpisodes.of(environment, policy, plan)
+        opened = opened_policy(plan, environment)
+        result = nothing_recorded(plan, opened, out=target.url, format=options["format"])
+        provenance = _provenance(plan, opened, _identity(plan, opened.fingerprint, environment), command)
+        kinds = AgentEpisodes.of(environment, opened, plan)
         places_of_kinds = [target if one is None or not one.name else target.join(one.name) for one in kinds]
         if len(kinds) > 1:
             result = replace(result, datasets=[place.url for place in places_of_kinds])
@@ -153,7 +153,7 @@ def record(
                 continue
             spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
             tally = Tally()
-            writer = _writer(place, plan, policy.action_scale, spaces, provenance, options, tally)
+            writer = _writer(place, plan, opened.action_scale, spaces, provenance, options, tally)
             parts.append(_Part(writer, agents, tally))
         if options["dry_run"]:
             return result
@@ -162,7 +162,7 @@ def record(
                 keep_names(place)  # the recorder may have been killed before that
             return filled(result, finished, new_steps=0, started=started)
         recording = _Recording(plan, parts, finished, target.url, result, on_progress, started)
-        return recording.recorded(environment, policy, engine, engine_spec.workers)
+        return recording.recorded(environment, opened, workers_of, engine_spec.workers)
 
 
 def _plan(env: str, options: Mapping[str, Any]) -> Plan:
