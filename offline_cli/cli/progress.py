@@ -85,7 +85,7 @@ def _waits_shown(*, quiet: bool) -> Iterator[None]:
     if quiet:
         yield
         return
-    from offline_cli.files.timeouts import waits_told_to
+    from offline_cli.storage.timeouts import waits_told_to
 
     def tell(url: str, waited: float, limit: float) -> None:
         write(sys.stderr, _line(f"{url}: no answer for {waited:.0f} s; the client tries again, for {limit:.0f} s in all"))
