@@ -9,7 +9,6 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from offline_cli.files.blanking import BLANK, blanked, blanked_args, looks_secret, secrets_among, this_command
 from offline_cli.files.locations import open_location
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_bucket import FakeBucket
-
-from offline_cli.errors import StorageError, UsageError
 from offline_cli.files import cache
 from offline_cli.files.cache import BLOCK, RemoteCache, cache_at
 from offline_cli.files.locations import Location, open_location
+
+from offline_cli.errors import StorageError, UsageError
 
 DATA = np.random.default_rng(0).bytes(20 * BLOCK + 12345)
 OTHER = bytes(reversed(DATA))

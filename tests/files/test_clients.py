@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from cloud_servers import forget_clients
-
-from offline_cli.errors import StorageError
 from offline_cli.files import clients
 from offline_cli.files.locations import open_location
+
+from offline_cli.errors import StorageError
 
 
 def test_places_with_the_same_options_share_a_client_whatever_thread_opens_them() -> None:

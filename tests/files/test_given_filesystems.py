@@ -9,12 +9,12 @@ from typing import Any
 
 import fsspec
 import pytest
+from offline_cli.files.locations import Location, expand
+from offline_cli.files.staging import StagedFile, write_whole
 from pyarrow import fs as arrow_fs
 
 from offline_cli import convert, inspect, open_dataset, open_location, record
 from offline_cli.errors import StorageNotFound, UsageError
-from offline_cli.files.locations import Location, expand
-from offline_cli.files.staging import StagedFile, write_whole
 
 
 def arrow_local(folder: Path) -> tuple[Any, str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from offline_cli.files import clients
+from offline_cli.files.locations import open_location
+from offline_cli.files.providers import Provider
 from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.errors import BadConfig
-from offline_cli.files import clients
-from offline_cli.files.locations import open_location
-from offline_cli.files.providers import Provider
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("s3://b/x", {"client_kwargs": {"nonsense": 1}}, "nothing takes 'nonsense'; there is .*region_name"),

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-
-from offline_cli.datasets.writer import DatasetWriter
-from offline_cli.errors import BadData, StorageError, StorageNotFound
 from offline_cli.files import local_files
 from offline_cli.files.locations import open_location
 from offline_cli.files.staging import whole_file
+
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.errors import BadData, StorageError, StorageNotFound
 
 REFUSED = "a pipe, not a file"
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-
-from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import Location, expand, open_location
+
+from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
 
 
 def put(location: Location, data: bytes = b"x") -> Location:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-
 from offline_cli.files.local_files import files_below, matching_names
 from offline_cli.files.locations import expand, open_location
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from cloud_servers import azure_at, gcs_at, s3_at
+from offline_cli.files.locations import Location, expand, open_location
+from offline_cli.files.staging import write_whole
 from provider_answers import ANSWERS, MISSING, Answer
 
 from offline_cli.errors import StorageError, StorageNotFound
-from offline_cli.files.locations import Location, expand, open_location
-from offline_cli.files.staging import write_whole
 
 NOBODY = 9  # a port of loopback that nobody listens at
 

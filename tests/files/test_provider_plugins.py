@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from offline_cli.files import providers
+from offline_cli.files.locations import open_location
 from shop_server import PLUGIN, ShopServer, shop_server
 
 from offline_cli import convert
 from offline_cli.errors import BadConfig, MissingPackage
-from offline_cli.files import providers
-from offline_cli.files.locations import open_location
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Command = Callable[..., dict[str, Any]]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from offline_cli.files.remote_files import FIRST_AHEAD, SMALL_FILE, buffered_reader
 from offline_cli.files.timeouts import REQUEST_BYTES
 

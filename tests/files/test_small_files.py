@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 from fake_bucket import FakeBucket
-
-from offline_cli.errors import StorageError
 from offline_cli.files.file_info import FILES_AHEAD
 from offline_cli.files.locations import Location, expand, open_location
+
+from offline_cli.errors import StorageError
 
 
 def bucket_of(count: int, size: int = 1000) -> FakeBucket:

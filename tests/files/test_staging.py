@@ -13,11 +13,11 @@ from typing import Any
 
 import fsspec
 import pytest
-
-from offline_cli.errors import StorageError
 from offline_cli.files import staging
 from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import StagedFile, write_whole
+
+from offline_cli.errors import StorageError
 
 Paths = Callable[[Location], list[str]]
 

@@ -7,11 +7,11 @@ import logging
 from pathlib import Path
 
 import pytest
-
-from offline_cli.errors import StorageError, UsageError
 from offline_cli.files.clients import options_for, quiet_clients
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import open_location
+
+from offline_cli.errors import StorageError, UsageError
 
 
 def test_a_misspelt_option_is_refused_with_its_near_match() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from offline_cli.files.local_files import TempFile
 
 from offline_cli.errors import StorageError
-from offline_cli.files.local_files import TempFile
 
 
 def test_bytes_and_arrays_come_back_as_they_were_in_any_order(tmp_path: Path) -> None:

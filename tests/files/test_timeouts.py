@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import pytest
-
-from offline_cli.errors import StorageError, UsageError
 from offline_cli.files import timeouts
 from offline_cli.files.failures import storage_failures
 from offline_cli.files.locations import open_location
 from offline_cli.files.timeouts import NoAnswer, Patience
+
+from offline_cli.errors import StorageError, UsageError
 
 pytestmark = pytest.mark.nightly
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from offline_cli.errors import StorageNotFound, UsageError
 from offline_cli.files import locations
 from offline_cli.files.locations import Location, check_url, expand, is_of_bucket, open_location
+
+from offline_cli.errors import StorageNotFound, UsageError
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import convert, validate
 from offline_cli.datasets.dataset import Dataset
@@ -24,6 +23,7 @@ from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError, Unsaf
 from offline_cli.parquet import safety
 from offline_cli.parquet.shard_writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
 from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]

@@ -2,10 +2,13 @@
 
 `StagedFile`, by kind of storage; bytes are counted and hashed on their way:
 
-* Object stores and other remote filesystems: an upload that `commit` completes and `discard` aborts (`uploads.py`).
+* Clients of fsspec: their `autocommit=False`. Blocks of `BLOCK` bytes, each one bounded request, are a multipart upload on S3,
+  a resumable one on Google Cloud Storage, staged blocks on Azure. `discard` aborts it on S3; the others drop incomplete uploads
+  by themselves, within a week.
 * Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
   machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
-* memory://: bytes kept aside. (fsspec publishes a memory file when it is opened, `autocommit` or not.)
+* `pyarrow.fs` and memory://: bytes wait in a temporary file and are written by `commit`, because these streams can only be
+  closed, which publishes what they hold. What a failed upload left under a name that was free (Azure: an empty file) goes.
 
 `create_only`, by kind of storage; of many concurrent tries, one succeeds:
 
@@ -24,36 +27,39 @@ import hashlib
 import io
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final, Protocol
 
-from offline_cli.errors import StorageNotFound
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.local_files import PART_PREFIX, begin_sync, sync_names
-from offline_cli.files.locations import Location
-from offline_cli.files.uploads import BLOCK, ArrowStage, UploadStage, is_arrow, takes_whole
+from offline_cli.errors import StorageError, StorageNotFound
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.local_files import PART_PREFIX, sync_names
+from offline_cli.storage.locations import Location
 
-__all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole", "writing_failures"]
+__all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole"]
 
-AT_ONCE: Final = 4 << 20  # bytes of a file that go to the disk while the next ones are made
+BLOCK: Final = 8 << 20  # bytes of an uploaded part; S3 takes 10,000 of them, of at least 5 MiB
+WRITING: Final = "writing"
 
 
 class _Stage(Protocol):
-    def write(self, data: Any) -> object: ...
+    def write(self, data: memoryview) -> object: ...
     def commit(self) -> None: ...
     def discard(self) -> None: ...
 
 
-class StagedFile:
+class StagedFile(io.RawIOBase):
     """A file-like object for writing; exactly one of `commit` and `discard` ends it. Raises StorageError throughout."""
 
     def __init__(self, target: Location, *, folder: Location) -> None:
         """`folder`: the dataset folder, where a local file may be until it is whole."""
+        super().__init__()
         self.target = target
         self.bytes = 0
         self._sha256 = hashlib.sha256()
         self._discarded = False
-        with writing_failures(target, "opening it for writing"):
+        with _writing_failures(target, "opening it for writing"):
             self._stage: _Stage | None = _stage(target, folder)
 
     @property
@@ -72,7 +78,7 @@ class StagedFile:
             return len(data)
         assert self._stage is not None, "the file was committed or discarded"
         view = memoryview(data).cast("B")
-        with writing_failures(self.target):
+        with _writing_failures(self.target):
             self._stage.write(view)
         self._sha256.update(view)
         self.bytes += len(view)
@@ -82,28 +88,17 @@ class StagedFile:
         """Bytes written so far."""
         return self.bytes
 
-    def flush(self) -> None:
-        """Nothing: bytes count from `commit` on."""
-
     def close(self) -> None:
         """Nothing: `commit` and `discard` end the file."""
-
-    def readable(self) -> bool:
-        """False."""
-        return False
 
     def writable(self) -> bool:
         """True."""
         return True
 
-    def seekable(self) -> bool:
-        """False."""
-        return False
-
     def commit(self) -> None:
         """Publish the file under its name, whole."""
         assert self._stage is not None, "the file was committed or discarded"
-        with writing_failures(self.target):
+        with _writing_failures(self.target):
             self._stage.commit()
         self._stage = None
 
@@ -117,7 +112,7 @@ class StagedFile:
 
 
 @contextlib.contextmanager
-def writing_failures(target: Location, doing: str = "writing") -> Iterator[None]:
+def _writing_failures(target: Location, doing: str = WRITING) -> Iterator[None]:
     """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client blames the file."""
     try:
         with storage_failures(target.url, doing):
@@ -128,9 +123,11 @@ def writing_failures(target: Location, doing: str = "writing") -> Iterator[None]
 
 def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
     """Write `data` to `target`, replacing what is there in one step. Raises StorageError."""
-    if takes_whole(target) and len(data) <= BLOCK:  # one request instead of the three of an upload in parts
-        with writing_failures(target):
-            target.ask("writing", lambda: target.fs.pipe_file(target.path, data))
+    if (
+        (target.is_in_bucket or target.is_memory) and not target.is_arrow and len(data) <= BLOCK
+    ):  # one request instead of an upload's three
+        with _writing_failures(target):
+            target.ask(WRITING, lambda: target.fs.pipe_file(target.path, data))
         return
     file = StagedFile(target, folder=folder)
     try:
@@ -144,9 +141,7 @@ def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
 def _stage(target: Location, folder: Location) -> _Stage:
     if target.is_local:
         return _LocalStage(target, folder)
-    if target.is_memory:
-        return _MemoryStage(target)
-    return ArrowStage(target) if is_arrow(target) else UploadStage(target)
+    return _WaitingStage(target) if target.is_memory or target.is_arrow else _UploadStage(target)
 
 
 def part_name(name: str) -> str:
@@ -155,18 +150,13 @@ def part_name(name: str) -> str:
 
 
 class _LocalStage:
+    """A file beside, then a rename."""
+
     def __init__(self, target: Location, folder: Location) -> None:
         self._final = target.path
         self._part = folder.join(part_name(target.name)).path
         self._file = open(self._part, "wb")  # noqa: SIM115  # closed by commit or discard
-        self._bytes = self._begun = 0  # written; and of these, those that are on their way to the disk
-
-    def write(self, data: Any) -> object:
-        self._bytes += self._file.write(data)
-        if (more := self._bytes - self._begun) >= AT_ONCE:
-            begin_sync(self._file.fileno(), self._begun, more)
-            self._begun = self._bytes
-        return len(data)
+        self.write = self._file.write
 
     def commit(self) -> None:
         self._file.flush()
@@ -182,19 +172,68 @@ class _LocalStage:
             os.remove(self._part)
 
 
-class _MemoryStage:
-    def __init__(self, target: Location) -> None:
-        self._target = target
-        self._buffer = io.BytesIO()
+class _UploadStage:
+    """An upload by a client of fsspec."""
 
-    def write(self, data: Any) -> object:
-        return self._buffer.write(data)
+    def __init__(self, target: Location) -> None:
+        block = {"block_size": BLOCK} if target.is_in_bucket else {}
+        self._target = target
+        self._waiting = bytearray()  # less than a block
+        opening = partial(target.fs.open, target.path, "wb", autocommit=False, **block)
+        self._file: Any = target.ask("opening it for writing", opening)
+
+    def write(self, data: memoryview) -> None:
+        """Send a block at a time: the client would send all in one request, however large."""
+        while len(self._waiting) + len(data) >= BLOCK:
+            room = BLOCK - len(self._waiting)
+            self._waiting += data[:room]
+            data = data[room:]
+            self._send()
+        self._waiting += data
+
+    def _send(self) -> None:
+        part, self._waiting = bytes(self._waiting), bytearray()
+        self._target.ask(WRITING, partial(self._file.write, part))
 
     def commit(self) -> None:
-        self._target.fs.pipe_file(self._target.path, self._buffer.getvalue())
+        self._send()
+        self._target.ask(WRITING, self._file.close)
+        self._target.ask(WRITING, self._file.commit)
 
     def discard(self) -> None:
-        self._buffer.close()
+        try:
+            if not self._target.provider.forgets_uploads:
+                self._target.ask("aborting the upload", self._file.discard)
+        finally:
+            with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need none of this
+                self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left
+
+
+class _WaitingStage:
+    """A temporary file that is uploaded as a whole."""
+
+    def __init__(self, target: Location) -> None:
+        self._target = target
+        self._waiting = tempfile.SpooledTemporaryFile(BLOCK, prefix="offline-cli-")  # noqa: SIM115  # commit and discard close it
+        self.write, self.discard = self._waiting.write, self._waiting.close
+
+    def commit(self) -> None:
+        was_there = self._target.exists()
+        try:
+            self._waiting.seek(0)
+            stream: Any = self._target.ask(WRITING, lambda: self._target.fs.open(self._target.path, "wb"))
+            while part := self._waiting.read(BLOCK):
+                self._target.ask(WRITING, partial(stream.write, part))
+            self._target.ask(WRITING, stream.close)
+        except BaseException:
+            if not was_there:
+                with contextlib.suppress(StorageError):  # the failure itself is reported
+                    self._target.remove()
+            raise
+        self._waiting.close()
+
+
+# ---- only where there is none ----
 
 
 def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
@@ -207,10 +246,8 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
         try:
             if target.is_local:
                 _link(target.path, folder.join(part_name(target.name)).path, data)
-            elif creates_only(target):
-                target.fs.pipe_file(target.path, data, mode="create")
             else:
-                target.fs.pipe_file(target.path, data)
+                target.fs.pipe_file(target.path, data, **({"mode": "create"} if creates_only(target) else {}))
         except FileExistsError:
             return False
         except OSError:
@@ -221,13 +258,13 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
 
     if not creates_only(target) and target.exists():
         return False
-    with writing_failures(target, "writing it"):
+    with _writing_failures(target, "writing it"):
         return target.ask("writing it", request) or whole_file(target) == data
 
 
 def creates_only(target: Location) -> bool:
     """Whether the client of this storage can create a file only where there is none."""
-    return target.is_local or (target.provider.creates_only and not is_arrow(target))
+    return target.is_local or (target.provider.creates_only and not target.is_arrow)
 
 
 def whole_file(place: Location) -> bytes | None:

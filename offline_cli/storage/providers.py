@@ -6,27 +6,13 @@ is imported only when a URL of that scheme is named. It cannot replace a scheme 
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-__all__ = [
-    "HERE",
-    "Fault",
-    "InnerOptions",
-    "Provider",
-    "buckets",
-    "client_packages",
-    "known_providers",
-    "provider_at",
-    "provider_of",
-]
-
-Names: TypeAlias = "Callable[[], frozenset[str] | None]"
-"""Gives the names that a library takes, importing it; None: it takes any."""
+__all__ = ["HERE", "Fault", "Provider", "buckets", "client_packages", "known_providers", "provider_at", "provider_of"]
 
 HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
 
@@ -35,35 +21,27 @@ _REGION: Final = (
     """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
 )
 _REGIONS: Final = ("region", "region_name", "aws_region", "default_region")
-_NEAR: Final = {**dict.fromkeys(_REGIONS, "region_name"), "endpoint": "endpoint_url"}
-_TEXT: Final = {"": (str,), "use_ssl": (bool,), "verify": (bool, str)}
 
 
 class Fault(Enum):
-    """The meaning of a provider's error. `failures.py` has the message for each."""
+    """The meaning of a provider's error: what is wrong, and what to do. `{set_up}`: how its credentials are given."""
 
-    NO_BUCKET = "no bucket"
-    NO_CREDENTIALS = "no credentials"
-    UNKNOWN_KEY = "unknown key"
-    WRONG_SECRET = "wrong secret"  # noqa: S105  what a provider says
-    EXPIRED = "expired"
-    WRONG_REGION = "wrong region"
-    BAD_NAME = "bad name"
-    WRONG_CLOCK = "wrong clock"
-    DENIED = "denied"
-    ANONYMOUS = "anonymous"
-    BUSY = "busy"
-    UNREACHABLE = "unreachable"
-
-
-@dataclass(frozen=True, slots=True)
-class InnerOptions:
-    """An option that a client hands on to the library below it, such as `client_kwargs`: a mapping of names to values."""
-
-    names: Names
-    kinds: Mapping[str, tuple[type, ...]] | None = None  # that values may be of, "" for names not listed; None: any
-    near: Mapping[str, str] = field(default_factory=dict)  # what people write, and its name here
-    repeats_options: bool = False  # whether a name here may be an option of the client too, and has to be equal then
+    NO_BUCKET = ("the {container} {bucket!r} does not exist", "check its name, or make it first")
+    NO_CREDENTIALS = ("no credentials were found", "set {set_up}")
+    UNKNOWN_KEY = ("the storage does not know the access key", "check the key's id, or set {set_up}")
+    WRONG_SECRET = ("the storage refused the key: it does not fit the account", "check the secret key, or set {set_up}")
+    EXPIRED = ("the credentials have expired", "log in again, or get new ones; then run the command again")
+    WRONG_REGION = (
+        "the bucket is in another region than the request was for",
+        "set AWS_DEFAULT_REGION to the region of the bucket{region}",
+    )
+    BAD_NAME = ("{bucket!r} cannot be the name of a {container}", "check the name, which ends at the first slash")
+    WRONG_CLOCK = ("the storage refused the request's time", "set the clock of this machine")
+    DENIED = ("access was denied", "ask for permission on this place, or use other credentials: set {set_up}")
+    ANONYMOUS = ("the storage wants credentials, and got none that it accepts", "set {set_up}")
+    BUSY = ("the storage is overloaded, or not available", "run the command again in a while")
+    UNREACHABLE = ("the storage cannot be reached", "check the network, and the endpoint or account name")
+    CHANGED = ("the file changed while it was read", "run the command again once nobody writes there")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,9 +51,7 @@ class Provider:
     name: str
     schemes: tuple[str, ...]  # of its URLs
     filesystem: str = ""  # "package.module.Class" of fsspec's kind; empty: fsspec knows one for the scheme
-    client: frozenset[str] = (
-        frozenset()
-    )  # top-level packages of the client: their errors are the storage's, their logs are quiet
+    client: frozenset[str] = frozenset()  # its top-level packages: their errors are the storage's, their logs are quiet
     extra: str = ""  # the extra of ours that installs the client; empty: it comes with us, or the error of its import says how
     set_up: str = "its credentials"  # how credentials are given, after "set"
 
@@ -88,41 +64,23 @@ class Provider:
     has_folders: bool = True  # by themselves; in object stores they are only prefixes of names
     creates_only: bool = False  # its client's pipe_file(mode="create") fails where a file is
     forgets_uploads: bool = False  # that were never completed, by itself
-    version_tags: tuple[str, ...] = ()  # names in `info` that tell the versions of a file apart, the first present one counts
-    endpoints: tuple[str, ...] = ()  # environment variables that name another server
-    endpoint_attributes: tuple[str, ...] = ()  # attributes of the client that do
 
     # ---- options ----
     checks_options: bool = False  # whether the parameters of its client's class are all the options that there are
     more_options: frozenset[str] = frozenset()  # that the client passes on
-    inner_options: Mapping[str, InnerOptions] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)  # what to do instead of an option that it lacks, by name
     prepare: Callable[[Mapping[str, Any]], None] = lambda options: None  # before the client is imported: no look-ups, say
 
     # ---- errors ----
     codes: Mapping[str, Fault] = field(default_factory=dict)  # by code, by class of the client's errors, and by status
-    telling: tuple[str, ...] = ()  # texts, among `codes`, that say more than a code: patterns without groups
-    vague: frozenset[str] = frozenset()  # codes of errors whose reason is in a body, which answers to HEAD lack
-    in_text: tuple[str, ...] = ()  # patterns with one group: a code within the text of an error
+    in_text: tuple[str, ...] = ()  # patterns with one group: a code within the text of an error, which outranks its own code
+
+
+def _by_code(faults: Mapping[Fault, str]) -> dict[str, Fault]:
+    return {code: fault for fault, codes in faults.items() for code in codes.split(", ")}
 
 
 # ---- S3 ----
-
-
-def _of_s3_client() -> frozenset[str]:
-    from aiobotocore.session import AioSession
-
-    names = inspect.signature(AioSession._create_client).parameters
-    return frozenset(names) - {"self", "service_name", "config"}
-
-
-def _of_s3_config() -> frozenset[str]:
-    from aiobotocore.config import AioConfig
-    from botocore.config import Config
-
-    named = inspect.signature(AioConfig.__init__).parameters
-    return frozenset({*named, *Config.OPTION_DEFAULTS, *Config.NON_LEGACY_OPTION_DEFAULTS}) - {"self", "kwargs"}
-
 
 _S3: Final = Provider(
     "s3",
@@ -133,42 +91,30 @@ _S3: Final = Provider(
     serves_ranges=True,
     has_folders=False,
     creates_only=True,
-    version_tags=("ETag",),
-    endpoints=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-    endpoint_attributes=("endpoint_url",),
     checks_options=True,
     more_options=frozenset({"profile"}),
-    inner_options={
-        "client_kwargs": InnerOptions(_of_s3_client, _TEXT, _NEAR, repeats_options=True),
-        "config_kwargs": InnerOptions(_of_s3_config, near=_NEAR),
-    },
     advice=dict.fromkeys(_REGIONS, _REGION),
-    codes={
-        **dict.fromkeys(("NoSuchBucket", "NO_SUCH_BUCKET"), Fault.NO_BUCKET),
-        **dict.fromkeys(("InvalidAccessKeyId", "INVALID_ACCESS_KEY_ID", "INVALID_CLIENT_TOKEN_ID"), Fault.UNKNOWN_KEY),
-        **dict.fromkeys(("SignatureDoesNotMatch", "SIGNATURE_DOES_NOT_MATCH"), Fault.WRONG_SECRET),
-        **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "RequestExpired"), Fault.EXPIRED),
-        **dict.fromkeys(("TokenRefreshRequired", "InvalidToken"), Fault.EXPIRED),
-        **dict.fromkeys(("UnauthorizedSSOTokenError", "TokenRetrievalError"), Fault.EXPIRED),
-        **dict.fromkeys(("AuthorizationHeaderMalformed", "IllegalLocationConstraintException"), Fault.WRONG_REGION),
-        **dict.fromkeys(("PermanentRedirect", "301"), Fault.WRONG_REGION),
-        **dict.fromkeys(("Invalid bucket name", "InvalidBucketName"), Fault.BAD_NAME),
-        **dict.fromkeys(("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED"), Fault.WRONG_CLOCK),
-        **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "ACCESS_DENIED"), Fault.DENIED),
-        **dict.fromkeys(("SlowDown", "SLOW_DOWN", "ServiceUnavailable"), Fault.BUSY),
-        **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError"), Fault.NO_CREDENTIALS),
-        **dict.fromkeys(("EndpointConnectionError", "ConnectTimeoutError"), Fault.UNREACHABLE),
-    },
+    codes=_by_code(
+        {
+            Fault.NO_BUCKET: "NoSuchBucket, NO_SUCH_BUCKET",
+            Fault.UNKNOWN_KEY: "InvalidAccessKeyId, INVALID_ACCESS_KEY_ID, INVALID_CLIENT_TOKEN_ID",
+            Fault.WRONG_SECRET: "SignatureDoesNotMatch, SIGNATURE_DOES_NOT_MATCH",
+            Fault.EXPIRED: "ExpiredToken, ExpiredTokenException, RequestExpired, TokenRefreshRequired, InvalidToken, "
+            "UnauthorizedSSOTokenError, TokenRetrievalError",
+            Fault.WRONG_REGION: "AuthorizationHeaderMalformed, IllegalLocationConstraintException, PermanentRedirect, 301",
+            Fault.BAD_NAME: "Invalid bucket name, InvalidBucketName",
+            Fault.WRONG_CLOCK: "RequestTimeTooSkewed, REQUEST_TIME_TOO_SKEWED",
+            Fault.DENIED: "AccessDenied, AllAccessDisabled, ACCESS_DENIED",
+            Fault.BUSY: "SlowDown, SLOW_DOWN, ServiceUnavailable",
+            Fault.NO_CREDENTIALS: "NoCredentialsError, PartialCredentialsError",
+            Fault.UNREACHABLE: "EndpointConnectionError, ConnectTimeoutError, NETWORK_CONNECTION",
+            Fault.CHANGED: "FileExpired",
+        }
+    ),
     in_text=("AWS Error ([A-Z_]+)", "(Invalid bucket name)"),  # of pyarrow, of botocore
 )
 
 # ---- Google Cloud Storage ----
-
-
-def _of_http_session() -> frozenset[str]:
-    from aiohttp import ClientSession
-
-    return frozenset(inspect.signature(ClientSession.__init__).parameters) - {"self", "loop"}
 
 
 def _without_question_of_bucket(options: Mapping[str, Any]) -> None:
@@ -191,11 +137,7 @@ _GOOGLE: Final = Provider(
     has_folders=False,
     creates_only=True,
     forgets_uploads=True,
-    version_tags=("etag", "generation", "md5Hash"),
-    endpoints=("STORAGE_EMULATOR_HOST",),
-    endpoint_attributes=("endpoint_url",),
     checks_options=True,
-    inner_options={"session_kwargs": InnerOptions(_of_http_session, near=_NEAR)},
     prepare=_without_question_of_bucket,
     codes={
         "Forbidden": Fault.DENIED,
@@ -203,8 +145,7 @@ _GOOGLE: Final = Provider(
         "RefreshError": Fault.EXPIRED,
         "in a reasonable timeframe": Fault.WRONG_CLOCK,
     },
-    telling=("in a reasonable timeframe",),
-    in_text=("^(Forbidden): ",),
+    in_text=("(in a reasonable timeframe)", "^(Forbidden): "),
 )
 
 # ---- Azure ----
@@ -222,26 +163,26 @@ _AZURE: Final = Provider(
     has_folders=False,
     creates_only=True,
     forgets_uploads=True,
-    version_tags=("etag",),
-    endpoint_attributes=("account_name",),
     checks_options=True,
-    codes={
-        **dict.fromkeys(("ContainerNotFound", "ContainerBeingDeleted"), Fault.NO_BUCKET),
-        **dict.fromkeys(("AuthenticationFailed", "AuthorizationFailure", "InvalidAuthenticationInfo"), Fault.WRONG_SECRET),
-        **dict.fromkeys(("Signature not valid in the specified time frame", "Lifetime validation failed"), Fault.EXPIRED),
-        "InvalidResourceName": Fault.BAD_NAME,
-        "Request date header too old": Fault.WRONG_CLOCK,
-        **dict.fromkeys(("AuthorizationPermissionMismatch", "InsufficientAccountPermissions"), Fault.DENIED),
-        **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), Fault.ANONYMOUS),
-        "ServerBusy": Fault.BUSY,
-        "Must provide either a connection_string": Fault.NO_CREDENTIALS,
-        "Connection string is either blank": Fault.NO_CREDENTIALS,
-        **dict.fromkeys(("CredentialUnavailableError", "ClientAuthenticationError"), Fault.NO_CREDENTIALS),
-        "ServiceRequestError": Fault.UNREACHABLE,
-    },
-    telling=("Signature not valid in the specified time frame", "Lifetime validation failed", "Request date header too old"),
-    vague=frozenset({"AuthenticationFailed", "InvalidAuthenticationInfo"}),
-    in_text=("(Must provide either a connection_string|Connection string is either blank)",),
+    codes=_by_code(
+        {
+            Fault.NO_BUCKET: "ContainerNotFound, ContainerBeingDeleted",
+            Fault.WRONG_SECRET: "AuthenticationFailed, AuthorizationFailure, InvalidAuthenticationInfo",
+            Fault.EXPIRED: "Signature not valid in the specified time frame, Lifetime validation failed",
+            Fault.BAD_NAME: "InvalidResourceName",
+            Fault.WRONG_CLOCK: "Request date header too old",
+            Fault.DENIED: "AuthorizationPermissionMismatch, InsufficientAccountPermissions",
+            Fault.ANONYMOUS: "NoAuthenticationInformation, PublicAccessNotPermitted",
+            Fault.BUSY: "ServerBusy",
+            Fault.NO_CREDENTIALS: "Must provide either a connection_string, Connection string is either blank, "
+            "CredentialUnavailableError, ClientAuthenticationError",
+            Fault.UNREACHABLE: "ServiceRequestError",
+        }
+    ),
+    in_text=(
+        "(Signature not valid in the specified time frame|Lifetime validation failed|Request date header too old)",
+        "(Must provide either a connection_string|Connection string is either blank)",
+    ),
 )
 _LAKE: Final = replace(_AZURE, schemes=("adl",), serves_ranges=False, creates_only=False, checks_options=False)
 
@@ -252,20 +193,17 @@ _HTTP: Final = Provider(
     ("http", "https"),
     client=frozenset({"aiohttp", "fsspec", "requests", "urllib3"}),
     has_folders=False,
-    inner_options={"client_kwargs": InnerOptions(_of_http_session, near=_NEAR)},
-    codes={
-        "401": Fault.ANONYMOUS,
-        "403": Fault.DENIED,
-        **dict.fromkeys(("429", "503"), Fault.BUSY),
-        **dict.fromkeys(("ClientConnectorError", "ClientConnectorDNSError"), Fault.UNREACHABLE),
-    },
+    codes=_by_code(
+        {
+            Fault.ANONYMOUS: "401",
+            Fault.DENIED: "403",
+            Fault.BUSY: "429, 503",
+            Fault.UNREACHABLE: "ClientConnectorError, ClientConnectorDNSError",
+        }
+    ),
 )
 _OURS: Final = (
-    _S3,
-    _GOOGLE,
-    _AZURE,
-    _LAKE,
-    _HTTP,
+    *(_S3, _GOOGLE, _AZURE, _LAKE, _HTTP),
     Provider("file", ("file", "local"), checks_options=True),
     Provider("memory", ("memory",), checks_options=True, creates_only=True),
     Provider("oss", ("oss",), has_folders=False),
