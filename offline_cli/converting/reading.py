@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
 from offline_cli.converting.partition_reading import on_workers
@@ -38,7 +39,6 @@ from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions
 from offline_cli.meanings import Meanings, joined
-from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
@@ -174,7 +174,7 @@ class EpisodeStream:
 def read_episodes(
     sources: Sources,
     *,
-    from_: str = SOURCE_FORMAT.default,
+    from_: str = SOURCE_FORMAT,
     on_error: str = OnError.FAIL,
     env: str | AskedEnvironment | EnvironmentSpec | None = None,
     action_scale: str | None = None,

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offline_cli import choices
 from offline_cli.errors import PROBLEM, BadData, OfflineCliError
 from offline_cli.formats.small_parquet import (
     FewRows,
@@ -30,7 +31,6 @@ from offline_cli.formats.small_parquet import (
     same_columns,
     small_sizes,
 )
-from offline_cli.options import engines
 from offline_cli.parquet.bounds import Unfolded, check_bound, check_footer
 from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
 from offline_cli.parquet.shards import arrow_file, dropping, threads_may_read
@@ -42,7 +42,7 @@ from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
 
-WORKERS: Final[int] = engines.WORKERS.default  # files read at a time by default
+WORKERS: Final[int] = choices.WORKERS  # files read at a time by default
 AHEAD = 4  # files that each of the workers may be ahead
 BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
