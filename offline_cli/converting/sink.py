@@ -33,11 +33,11 @@ from offline_cli.files.locations import Location
 from offline_cli.formats import registry
 from offline_cli.formats.d3rlpy.sink import D3RLPY
 from offline_cli.formats.d4rl.sink import D4RL
-from offline_cli.formats.input_reader import Maker
 from offline_cli.formats.lerobot.sink import LEROBOT
 from offline_cli.formats.minari.sink import MINARI
 from offline_cli.formats.npz.sinks import NPZ, OGBENCH
 from offline_cli.formats.reader import Reader
+from offline_cli.formats.rllib.input_reader import Maker
 from offline_cli.formats.robomimic.sink import ROBOMIMIC
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.options.shared import RowFormat

@@ -15,7 +15,7 @@ import pytest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.files.locations import open_location
-from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.tally import OnError, Rejects, Tally
 
 ROW = {"obs": [[0.5]], "new_obs": [[0.5]], "actions": [1], "rewards": [1.0], "terminateds": [True], "eps_id": [3], "t": [0]}
@@ -158,7 +158,7 @@ def test_a_damaged_zip_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_line_longer_than_the_limit_is_refused_and_the_next_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offline_cli.formats.sample_batch.files.MAX_LINE_BYTES", 300)
+    monkeypatch.setattr("offline_cli.formats.rllib.json_lines.MAX_LINE_BYTES", 300)
     rejects = Rejects(OnError.QUARANTINE)
     (batch,) = batches_of(written(tmp_path, line(note="x" * 1000), line(eps_id=[9])), rejects=rejects)
     assert batch.ids == ("9",)

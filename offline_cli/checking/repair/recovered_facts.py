@@ -29,8 +29,8 @@ from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.files.locations import Location
 from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
+from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, UNKNOWN_SCALE
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options import shared

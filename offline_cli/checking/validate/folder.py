@@ -29,8 +29,8 @@ from offline_cli.files.locations import Location
 from offline_cli.files.uploads import open_uploads
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.opening import info_of
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
+from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
 from offline_cli.parquet.shard_hashes import OTHER_SHARD, fingerprint
 from offline_cli.parquet.shards import opened, read_row_groups

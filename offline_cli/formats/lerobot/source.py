@@ -24,7 +24,7 @@ from offline_cli.formats.lerobot.metadata import Episodes, Info, read_episodes, 
 from offline_cli.formats.lerobot.paths import INFO, Folder
 from offline_cli.formats.parquet_files import Chunk, chunks, schema_of
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.rllib_columns import ColumnsReading
+from offline_cli.formats.rllib.columns import ColumnsReading
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Source, SourceInfo
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.meanings import Element, Meanings

@@ -20,7 +20,7 @@ from offline_cli.errors import BadData, BadMapping
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, give_back
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.npz.columns import npz_batches, npz_schema
-from offline_cli.formats.sample_batch.files import line_limit_of
+from offline_cli.formats.rllib.json_lines import line_limit_of
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables.arrow_messages import (
     ArrowBound,

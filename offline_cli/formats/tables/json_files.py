@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, UnsafeData
-from offline_cli.formats.sample_batch.files import MAX_LINE_BYTES
+from offline_cli.formats.rllib.json_lines import MAX_LINE_BYTES
 from offline_cli.json_documents import deeper_than, from_json
 
 __all__ = ["holding", "json_at_once", "json_batches", "json_schemas", "wholes"]

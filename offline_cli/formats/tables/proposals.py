@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.packed import looks_packed
+from offline_cli.formats.rllib.packed import looks_packed
 from offline_cli.formats.tables.cells import DAY_FIRST_OR_MONTH, hint_for_cells
 from offline_cli.formats.tables.column_looks import Look, Seen, looked
 from offline_cli.formats.tables.draft_mapping import Draft, array, key, part_names, string, written
