@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import collections
-import contextlib
 import os
 import pickle
 import struct
@@ -15,7 +14,6 @@ from typing import Any
 
 import lz4.frame
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,15 +95,6 @@ def test_object_arrays_come_back_as_lists_of_plain_values_only_when_asked_for() 
     assert unpack(packed(infos), where="test", object_lists=True) == [{}, {"a": np.float32(1)}]
     with pytest.raises(UnsafeData):
         unpack(packed(infos), where="test")
-
-
-@given(
-    hnp.arrays(st.sampled_from(["f4", "f8", "i8", "u1", "?", "c8", "U3"]), hnp.array_shapes(min_dims=0)),
-    st.sampled_from(PROTOCOLS),
-)
-@settings(max_examples=20, deadline=None)
-def test_any_array_of_any_protocol_comes_back_equal(array: Any, protocol: int) -> None:
-    np.testing.assert_array_equal(unpack(packed(array, protocol), where="test"), array, strict=True)
 
 
 # ---- what is refused ----
@@ -225,23 +214,6 @@ def test_a_frame_that_unfolds_beyond_the_limit_is_refused(monkeypatch: pytest.Mo
             unpack(packed_bytes(pickle.dumps(value), store_size=store_size), where="test")
 
 
-@given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
-def test_no_bytes_raise_anything_but_bad_data(data: bytes) -> None:
-    with contextlib.suppress(BadData):
-        unpickle(data, where="test")
-
-
-@given(st.sampled_from(list(VALUES)), st.sampled_from(PROTOCOLS), st.data())
-@settings(max_examples=100, deadline=None)
-def test_no_damage_to_a_pickle_raises_anything_but_bad_data(name: str, protocol: int, data: st.DataObject) -> None:
-    pickled = bytearray(pickle.dumps(VALUES[name], protocol))
-    for _ in range(data.draw(st.integers(1, 3))):
-        pickled[data.draw(st.integers(0, len(pickled) - 1))] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(BadData):
-        unpickle(bytes(pickled), where="test")
-
-
 # ---- columns of cells ----
 
 
@@ -279,19 +251,6 @@ def test_a_bad_cell_is_refused_by_row(kind: str) -> None:
     with pytest.raises(BadData) as caught:
         unpack_cells(cells, where=row)
     assert caught.value.where == "file row 70"
-
-
-@pytest.mark.integration
-def test_a_recorded_column_equals_what_rllib_unpacks(real_data: Path) -> None:
-    pytest.importorskip("ray")
-    import pyarrow.parquet as pq
-    from ray.rllib.utils.compression import unpack as rllib_unpack
-
-    files = sorted((real_data / "rllib_columns_cartpole_expert").rglob("*.parquet"))[:40]
-    table = pa.concat_tables([pq.read_table(file, columns=["obs", "new_obs"]) for file in files])
-    for name in table.column_names:
-        wanted = np.array([rllib_unpack(cell) for cell in table[name].to_pylist()])
-        np.testing.assert_array_equal(unpack_cells(table[name], where=row), wanted, strict=True)
 
 
 @given(st.data())

@@ -167,13 +167,6 @@ def test_a_column_of_objects_equals_its_cells_read_one_by_one(value: Any, protoc
 # ---- what is refused, or dropped and named ----
 
 
-def test_an_object_of_another_structure_is_set_aside_by_row(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.parquet", state_out=[state(0), state(1), {"h": np.zeros(3)}, state(3)])
-    with pytest.raises(BadEpisode) as caught:
-        read(source)
-    assert caught.value.where.endswith("row 2, column state_out")
-
-
 BAD: dict[str, tuple[Any, str]] = {
     "text": ("x", "a pickled str"),
     "nothing": (None, "a pickled NoneType"),

@@ -320,6 +320,8 @@ class _Batch:
             raise _bad(f"{len(value)} infos in a line of {self.steps} steps", where, problem="length-mismatch")
         if not any(value):
             return None
+        if set(map(type, value)) == {dict}:
+            return list(value)
         self.tally.assume("info-not-a-dict", sum(bool(info) and not isinstance(info, dict) for info in value))
         return [info if isinstance(info, dict) else {"info": info} if info else {} for info in value]
 

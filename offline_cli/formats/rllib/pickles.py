@@ -50,11 +50,12 @@ CARRIERS: Final = {
     "BINSTRING": 5,
 }
 """Instructions that carry bytes, and how many of their own bytes precede these."""
-ALLOWED: Final = re.compile(
+INSTRUCTIONS: Final = re.compile(
     "PROTO|FRAME|STOP|MARK|POP|POP_MARK|NONE|NEWTRUE|NEWFALSE|INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|STRING|UNICODE"
     "|(SHORT_)?BINUNICODE8?|SHORT_BIN(BYTES|STRING)|BIN(BYTES8?|STRING)|BYTEARRAY8|EMPTY_(LIST|DICT|SET|TUPLE)|LIST|DICT"
     "|TUPLE[123]?|FROZENSET|APPENDS?|ADDITEMS|SETITEMS?|MEMOIZE|(LONG_BIN|BIN)?(PUT|GET)|GLOBAL|STACK_GLOBAL|REDUCE|BUILD"
 )
+ALLOWED: Final = frozenset(one.name for one in pickletools.opcodes if INSTRUCTIONS.fullmatch(one.name))
 """Not among them: new objects, persistent ids, extension codes, buffers from elsewhere."""
 
 
@@ -102,7 +103,7 @@ def _checked(data: bytes, where: str) -> tuple[tuple[int, int], ...]:
     for instruction, arg, position in pickletools.genops(data):
         name = instruction.name
         tuples += name in TUPLES
-        if not ALLOWED.fullmatch(name) or tuples > MAX_TUPLES:
+        if name not in ALLOWED or tuples > MAX_TUPLES:
             raise UnsafeData(f"a pickle that uses {name} is not read", where=where, fix=FIX)
         if name in CARRIERS:
             spans.append(((position or 0) + CARRIERS[name], len(arg or b"")))

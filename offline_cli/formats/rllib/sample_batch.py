@@ -228,14 +228,17 @@ class _Block:
     rows: list[LineRows] = field(default_factory=list)
     trees: list[dict[str, Tree]] = field(default_factory=list)
     nbytes: int = 0
+    _signature: object = None  # of the rows here
     _last: tuple[str, str] | None = None  # key of the row before this block, where it did not end its episode
 
     def takes(self, rows: LineRows, trees: dict[str, Tree]) -> bool:
         """Whether these rows can share a batch with those here."""
-        return self.nbytes <= BLOCK_BYTES and _signature(self.rows[0], self.trees[0]) == _signature(rows, trees)
+        return self.nbytes <= BLOCK_BYTES and self._signature == _signature(rows, trees)
 
     def add(self, rows: LineRows, trees: dict[str, Tree]) -> None:
         """Append rows, whose columns are `trees` now."""
+        if not self.rows:
+            self._signature = _signature(rows, trees)
         self.rows.append(rows)
         self.trees.append(trees)
         self.nbytes += sum(leaf.nbytes for tree in trees.values() for leaf in leaves(tree))
