@@ -179,18 +179,6 @@ def test_without_next_observations_the_last_one_stands_for_the_final_one_and_it_
     assert stream.tally.assumptions["missing-final-observation"] == 1
 
 
-def test_legacy_dones_are_terminations(tmp_path: Path) -> None:
-    table = (
-        pa.table(columns())
-        .drop_columns(["truncateds"])
-        .rename_columns(
-            ["dones" if n == "terminateds" else n for n in ("eps_id", "obs", "new_obs", "actions", "rewards", "terminateds")]
-        )
-    )
-    batch = one(write(tmp_path / "a.parquet", table))
-    assert (batch.terminated[0], batch.truncated[0]) == (True, False)
-
-
 def test_other_columns_become_extra_outputs_and_those_without_numbers_are_dropped_and_counted(tmp_path: Path) -> None:
     data = columns(
         action_logp=np.full(STEPS, -0.5, np.float32), note=["x"] * STEPS, when=pa.array([1] * STEPS, pa.timestamp("s"))
