@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import msgpack
 import msgpack_numpy
@@ -15,11 +16,12 @@ from benchmarks.harness import HERE, Floor, Row, against, paired, timed, version
 from offline_cli import convert, write_dataset
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import decode_batch, encode_batch
+from offline_cli.episodes.codec import decode_batch, encode_batch, layouts
 from offline_cli.tally import Rejects, Tally
 
 FLOORS = {500: Floor(5, words=">= 5x plain msgpack-numpy"), 20: Floor(2.5, words=">= 2.5x plain msgpack-numpy")}
 RLLIBS = Floor(9, words=">= 9x plain msgpack-numpy")
+CUTS = Floor(1.4, words=">= 1.4x reading field by field")
 MINARI = Floor(1, words="as fast as Minari's own iteration")
 LENGTH = 500
 
@@ -36,6 +38,7 @@ def rows(small: bool = False) -> list[Row]:
             for part, (length, floor) in zip(made, FLOORS.items(), strict=True)
         ),
         decoded("read RLlib's own episodes, not numpy'ized", items, RLLIBS, pairs),
+        cut_by_size(made[1], pairs),
         minari(1500 // share, pairs),
     ]
 
@@ -65,6 +68,19 @@ def decoded(question: str, items: list[bytes], floor: Floor, pairs: int) -> Row:
     ours, rival = timed(lambda: read(items), read(items)), timed(lambda: plain(items), read(items))
     name = f"plain {versions('msgpack-numpy')}"
     return paired(question, ours, rival, unit="steps/s", rival_name=name, floor=floor, pairs=pairs)
+
+
+def cut_by_size(items: list[bytes], pairs: int) -> Row:
+    """What cutting items of one size brings, compared with reading them field by field (`codec/layouts.py`)."""
+    count = read(items)
+    ours, rival = timed(lambda: read(items), count), timed(lambda: read_by_fields(items), count)
+    question = "read our episodes of 20 steps, cut by size"
+    return paired(question, ours, rival, unit="steps/s", rival_name="the same, field by field", floor=CUTS, pairs=pairs)
+
+
+def read_by_fields(items: list[bytes]) -> int:
+    with patch.object(layouts, "MAX_CUTS", 0):
+        return read(items)
 
 
 def read(items: list[bytes]) -> int:

@@ -85,7 +85,7 @@ def rllib(folder: Path, envs: int, episodes: int, pairs: int) -> Row:
 
 
 def bare_loop(folder: Path, episodes: int, pairs: int) -> Row:
-    options: dict[str, Any] = {"num_envs": SLOTS, "vectorize": "sync"}
+    options: dict[str, Any] = {"num_envs": SLOTS}
     ours = partial(recorded, ENV, "python:benchmarks.record:BALANCING", episodes, folder / "D", **options)
     steps = episodes * LENGTH
     return paired(
@@ -124,7 +124,7 @@ def through_pieces(folder: Path, episodes: int, pairs: int) -> Row:
         def play() -> None:
             nonlocal steps
             cartpole, out = "python:benchmarks.record:single_cartpole", folder / f"{name}-recorded"
-            steps = recorded(cartpole, str(folder / name), episodes, out, num_envs=16, vectorize="sync")
+            steps = recorded(cartpole, str(folder / name), episodes, out, num_envs=16)
 
         calls_per_second = timed(play, 1)()
         return steps * calls_per_second

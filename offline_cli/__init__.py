@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.files.locations import open_location as open_location
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
-    from offline_cli.policies.by_name import load_policy as load_policy
+    from offline_cli.policies.policy_in_use import load_policy as load_policy
     from offline_cli.recording.record import record as record
     from offline_cli.recording.recorder import Recorder as Recorder
     from offline_cli.training.train import train as train
@@ -71,7 +71,7 @@ _HOMES = {
     "export": "offline_cli.exporting.export",
     "filter": "offline_cli.converting.operations.selecting",
     "inspect": "offline_cli.checking.inspect",
-    "load_policy": "offline_cli.policies.by_name",
+    "load_policy": "offline_cli.policies.policy_in_use",
     "merge": "offline_cli.converting.operations.merging",
     "open_dataset": "offline_cli.datasets.dataset",
     "open_location": "offline_cli.files.locations",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
-import logging
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -24,17 +23,14 @@ from typing import Any, Self
 
 import gymnasium as gym
 import gymnasium.wrappers
-import numpy as np
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
 from offline_cli.games import Game, common_spaces, game_of
 from offline_cli.import_path import call_of, hidden_file, module_named, names_file, no_module
 from offline_cli.named_code import MOST_NAMES, PYTHON, defined_in, meant_by
-from offline_cli.spaces import Space, check_supported, declared_spaces, describe, leaf_spaces, same_space, space_to_json
+from offline_cli.spaces import Space, check_supported, declared_spaces
 
 __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
-
-_log = logging.getLogger(__name__)
 
 Env = gym.Env[Any, Any]
 ATARI, ATARI_IDS = "ale_py", "ALE/"
@@ -64,19 +60,11 @@ class Environment:
         self,
         name: str,
         make: Callable[[], Any],
-        make_vector: Callable[[int], Any] | None,
         spec: EnvironmentSpec | None = None,
-        *,
-        other_world: str | None = None,
     ) -> None:
-        """`other_world`: the vector class, where that shows other observations than the environment, and may play by name."""
         self.name, self.spec = name, EnvironmentSpec(name) if spec is None else spec
-        self._make, self._make_vector = make, make_vector
+        self._make = make
         self._singles: list[Env] = [self._made()]
-        self._vectors: dict[int, Any] = {}
-        self._other_world = other_world
-        self.spaces_of: str | None = None  # the vector class whose spaces these are; None: the environment's
-        self._fits: bool | None = None  # whether the vector class does
         first = self._singles[0]
         self.agents = first.spaces_of if isinstance(first, Game) else None  # observations and actions by agent, of several
         try:
@@ -87,51 +75,11 @@ class Environment:
             self.close()
             raise
 
-    @property
-    def has_vector_class(self) -> bool:
-        """Whether the environment brings a vector class of its own, much faster than single copies."""
-        return self._make_vector is not None
-
-    @property
-    def vector_class_fits(self) -> bool:
-        """Whether the vector class can play in place of single copies: there is one, and it has the environment's spaces.
-
-        One that cannot be made, with keywords that only the environment takes for instance, is none; a note says so.
-        """
-        if self._fits is None:
-            try:
-                self._fits = self.has_vector_class and not self.vector_misfits()
-            except (BadData, MissingPackage) as err:
-                _log.warning("note: playing single copies of %s, not its vector class: %s", self.name, err.what)
-                self._fits = False
-        return self._fits
-
-    def be_vector_class(self) -> None:
-        """Have the spaces of the vector class where it is one that shows another world: from now on it alone can be played."""
-        if self._other_world is not None and self.vector_misfits():
-            vector, self.spaces_of = self.vector(1), self._other_world
-            self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
-
-    def vector_misfits(self) -> list[str]:
-        """How the spaces of the vector class differ from the environment's; empty: not at all."""
-        vector = self.vector(1)
-        observations, actions = (getattr(vector, f"single_{kind}_space", None) for kind in ("observation", "action"))
-        found = _differences(self.observation_space, observations, "observations")
-        return found + _differences(self.action_space, actions, "actions")
-
     def singles(self, count: int) -> list[Env]:
         """`count` copies."""
         while len(self._singles) < count:
             self._singles.append(self._made())
         return self._singles[:count]
-
-    def vector(self, count: int) -> Any:
-        """The environment's own vector class with `count` copies (gymnasium's VectorEnv)."""
-        assert self._make_vector is not None
-        make = self._make_vector
-        if count not in self._vectors:
-            self._vectors[count] = _guarded(self.name, "making", lambda: make(count))
-        return self._vectors[count]
 
     def _made(self) -> Env:
         made = game_of(_guarded(self.name, "making", self._make), self.name)
@@ -142,8 +90,7 @@ class Environment:
 
     def close(self) -> None:
         """Close every copy. Raises BadData where one cannot be closed."""
-        held = [*self._singles, *self._vectors.values()]
-        self._singles, self._vectors = [], {}
+        held, self._singles = self._singles, []
         for env in held:
             _guarded(self.name, "closing", env.close)
 
@@ -152,32 +99,6 @@ class Environment:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _differences(own: Space, other: Space | None, what: str) -> list[str]:
-    """Every leaf in which `other`, a vector class's, is not `own`, with both sides; empty: the same space."""
-    if other is None:
-        return [f"{what}: {describe(own)}, and the vector class does not say its space"]
-    ours, theirs = leaf_spaces(own, what), leaf_spaces(other, what)
-    whole = [f"{what}: {describe(own)}, and {describe(other)} in the vector class"]
-    if list(ours) != list(theirs):
-        return whole
-    found = [_difference(path, part, theirs[path]) for path, part in ours.items()]
-    return [text for text in found if text] or ([] if same_space(own, other) else whole)
-
-
-def _difference(path: str, own: Space, other: Space) -> str:
-    """Of two leaves; empty: there is none."""
-    left, right = describe(own), describe(other)
-    if left == right and same_space(own, other):
-        return ""
-    if left == right and isinstance(own, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
-        place = tuple(np.argwhere((own.low != other.low) | (own.high != other.high))[0])
-        left, right = (f"{space.low[place]:g} to {space.high[place]:g}" for space in (own, other))
-        path += f"[{', '.join(map(str, place))}]" if place else ""
-    elif left == right:
-        left, right = (str(space_to_json(space)) for space in (own, other))
-    return f"{path}: {left}, and {right} in the vector class"
 
 
 def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str] = ()) -> Environment:
@@ -191,14 +112,11 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     told = EnvironmentSpec(name, given, tuple(wrappers))
     spec = _maker(name) if name.startswith(PYTHON) else _spec(name)
     if not isinstance(spec, gym.envs.registration.EnvSpec):
-        return Environment(name, _fitted_out(name, spec, given, around), None, told)
-    wrapped = bool(spec.additional_wrappers) or bool(wrappers) or spec.vector_entry_point is None
+        return Environment(name, _fitted_out(name, spec, given, around), told)
     id_ = spec.id  # its module has been imported
-    vector = None if wrapped else lambda count: gym.make_vec(id_, count, vectorization_mode="vector_entry_point", **given)
     # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
     make = _fitted_out(name, lambda **own: gym.make(id_, disable_env_checker=True, **own), given, around)
-    other = str(spec.vector_entry_point) if str(spec.vector_entry_point).startswith(f"{ATARI}.") and not wrapped else None
-    return Environment(name, make, vector, told, other_world=other)
+    return Environment(name, make, told)
 
 
 def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:

@@ -9,14 +9,11 @@ from numbers import Real
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["FLAGS", "REWARDS", "flag_of", "flags_of", "reward_of", "rewards_of"]
+__all__ = ["FLAGS", "REWARDS", "flag_of", "reward_of"]
 
 REWARDS: Final = frozenset({float, int, np.float64, np.float32, np.int64})  # the usual types, which need no second look
 FLAGS: Final = frozenset({bool, np.bool_})
-_FLOATS: Final = frozenset({np.dtype(np.float64), np.dtype(np.float32)})
-_BOOL: Final = np.dtype(np.bool_)
 SHOWN: Final = 60  # characters of a value
 
 
@@ -47,33 +44,6 @@ def flag_of(value: Any) -> bool:
     if array.dtype.kind not in "biuf" or array.size != 1 or array.item() not in (0, 1):
         raise ValueError(f"an end flag of {_shown(value)}, which says neither true nor false")
     return bool(array.item())
-
-
-def rewards_of(values: Any, count: int) -> NDArray[Any] | None:
-    """The rewards (count,) of a vector of environments; None where one is not a number. Raises ValueError for a shape."""
-    if type(values) is np.ndarray and values.dtype in _FLOATS and len(values) == count and values.ndim == 1:
-        return values  # the usual case, and quick
-    array = _rows(values, count, "rewards")
-    return array if array.dtype.kind in "biuf" else None
-
-
-def flags_of(values: Any, count: int) -> NDArray[np.bool_] | None:
-    """The flags (count,) of a vector; None where one of them says neither. Raises ValueError for a shape."""
-    if type(values) is np.ndarray and values.dtype is _BOOL and len(values) == count and values.ndim == 1:
-        return values
-    array = _rows(values, count, "end flags")
-    if array.dtype.kind == "b":
-        return array
-    if array.dtype.kind in "iuf" and ((array == 0) | (array == 1)).all():
-        return array.astype(np.bool_)
-    return None
-
-
-def _rows(values: Any, count: int, name: str) -> NDArray[Any]:
-    array = np.asarray(values)
-    if array.shape != (count,):
-        raise ValueError(f"{name} of shape {array.shape} for {count} environments")
-    return array
 
 
 def _shown(value: Any) -> str:

@@ -30,7 +30,7 @@ from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.file_names import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.datasets.manifest import now, with_defaults
-from offline_cli.datasets.ownership import begins_as
+from offline_cli.datasets.ownership import is_regular
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.errors import Interrupted, StorageError
 from offline_cli.files.blanking import this_command
@@ -94,7 +94,7 @@ class BatchFolder:
             error.add_note(f"cleaning up failed too: {failed}")
 
     def _end(self) -> None:
-        """End an interrupted write: whatever its outcome, no other writer has to wait for its beats afterwards."""
+        """End an interrupted write: whatever its outcome, no other writer has to wait afterwards."""
         try:
             if not self._target.is_held or self.committed:
                 return
@@ -163,8 +163,8 @@ class BatchFolder:
 
 
 def _is_state(place: Location) -> bool:
-    """Whether a state of ours is here: its name and bytes say so, and it is not a link."""
-    return STATE.fullmatch(place.name) is not None and begins_as(place, place.name)
+    """Whether a state of ours is here: its name says so, and it is not a link."""
+    return STATE.fullmatch(place.name) is not None and is_regular(place)
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,6 @@ columns are named by path, `obs.camera`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -105,9 +104,9 @@ class Network:
 
     def told(self) -> dict[str, str]:
         """For provenance; empty: there is none."""
-        if self.loaded is None or self.loaded.files is None:
+        if self.loaded is None:
             return {}
-        return {"run": self.url, "sha256": hashlib.sha256(self.loaded.files.weights).hexdigest()}
+        return {"run": self.url, "sha256": self.loaded.sha256}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.shard_list import ShardParts
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.files.local_files import SIGNS, read_plain
 from offline_cli.json_documents import Expectations
@@ -37,7 +36,7 @@ from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
-    from offline_cli.datasets.statistics import SpreadBuilder
+    from offline_cli.datasets.statistics import SpreadBuilder, StatisticsBuilder
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.files.locations import Sources
     from offline_cli.formats.source import Source
@@ -149,17 +148,12 @@ def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection |
     try:
         if os.path.exists(os.path.join(folder, WRITING)):
             return None
-        manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place, read=partial(_part, folder))
+        manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place)
     except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
         return None
     is_gated = bool(options["expect"])
     wrong = _looked_at(manifest, lambda: partial(_size, folder), is_local=True, is_gated=is_gated, where=folder)
     return replace(_from_manifest(folder, manifest), wrong_shards=wrong)
-
-
-def _part(folder: str, path: str) -> bytes:
-    place = os.path.join(folder, path)
-    return read_plain(place, shown=place)
 
 
 def _size(folder: str, path: str) -> int | None:
@@ -186,11 +180,11 @@ def _wrong_shards(manifest: Manifest, size_of: SizeOf) -> Iterator[str]:
 def _looked_at(
     manifest: Manifest, sizes: Callable[[], SizeOf], *, is_local: bool, is_gated: bool, where: str
 ) -> tuple[str, ...] | None:
-    """`_wrong_shards`; None: nobody looked, because it would read every part of a manifest, or ask a remote storage.
+    """`_wrong_shards`; None: nobody looked, because it would ask a remote storage.
 
     Raises BadData, naming all, under a gate (`is_gated`), which always looks.
     """
-    if not is_gated and (isinstance(manifest.shards, ShardParts) or not is_local):
+    if not (is_gated or is_local):
         return None
     wrong = tuple(_wrong_shards(manifest, sizes()))
     if wrong and is_gated:
@@ -202,7 +196,7 @@ def _looked_at(
 def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
     from offline_cli.converting.reading import read_opened
-    from offline_cli.datasets.statistics import SpreadBuilder
+    from offline_cli.datasets.statistics import SpreadBuilder, StatisticsBuilder
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
@@ -210,7 +204,13 @@ def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgre
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
     manifest = opened[0].info.manifest if len(opened) == 1 else None
     reads_all = manifest is None or options["deep"]
-    look = _CloserLook(options["head"], options["episode"], SpreadBuilder() if reads_all else None)
+    lacks_figures = manifest is not None and options["deep"] and not manifest.statistics["columns"]
+    look = _CloserLook(
+        options["head"],
+        options["episode"],
+        histograms=SpreadBuilder() if reads_all else None,
+        figures=StatisticsBuilder() if lacks_figures else None,
+    )
     if manifest is not None:
         dataset, where = cast(Any, opened[0]).dataset, opened[0].info.location
         is_local, is_gated = dataset.location.is_local, bool(options["expect"])
@@ -314,6 +314,7 @@ class _CloserLook:
     head: int | None  # so many first episodes
     episode: str | None  # the one of this id, or of this id in the table that it is from
     histograms: SpreadBuilder | None  # None: no batch is wanted for them, nor for agents and modules
+    figures: StatisticsBuilder | None = None  # of columns, where the manifest has none
     rows: list[dict[str, Any]] = field(default_factory=list)
     found: dict[str, Any] | None = None
     agents: Counter[str] = field(default_factory=Counter)
@@ -334,6 +335,8 @@ class _CloserLook:
                 self.found = _described(batch.select(slice(number, number + 1)))
         if len(self.rows) < (self.head or 0):
             self.rows += _rows(batch.select(slice(0, (self.head or 0) - len(self.rows))))
+        if self.figures is not None:
+            self.figures.add(batch)
         if self.histograms is not None:
             self.histograms.add(batch)
             self.agents.update(name for name in batch.agent_ids or () if name is not None)
@@ -344,6 +347,8 @@ class _CloserLook:
         if self.episode is not None and self.found is None:
             fix = "offline-cli inspect SRC --head 20 lists ids; the id that an episode has in its table is taken too"
             raise UsageError(f"no episode is called {self.episode!r}", where=", ".join(found.sources), fix=fix)
+        if self.figures is not None:
+            found = replace(found, columns=self.figures.as_json()["columns"])
         if self.histograms is not None:
             found = replace(found, agents=dict(self.agents), modules=dict(self.modules), histograms=self.histograms.as_json())
         return replace(found, shown_episode=self.found, first_episodes=None if self.head is None else self.rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -19,7 +20,7 @@ from offline_cli import __version__
 from offline_cli.cli.command_line import HELP_NAMES, Command, names_of_others, other_command, read_plainly, runnable
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.streams import discard, settle, stdout_is_closed, write
+from offline_cli.cli.streams import discard, results_alone, settle, stdout_is_closed, write
 from offline_cli.stop_signals import signals_noted
 
 __all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "command_named", "main"]
@@ -119,7 +120,8 @@ class ErrorBoundary(TyperGroup):
         """Run the command. Raises typer.Exit with its exit code where it failed."""
         try:
             ctx.obj.refuse_memory()
-            return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
+            with results_alone() if ctx.obj.as_json else nullcontext():
+                return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
         except (typer.Exit, UsageProblem):
             raise
         except (KeyboardInterrupt, Exception) as error:  # the boundary: nothing passes, whatever its class

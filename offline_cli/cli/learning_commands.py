@@ -56,8 +56,8 @@ def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions)
 
     Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval.
     A policy that was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were
-    after training. The result is the same for any --num-envs and --num-env-runners. Of a run that is not finished the last
-    checkpoint plays, and a note says so.
+    after training. The same command gives the same result. Of a run that is not finished the last checkpoint plays, and a note
+    says so.
     """
     from offline_cli.playing.evaluate import evaluate
 

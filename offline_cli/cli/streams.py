@@ -13,12 +13,26 @@ import re
 import select
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
 from offline_cli.printable_text import printable
 
-__all__ = ["can_show", "colour_wanted", "discard", "is_terminal", "printable", "settle", "stdout_is_closed", "write"]
+__all__ = [
+    "can_show",
+    "colour_wanted",
+    "discard",
+    "is_terminal",
+    "printable",
+    "results_alone",
+    "settle",
+    "stdout_is_closed",
+    "write",
+]
 
+STDOUT, STDERR = 1, 2
+_results: list[tuple[TextIO, TextIO]] = []  # stdout, and what stands for it within `results_alone`
 COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
@@ -29,6 +43,7 @@ def write(stream: TextIO | None, text: str) -> None:
     """
     if stream is None:  # started with the stream closed
         return
+    stream = next((results for stdout, results in _results if stream is stdout), stream)
     text, encoding = _showable(text, coloured=colour_wanted(stream)), stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -40,6 +55,30 @@ def write(stream: TextIO | None, text: str) -> None:
         discard(stream)
         if not gone:
             raise
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Within it `write` alone reaches stdout: what others print, C code of an environment too, goes to stderr."""
+    try:
+        is_ours = sys.stdout.fileno() == STDOUT
+    except (AttributeError, OSError, ValueError):  # closed, or a test's buffer
+        is_ours = False
+    if not is_ours:
+        yield
+        return
+    stdout = sys.stdout
+    stdout.flush()
+    with os.fdopen(os.dup(STDOUT), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors) as results:
+        os.dup2(STDERR, STDOUT)
+        _results.append((stdout, results))
+        try:
+            yield
+        finally:
+            _results.pop()
+            with suppress(OSError):
+                stdout.flush()
+            os.dup2(results.fileno(), STDOUT)
 
 
 def _is_device(stream: TextIO) -> bool:
@@ -74,7 +113,7 @@ def stdout_is_closed() -> bool:
         return True
     poll = select.poll()
     try:
-        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        poll.register((_results[-1][1] if _results else sys.stdout).fileno(), select.POLLOUT)
     except (OSError, ValueError):  # not a file of the system: a test's buffer
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -27,8 +27,8 @@ import numpy as np
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import unstack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import unstack
 from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = [

@@ -16,9 +16,8 @@ from typing import Any, ClassVar, overload
 import gymnasium as gym
 
 from offline_cli.connectors.batch_items import RowsOfEpisodes, SingleEpisodes
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, takes_slots
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.piece_options import what_it_wants
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.spaces import Space
@@ -32,7 +31,6 @@ class ConnectorPipelineV2(ConnectorV2):
     """Pieces in order; itself a piece, so pipelines nest."""
 
     whole_arrays: ClassVar[bool] = True  # it takes care itself of pieces that do not
-    slots_too: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -73,27 +71,6 @@ class ConnectorPipelineV2(ConnectorV2):
             return super().on_episode_batch(batch=batch, episodes=episodes, **call)
         return self._through(batch, self._prepared(episodes), call)
 
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **call: Any) -> tuple[Batch, Any]:
-        """The batch after the last piece, and the slots, or the episodes where a piece left what has no form in arrays."""
-        left: Any = slots
-        for piece in self.connectors:
-            batch, left = self._step(piece, batch, left, call)
-        return batch, left
-
-    def observe(self, slots: SlotWindows, **call: Any) -> None:
-        """Show the pieces last observations, which are never acted on; pieces that fill the batch learn nothing from them."""
-        batch: Batch = {}
-        for piece in itertools.takewhile(lambda piece: not piece.fills_obs, self.connectors):
-            batch, _ = self._step(piece, batch, slots, call)
-
-    @property
-    def wants_episodes(self) -> bool:
-        """Whether a piece gets episodes where slots play."""
-        return not takes_slots(self) or any(
-            piece.wants_episodes if isinstance(piece, ConnectorPipelineV2) else not takes_slots(piece)
-            for piece in self.connectors
-        )
-
     def _prepared(self, episodes: Episodes) -> Episodes:
         """The episodes as the pieces get them; for subclasses."""
         return episodes
@@ -121,13 +98,7 @@ class ConnectorPipelineV2(ConnectorV2):
     def _step(self, piece: ConnectorV2, batch: Batch, episodes: Any, call: dict[str, Any]) -> tuple[Batch, Any]:
         """One piece. Its errors stay what they are: they may be the user's own, and debuggers want them whole."""
         try:
-            if isinstance(episodes, SlotWindows):
-                if takes_slots(piece):
-                    batch, episodes = piece.on_slots(batch=batch, slots=episodes, **call)
-                else:
-                    batch = piece(batch=episodes.filed(batch), episodes=episodes.episodes(), **call)
-                    episodes = episodes.taken_back(batch) if isinstance(batch, dict) else episodes
-            elif isinstance(episodes, EpisodeBatch) and piece.whole_arrays:
+            if isinstance(episodes, EpisodeBatch) and piece.whole_arrays:
                 batch, episodes = piece.on_episode_batch(batch=batch, episodes=episodes, **call)
             else:
                 if isinstance(episodes, EpisodeBatch):

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, ClassVar, Final
 
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
 from offline_cli.connectors.piece_options import option_mistakes, signature_of
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadData, BadPiece, SpaceMismatch
@@ -36,10 +34,7 @@ __all__ = [
     "shown_names",
     "state_from_bytes",
     "state_to_bytes",
-    "takes_slots",
 ]
-
-STOOD_FOR: Final = ("__call__", "change_last", "_prepared")  # by on_slots
 
 STANDARD: Final = frozenset({"as_learner_connector", "multi_agent"})
 
@@ -49,9 +44,6 @@ class ConnectorV2(BatchHelpers, ABC):
 
     `whole_arrays`: the piece reads an `EpisodeBatch` as arrays and never writes into it. A pipeline hands every other piece a
     list of episodes, the same objects to each, so that what a piece writes into them stays.
-
-    `slots_too`: beside an environment the piece works on the latest steps of all slots at once (`on_slots`). This holds for the
-    class that says it, and for those derived from it that do not override its call. Others get episodes there.
 
     `writes_episodes`: the piece changes the episodes it is given. With lists it does so in place; with an `EpisodeBatch`
     `on_episode_batch` gives the changed ones.
@@ -64,7 +56,6 @@ class ConnectorV2(BatchHelpers, ABC):
     """
 
     whole_arrays: ClassVar[bool] = False
-    slots_too: ClassVar[bool] = False
     writes_episodes: ClassVar[bool] = False
     per_episode: ClassVar[bool] = False
     frozen: bool = False
@@ -109,11 +100,6 @@ class ConnectorV2(BatchHelpers, ABC):
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, Episodes]:
         """What a pipeline calls instead where `episodes` are arrays: the batch, and the episodes as later pieces see them."""
         return self(batch=batch, episodes=episodes, **call), episodes
-
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **call: Any) -> tuple[Batch, Any]:
-        """What a pipeline calls instead where slots play: the batch, each column with a row per slot that plays, and what the
-        pieces after this one get, slots or episodes. Here for pieces that do not look at episodes."""
-        return self(batch=batch, episodes=(), **call), slots
 
     # ---- spaces ----
 
@@ -290,20 +276,3 @@ def state_from_bytes(data: bytes, *, where: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise BadData("no state of a pipeline", where=where, fix="write the file again from its source")
     return state
-
-
-@cache
-def _class_takes_slots(kind: type[ConnectorV2]) -> bool:
-    """Whether the class that defines what `on_slots` replaces, or one derived from it, says so."""
-
-    def place(name: str) -> int:
-        return next((number for number, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
-
-    return kind.slots_too and all(place("slots_too") <= place(name) for name in STOOD_FOR)
-
-
-def takes_slots(piece: ConnectorV2) -> bool:
-    """Whether a piece beside an environment works on slots; others get episodes."""
-    if getattr(piece, "_multi_agent", False) or getattr(piece, "_as_learner_connector", False):
-        return False
-    return _class_takes_slots(type(piece))

@@ -27,7 +27,6 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import PlayPipelines
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.errors import BadConfig, BadPiece
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
@@ -174,52 +173,40 @@ class PipelinePlayer:
         self.env_to_module, self.module_to_env = env_to_module, module_to_env
         self.explore, self.metrics = explore, metrics
         self.shared_data: dict[str, Any] = {}
+        self._input = PolicyInput(rl_module) if isinstance(rl_module, RLModule) else _as_it_is
 
     def act(
         self,
-        episodes: Sequence[Any] | SlotWindows,
+        episodes: Sequence[Any],
         *,
         chance: Tensor | None = None,
         generator: torch.Generator | None = None,
+        explore: bool | None = None,
     ) -> Acts:
-        """Actions for episodes that have been reset and are not done, not numpy'ized; or for slots that play: extra outputs are
-        arrays (B, ...) there where no piece took them apart.
+        """Actions for episodes that have been reset and are not done, not numpy'ized. `explore`: None: as the player was made.
 
         `chance`: uniform numbers (B, k) per episode that actions are drawn with, k as `chance_size` of the action head says;
         else `generator` draws, or torch's own. Raises BadPiece where the pipelines give no actions; what pieces raise passes.
         """
-        call = self._call()
-        drawing = {name: value for name, value in (("chance", chance), ("generator", generator)) if value is not None}
+        call = self._call(self.explore if explore is None else explore)
+        drawing: dict[str, Any] = {
+            name: value for name, value in (("chance", chance), ("generator", generator)) if value is not None
+        }
         with torch.inference_mode():
-            batch, episodes = _through(self.env_to_module, {}, episodes, call)
-            if isinstance(episodes, SlotWindows):
-                episodes.commit()
-            forward = self.rl_module.forward_exploration if self.explore else self.rl_module.forward_inference
-            outputs = dict(forward(batch))
-            if isinstance(episodes, SlotWindows):
-                episodes.is_stacked = True
-            outputs, _ = _through(self.module_to_env, outputs, episodes, {**call, **drawing})
+            batch = self._input(self.env_to_module(batch={}, episodes=episodes, **call))
+            forward = self.rl_module.forward_exploration if call["explore"] else self.rl_module.forward_inference
+            outputs = self.module_to_env(batch=dict(forward(batch)), episodes=episodes, **call, **drawing)
         return _acts(outputs)
 
-    def finish(self, episodes: Sequence[Any] | SlotWindows) -> None:
+    def finish(self, episodes: Sequence[Any]) -> None:
         """Have the env-to-module pieces see the last observations of episodes that are done, as RLlib's env runner does."""
         with torch.inference_mode():
-            if isinstance(episodes, SlotWindows):
-                self.env_to_module.observe(episodes, **self._call())
-            else:
-                self.env_to_module(batch={}, episodes=episodes, **self._call())
+            self.env_to_module(batch={}, episodes=episodes, **self._call(self.explore))
 
-    def _call(self) -> dict[str, Any]:
+    def _call(self, explore: bool) -> dict[str, Any]:
         """What pieces get beside batch and episodes."""
-        call = {"rl_module": self.rl_module, "explore": self.explore}
+        call = {"rl_module": self.rl_module, "explore": explore}
         return call | {"shared_data": self.shared_data, "metrics": self.metrics}
-
-
-def _through(pipeline: ConnectorPipelineV2, batch: Any, episodes: Any, call: dict[str, Any]) -> tuple[Any, Any]:
-    """The batch, and what comes after it gets: slots, or episodes."""
-    if isinstance(episodes, SlotWindows):
-        return pipeline.on_slots(batch=batch, slots=episodes, **call)
-    return pipeline(batch=batch, episodes=episodes, **call), episodes
 
 
 def _acts(outputs: dict[str, Any]) -> Acts:
@@ -230,3 +217,8 @@ def _acts(outputs: dict[str, Any]) -> Acts:
     if Columns.ACTIONS_FOR_ENV not in outputs:
         return Acts(actions, deepcopy(actions), outputs)  # environments may write into what they are given
     return Acts(actions, outputs.pop(Columns.ACTIONS_FOR_ENV), outputs)
+
+
+def _as_it_is(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What comes to several modules, or to RLlib's own, is theirs to check."""
+    return batch

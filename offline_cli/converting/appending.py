@@ -11,11 +11,11 @@ from offline_cli.converting.reading import EpisodeStream
 from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS
 from offline_cli.converting.whole_episodes import AddedTo
+from offline_cli.datasets.appending import Base, dataset_to_append_to
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment
-from offline_cli.datasets.shard_sequence import Base, dataset_to_append_to
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.episode_spaces import conform
+from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import UsageError
 from offline_cli.files.locations import Location
@@ -38,7 +38,7 @@ def base_of(target: Location, options: ConvertOptions) -> Base | None:
     if options["overwrite"]:
         fix = "--append to add to the dataset, or --overwrite to replace it"
         raise UsageError("--append and --overwrite are mutually exclusive", where=target.url, fix=fix)
-    return dataset_to_append_to(target, resume=options["resume"])
+    return dataset_to_append_to(target, resume=options["resume"], force_unlock=options["force_unlock"])
 
 
 def added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo:

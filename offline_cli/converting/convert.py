@@ -27,8 +27,8 @@ from offline_cli.converting.appending import added_to, base_of, environment_of_a
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
 from offline_cli.converting.whole_episodes import CHOSEN
-from offline_cli.datasets.shard_list import total
-from offline_cli.datasets.shard_sequence import Base
+from offline_cli.datasets.appending import Base
+from offline_cli.datasets.lock import unlock
 from offline_cli.datasets.target_folder import check_apart
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
@@ -37,6 +37,7 @@ from offline_cli.errors import Interrupted
 from offline_cli.files.local_files import checked_folder
 from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.formats.frames import placed
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
@@ -128,6 +129,7 @@ def convert(
     to resume.
     """
     started = time.monotonic()
+    sources = placed(sources)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
     engine = EngineSpec.of(options)
@@ -139,12 +141,15 @@ def convert(
     read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
     read_as += () if options["extras"] == EXTRAS.default else (options["extras"],)
     read_as += ("drop_reset_rows",) if options["drop_reset_rows"] else ()
+    read_as += tuple(sorted(options["drop"]))
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     base = base_of(target, options)
     if base is None:
+        if options["force_unlock"]:
+            unlock(target)
         sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
     elif options["to"] is None:
         to = base.manifest.format
@@ -163,6 +168,7 @@ def convert(
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
         drop_reset_rows=options["drop_reset_rows"],
+        drop=options["drop"],
         engine=engine,
         storage_options=storage_options,
         on_progress=on_progress,
@@ -290,9 +296,9 @@ def _result(
     base: Base | None = None,
 ) -> ConvertResult:
     there = () if base is None else base.shards
-    before = total(there, "episodes")
+    before = sum(shard.episodes for shard in there)
     if shown is not None:
-        counts = counts[0] + before, counts[1] + total(there, "steps"), len(there)
+        counts = counts[0] + before, counts[1] + sum(shard.steps for shard in there), len(there)
     return ConvertResult(
         out=target.url,
         format=to,

@@ -24,6 +24,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadEpisode, BadMapping, SpaceMismatch
+from offline_cli.formats.action_shapes import as_shape
 from offline_cli.formats.source import THE_SOURCE, Source, SourceInfo
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
@@ -218,13 +219,18 @@ def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence
 
 
 def as_space(tree: Tree, space: Space) -> Tree:
-    """`tree` with dicts turned into tuples where `space` says Tuple: tables name a tuple's parts '0', '1', ..."""
+    """`tree` in the structure of `space`, and its leaves of one number a step in its shape.
+
+    Dicts become tuples where the space says Tuple: tables name a tuple's parts '0', '1', ...
+    """
     if isinstance(space, spaces.Dict) and isinstance(tree, dict) and tree.keys() == space.spaces.keys():
         return {key: as_space(tree[key], part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple) and isinstance(tree, dict) and list(tree) == [str(i) for i in range(len(tree))]:
-        tree = tuple(tree.values())
+    if isinstance(space, spaces.Tuple) and isinstance(tree, dict) and set(tree) == set(map(str, range(len(tree)))):
+        tree = tuple(tree[str(at)] for at in range(len(tree)))
     if isinstance(space, spaces.Tuple) and isinstance(tree, tuple) and len(tree) == len(space.spaces):
         return tuple(as_space(part, sub) for part, sub in zip(tree, space.spaces, strict=True))
+    if isinstance(tree, np.ndarray) and space.shape is not None:
+        return as_shape(tree, space.shape)
     return tree
 
 

@@ -14,12 +14,9 @@ from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from offline_cli.converting.open_episode import changed
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.engines.engine import Engine, EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.opening import OwnSource
@@ -63,7 +60,6 @@ class _Read:
     rejects: RejectsAhead
     done: int
     before: int  # entries of the partition before these: the same when it is read again in place of a dead worker
-    rows: tuple[pa.Buffer, NDArray[np.int64]] | None = None  # those that `fragments` were made from, as an Arrow stream
 
 
 @dataclass(slots=True)
@@ -109,8 +105,6 @@ class PartitionedSource:
                     continue
                 fragments = replace(read.fragments, batch=spaces.of(read.fragments.batch))
                 ends += fragments.batch.terminated.sum(), fragments.batch.truncated.sum()
-                if own is not None and own.kept is not None and read.rows is not None:
-                    own.kept.keep(fragments.batch, pa.ipc.open_stream(read.rows[0]).read_all(), read.rows[1])
                 yield fragments
         if own is not None:
             own.check_ends(*ends.tolist())
@@ -150,15 +144,10 @@ class _SpacesOnce:
 
 def _reads(on_error: OnError, source: Source) -> Iterator[_Read]:
     """What is read of one partition, piece by piece."""
-    kept: KeptRows | None = None
-    if isinstance(source, OwnSource) and source.dataset.kept is not None:
-        kept = KeptRows()
-        source = replace(source, dataset=replace(source.dataset, kept=kept))
     tally, ahead, done, entries = Tally(), RejectsAhead(on_error), 0, 0
     with closing(source):
         for fragments in source.fragments(tally, ahead):
-            rows = _rows(kept, fragments.batch)
-            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done, entries, rows)
+            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done, entries)
             done, entries = source.done, entries + len(fragments.batch)
     yield _Read(None, _taken(tally), _told(ahead), source.done - done, entries)
 
@@ -182,14 +171,3 @@ def _told(ahead: RejectsAhead) -> RejectsAhead:
 
 def _plain(raw: Any) -> str | bytes:
     return raw if isinstance(raw, str) else bytes(raw)
-
-
-def _rows(kept: KeptRows | None, batch: EpisodeBatch) -> tuple[pa.Buffer, NDArray[np.int64]] | None:
-    """The rows of a batch as an Arrow stream, which has no more than these."""
-    rows = None if kept is None else kept.taken(batch)
-    if rows is None:
-        return None
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.table.schema) as writer:
-        writer.write_table(rows.table)
-    return sink.getvalue(), rows.starts - rows.starts[0]

@@ -29,7 +29,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.episode_spaces import conform
+from offline_cli.episodes.fit import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
 from offline_cli.files.locations import Sources
 from offline_cli.formats.asked_environment import AskedEnvironment
@@ -186,6 +186,7 @@ def read_episodes(
     added_to: AddedTo | None = None,
     apart: bool = False,
     drop_reset_rows: bool = False,
+    drop: Sequence[str] = (),
     engine: EngineSpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
@@ -197,7 +198,8 @@ def read_episodes(
     episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time, and processes for much JSON.
     `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
     are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is
-    read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `engine`: whose workers read.
+    read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `drop`: see `open_sources`. `engine`:
+    whose workers read.
     Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
     action scales, or of two meanings of a column; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
@@ -205,7 +207,7 @@ def read_episodes(
         raise UsageError(
             f"no action scale is called {action_scale!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}"
         )
-    opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options)
+    opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options, drop=drop)
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))

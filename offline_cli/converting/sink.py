@@ -24,21 +24,21 @@ import numpy as np
 
 from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.shard_list import total
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.formats import registry
-from offline_cli.formats.d3rlpy.sink import D3RLPY
-from offline_cli.formats.d4rl.sink import D4RL
-from offline_cli.formats.lerobot.sink import LEROBOT
-from offline_cli.formats.minari.sink import MINARI
-from offline_cli.formats.npz.sinks import NPZ, OGBENCH
+from offline_cli.formats.hdf5.d3rlpy import D3RLPY_SINK
+from offline_cli.formats.hdf5.d4rl import D4RL_SINK
+from offline_cli.formats.hdf5.robomimic import ROBOMIMIC_SINK
+from offline_cli.formats.lerobot.sink import LEROBOT_SINK
+from offline_cli.formats.minari.sink import MINARI_SINK
+from offline_cli.formats.npz.flat import NPZ_SINK
+from offline_cli.formats.npz.ogbench import OGBENCH_SINK
 from offline_cli.formats.reader import Reader
 from offline_cli.formats.rllib.input_reader import Maker
-from offline_cli.formats.robomimic.sink import ROBOMIMIC
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
@@ -113,13 +113,13 @@ OURS: Final = {
             OPTIONS,
             "steps, last observations, infos, extra outputs; not custom data, clocks, ids of multi-agent episodes",
         ),
-        MINARI,
-        D4RL,
-        ROBOMIMIC,
-        D3RLPY,
-        LEROBOT,
-        NPZ,
-        OGBENCH,
+        MINARI_SINK,
+        D4RL_SINK,
+        ROBOMIMIC_SINK,
+        D3RLPY_SINK,
+        LEROBOT_SINK,
+        NPZ_SINK,
+        OGBENCH_SINK,
     )
 }
 
@@ -149,7 +149,7 @@ def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int 
     """What the sink has committed. Raises BadConfig where it does not say so, and what its `commit` raises."""
     written: Any = sink.commit(assumptions=assumptions, episodes_lost=episodes_lost)
     if isinstance(written, Manifest):
-        counts, nbytes = written.counts, total(written.shards, "bytes")
+        counts, nbytes = written.counts, sum(shard.bytes for shard in written.shards)
         return Written(counts.episodes, counts.steps, len(written.shards), nbytes)
     if not isinstance(written, Written):
         what = f"commit() of the sink {type(sink).__name__} returned {type(written).__name__}, not a Written"

@@ -36,7 +36,7 @@ from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
 from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
-from offline_cli.formats.source import ROWS, Fragments, ReadingAhead, Scannable, Source, SourceInfo
+from offline_cli.formats.source import ROWS, Fragments, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.stop_signals import check
@@ -115,8 +115,7 @@ def _forms(source: Source) -> dict[str, str]:
 
 def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatch | None:
     """The first batch of a source; None: there is none. Raises what reading raises."""
-    looked = source.not_ahead() if isinstance(source, ReadingAhead) else source
-    with closing(looked), closing(cast(Any, looked.fragments(Tally(), Rejects(on_error)))) as fragments:
+    with closing(source), closing(cast(Any, source.fragments(Tally(), Rejects(on_error)))) as fragments:
         first: Fragments | None = next(fragments, None)
     return None if first is None else first.batch
 
@@ -175,12 +174,16 @@ class WholeEpisodes:
             for batch in self:
                 found.setdefault(self.location, Resets()).see(batch)
             self._resets = found
-            self._begin()
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        for source in self.sources:
+            source.close()  # the reading before this one may have stopped in the middle
+        self._begin()
 
     def _begin(self) -> None:
         self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
         for source in self.sources:
-            source.close()  # a reading before this one may have stopped in the middle
             self.tally.assumptions += source.info.inherited
             if source.info.manifest is not None and not source.info.manifest.complete:
                 self.tally.assume(INCOMPLETE)
@@ -265,7 +268,7 @@ class WholeEpisodes:
                 held.clear()
         self._ahead = held
         if not holding:
-            self._begin()
+            self._begin_again()
         return extremes.spaces()
 
     def compare_later_sources(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:

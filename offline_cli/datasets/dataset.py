@@ -11,32 +11,28 @@ from __future__ import annotations
 import importlib
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import repeat, tee
+from functools import cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, get_args, overload
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
-from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, WRITING
-from offline_cli.datasets.lease_record import APPENDS_TO, WritingNote, heard_from, holder_at_work
+from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
+from offline_cli.datasets.frames import EpisodeFrames, StepFrames, lazy_frame, whole_frame
+from offline_cli.datasets.lock import APPENDS_TO, WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
-from offline_cli.datasets.reading import BlockCache, ShardReader, ShardsAhead
-from offline_cli.datasets.row_formats import EpisodeFrames, StepFrames, lazy_frame, whole_frame
-from offline_cli.datasets.row_groups import KeptRows
-from offline_cli.datasets.shard_list import replaced_meanwhile, total, where_episodes_are
-from offline_cli.datasets.target_folder import UNFINISHED_WRITING
+from offline_cli.datasets.reading import Blocks, Rows, ShardReader
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadData, MissingPackage, NoData, StorageNotFound, Uncommitted, UsageError
+from offline_cli.errors import BadData, MissingPackage, NoData, StorageError, StorageNotFound, Uncommitted, UsageError
 from offline_cli.files.locations import Location, open_location
 from offline_cli.parquet.safety import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, opened
@@ -50,15 +46,17 @@ if TYPE_CHECKING:
 __all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset"]
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
-TARGET_STEPS = 1 << 16
+TARGET_STEPS: Final = 1 << 16
 TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
+KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
 Per = Literal["step", "episode"]
+T = TypeVar("T")
 FIX: Final = "write the dataset again from its source"
 INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-left-out"})
 """Keys of a manifest's provenance and assumptions, one of which a dataset that is not complete has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Dataset:
     """One committed dataset: E episodes, in the manifest's order.
 
@@ -68,12 +66,17 @@ class Dataset:
     """
 
     location: Location  # its folder
-    manifest: Manifest = field(repr=False)
-    part: Sequence[Shard] | None = field(default=None, repr=False)  # of its shards, those that are read; None: all
-    _cache: BlockCache = field(default_factory=BlockCache, repr=False, compare=False)
-    chosen: tuple[NDArray[np.bool_], ...] | None = field(default=None, repr=False)  # (E,) of each: what is read; None: all
-    kept: KeptRows | None = field(default=None, repr=False)  # gets the rows of what is read, where all columns are
-    ahead: bool = field(default=False, repr=False)  # one more row group of this machine may be in memory
+    manifest: Manifest
+    part: Sequence[Shard] | None = None  # of its shards, those that are read; None: all
+    _cache: BlockCache = field(default_factory=lambda: BlockCache(), compare=False)
+
+    def __repr__(self) -> str:
+        known = self.manifest
+        size = f"{len(self):,} episodes, {sum(shard.steps for shard in self.shards):,} steps"
+        return f"<Dataset {self.location.url}: {size}, {known.environment.id if known.environment else 'no environment'}>"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in object.__dir__(self) if not name.startswith("_") or name.startswith("__")]
 
     def __enter__(self) -> Self:
         return self
@@ -99,46 +102,6 @@ class Dataset:
             raise NoData("no dataset is here: there is no manifest.json", where=folder.url, fix=fix)
         return Dataset(folder, Manifest.read(folder))
 
-    def batches(
-        self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS, *, memory_limit: int = MEMORY_LIMIT
-    ) -> Reading[EpisodeBatch]:
-        """All episodes in the manifest's order, streamed: one row group or so is in memory; of remote shards, a few parts more.
-
-        `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
-        and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
-        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or changed,
-        also where only its sha256 shows it: after its last batch, and in a bucket only where all columns are read;
-        StorageError for one that went because the dataset was replaced meanwhile;
-        MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
-        A caller that does not read to the end closes it.
-        """
-        return Reading(lambda scope: self._batches(columns, target_steps, memory_limit, scope))
-
-    def _batches(
-        self, columns: Sequence[str] | None, target_steps: int, memory_limit: int, scope: Scope
-    ) -> Iterator[EpisodeBatch]:
-        shards, reader = self.shards, self._reader(columns, target_steps)
-        chosen = self.chosen or repeat(None, len(shards))
-        pairs = ((shard, mine) for shard, mine in zip(shards, chosen, strict=True) if mine is None or mine.any())
-        wanted, expected = tee((shard, None if mine is None or mine.all() else mine) for shard, mine in pairs)
-        ends = {"terminated": 0, "truncated": 0}
-        with scope.part() as held:
-            coming = self._ahead((shard for shard, _ in expected), reader.columns_of, held)
-            for shard, mine in wanted:
-                with self._told_if_replaced(shard):
-                    for batch in self._episodes(shard, reader, memory_limit, coming, held, mine):
-                        ends["terminated"] += int(batch.terminated.sum())
-                        ends["truncated"] += int(batch.truncated.sum())
-                        yield batch
-        self.check_ends(**ends)
-
-    def check_ends(self, terminated: int, truncated: int) -> None:
-        """Raise BadData where the manifest counts others, unless only some episodes are read."""
-        for name, count in (("terminated", terminated), ("truncated", truncated)):
-            said = getattr(self.manifest.counts, name)
-            if self.part is None and self.chosen is None and count != said:
-                raise self._contradiction(f"{said} episodes {name}, its shards hold {count}")
-
     @property
     def shards(self) -> Sequence[Shard]:
         """Those that are read."""
@@ -148,22 +111,109 @@ class Dataset:
         """The same of these shards alone."""
         return replace(self, part=tuple(shards))
 
-    def _reader(self, columns: Sequence[str] | None = None, target_steps: int = 1) -> ShardReader:
+    # ---- as a stream ----
+
+    def batches(
+        self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS, *, memory_limit: int = MEMORY_LIMIT
+    ) -> Reading[EpisodeBatch]:
+        """All episodes in the manifest's order, streamed: one row group or so is in memory.
+
+        `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
+        and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
+        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or damaged;
+        StorageError for one that went because the dataset was replaced meanwhile;
+        MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
+        A caller that does not read to the end closes it.
+        """
+        reader = self._reader(columns, target_steps, memory_limit)
+        return Reading(lambda scope: self._batches(reader, scope))
+
+    def _batches(self, reader: ShardReader, scope: Scope) -> Iterator[EpisodeBatch]:
+        ends = {"terminated": 0, "truncated": 0}
+
+        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[EpisodeBatch]:
+            episodes = steps = 0
+            for batch in reader.read(file, place):
+                episodes, steps = episodes + len(batch), steps + batch.num_steps
+                ends["terminated"] += int(batch.terminated.sum())
+                ends["truncated"] += int(batch.truncated.sum())
+                yield batch
+            self._check_count(shard, "episodes", episodes)
+            self._check_count(shard, "steps", steps)
+
+        yield from self._each_shard(read, scope)
+        self.check_ends(**ends)
+
+    def rows(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Rows]:
+        """The rows of all episodes as they are in the shards, with all their columns; nothing is decoded.
+
+        Raises as `batches` does.
+        """
+        reader = self._reader(None, 1, memory_limit)
+
+        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Rows]:
+            episodes = 0
+            for rows in reader.rows(file, place):
+                episodes += len(rows.starts) - 1
+                yield rows
+            self._check_count(shard, "episodes", episodes)
+
+        return Reading(partial(self._each_shard, read))
+
+    def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
+        """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; steps are not decoded.
+
+        `returns`, `agents`: whether returns, and ids of agents and modules, are wanted; else they may be null, which takes less
+        time where they have to be found in the steps. Raises as `batches` does, and BadData for a shard without such columns.
+        """
+        reader = self._reader(None, 1, memory_limit)
+
+        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Any]:
+            table = reader.plain(file, place, returns=returns, agents=agents)
+            self._check_count(shard, "episodes", table.num_rows)
+            yield table
+
+        return Reading(partial(self._each_shard, read))
+
+    def _each_shard(self, read: Callable[[Shard, OpenShard, Location], Iterator[T]], scope: Scope) -> Iterator[T]:
+        """What `read` gives of each shard, which is open meanwhile."""
+        for shard in self.shards:
+            place = self.location.join(shard.path)
+            with self._told_if_replaced(shard), scope.part() as held:
+                file = held.enter(opened(place, size=shard.bytes))
+                if file.metadata.num_rows != shard.rows:
+                    what = f"the shard has {file.metadata.num_rows} rows, its manifest says {shard.rows}"
+                    raise BadData(what, where=place.url, fix=FIX)
+                yield from read(shard, file, place)
+
+    def _check_count(self, shard: Shard, name: str, have: int) -> None:
+        if have != (said := getattr(shard, name)):
+            what = f"the shard holds {have} {name}, its manifest says {said}"
+            raise BadData(what, where=self.location.join(shard.path).url, fix=FIX)
+
+    def check_ends(self, terminated: int, truncated: int) -> None:
+        """Raise BadData where the manifest counts others, unless only some shards are read."""
+        for name, count in (("terminated", terminated), ("truncated", truncated)):
+            said = getattr(self.manifest.counts, name)
+            if self.part is None and count != said:
+                raise self._contradiction(f"{said} episodes {name}, its shards hold {count}")
+
+    def _reader(
+        self, columns: Sequence[str] | None = None, target_steps: int = 1, memory_limit: int = MEMORY_LIMIT
+    ) -> ShardReader:
         found = self.manifest
-        spaces = found.observation_space, found.action_space
-        kept = self.kept if columns is None else None
-        declared = not found.spaces_inferred
-        return ShardReader(found.format, *spaces, columns, target_steps, declared=declared, kept=kept, ahead=self.ahead)
+        spaces, declared = (found.observation_space, found.action_space), not found.spaces_inferred
+        return ShardReader(found.format, *spaces, columns, target_steps, declared=declared, memory_limit=memory_limit)
 
     # ---- as a sequence ----
 
     def __len__(self) -> int:
-        return total(self.shards, "episodes")
+        return sum(shard.episodes for shard in self.shards)
 
     def __iter__(self) -> Reading[SingleAgentEpisode]:
         """Each episode, streamed as `batches` does; a context manager, as that is, for loops that end early."""
-        read = partial(self._batches, None, TARGET_STEPS, MEMORY_LIMIT)
-        return Reading(lambda scope: (episode for batch in read(scope) for episode in batch))
+        reader = self._reader(None, TARGET_STEPS)
+        return Reading(lambda scope: (episode for batch in self._batches(reader, scope) for episode in batch))
 
     @overload
     def __getitem__(self, which: int | np.integer[Any]) -> SingleAgentEpisode: ...
@@ -172,8 +222,7 @@ class Dataset:
     def __getitem__(self, which: Any) -> SingleAgentEpisode | EpisodeBatch:
         """Episode `which`, negative from the end; or a batch of those in a slice, indices (K,), or a mask (E,), in their order.
 
-        Raises IndexError; BadEpisode where chosen episodes have two structures; BadData as `batches` does, but for the sha256
-        of a shard of which only a part is read.
+        Raises IndexError; BadEpisode where chosen episodes have two structures; BadData as `batches` does.
         """
         if isinstance(which, slice):
             return self._selected(np.arange(len(self))[which])
@@ -197,12 +246,13 @@ class Dataset:
         """The episodes of these indices, in their order; each block that holds one is read once."""
         if not len(indices):
             return self._selected(np.zeros(1, np.int64)).select(slice(0, 0)) if len(self) else self._empty()
-        of_shard, inside = where_episodes_are(self.shards, indices)
+        first = np.cumsum([0, *(shard.episodes for shard in self.shards)])
+        of_shard = np.searchsorted(first, indices, side="right") - 1
         parts: list[EpisodeBatch] = []
         places: list[NDArray[np.int64]] = []
         for number in np.unique(of_shard).tolist():
             at = np.flatnonzero(of_shard == number)
-            for rows, batch in self._read(self.shards[number], inside[at]):
+            for rows, batch in self._read(self.shards[number], indices[at] - first[number]):
                 parts.append(batch)
                 places.append(at[rows])
         order, whole = np.concatenate(places), EpisodeBatch.concat(parts)
@@ -210,10 +260,23 @@ class Dataset:
 
     def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
         """The episodes of a shard in parts, each with its places in `episodes`."""
-        place = self.location.join(shard.path)
-        opening = partial(opened, place, size=shard.bytes)
-        with self._told_if_replaced(shard):
-            return self._cache.read(place, self._reader(), opening, shard.episodes, episodes)
+        place, reader, found = self.location.join(shard.path), self._reader(), []
+        with self._told_if_replaced(shard), self._cache.lock, ExitStack() as stack:
+            file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
+            blocks = self._cache.blocks.get(place.url)
+            if blocks is None:
+                blocks = self._cache.blocks[place.url] = reader.blocks(file(), place)
+            self._check_count(shard, "episodes", int(blocks.episodes[-1]))
+            of_block = np.searchsorted(blocks.episodes, episodes, side="right") - 1
+            for number in np.unique(of_block).tolist():
+                batches = self._cache.block((place.url, number), partial(reader.block, file, place, blocks, number))
+                rows = np.flatnonzero(of_block == number)
+                wanted, first = episodes[rows] - blocks.episodes[number], np.cumsum([0, *map(len, batches)])
+                of_batch = np.searchsorted(first, wanted, side="right") - 1
+                for one in np.unique(of_batch).tolist():
+                    at = np.flatnonzero(of_batch == one)
+                    found.append((rows[at], batches[one].select(wanted[at] - first[one])))
+        return found
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -274,65 +337,7 @@ class Dataset:
             raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
 
-    def _ahead(
-        self, shards: Iterable[Shard], columns_of: Callable[[OpenShard], Sequence[str] | None], scope: Scope
-    ) -> ShardsAhead | None:
-        """Remote shards, opened ahead; None on this machine."""
-        if not self.location.is_in_bucket:
-            return None
-        return scope.enter(ShardsAhead(((self.location.join(shard.path), shard.bytes) for shard in shards), columns_of))
-
-    def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
-        """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; None in place of one that lacks the plain columns.
-
-        `returns`, `agents`: whether returns, and ids of agents and modules, are wanted; else they may be null, which takes less
-        time where they have to be found in the steps.
-        Steps are not decoded. Raises as `batches` does, but that a changed shard may pass; use it in the same way.
-        """
-        return Reading(lambda scope: self._plain({"returns": returns, "agents": agents}, memory_limit, scope))
-
-    def _plain(self, wanted: Mapping[str, bool], memory_limit: int, scope: Scope) -> Iterator[Any]:
-        shards, reader = self.shards, self._reader()
-        with scope.part() as held:
-            coming = self._ahead(shards, lambda _: reader.plain_columns(**wanted), held)
-            for shard in shards:
-                place = self.location.join(shard.path)
-                opening = coming.turn() if coming else opened(place, size=shard.bytes)
-                with self._told_if_replaced(shard), opening as file, held.part() as reading:
-                    tables = reader.plain(file, place, memory_limit, **wanted, scope=reading)
-                    table = None if tables is None else pa.concat_tables([PLAIN_SCHEMA.empty_table(), *tables])
-                    if table is not None and table.num_rows != shard.episodes:
-                        what = f"the shard holds {table.num_rows} episodes, its manifest says {shard.episodes}"
-                        raise BadData(what, where=place.url, fix=FIX)
-                yield table
-                if coming is not None:
-                    coming.advance()
-
-    def _episodes(
-        self,
-        shard: Shard,
-        reader: ShardReader,
-        memory_limit: int,
-        coming: ShardsAhead | None,
-        scope: Scope,
-        chosen: NDArray[np.bool_] | None,
-    ) -> Iterator[EpisodeBatch]:
-        place, episodes, steps = self.location.join(shard.path), 0, 0
-        opening = opened(place, size=shard.bytes) if coming is None else coming.turn()
-        how: dict[str, Any] = {"memory_limit": memory_limit, "scope": scope, "chosen": chosen}
-        for batch in reader.read(place, rows=shard.rows, opening=opening, **how):
-            episodes += len(batch)
-            steps += batch.num_steps
-            yield batch
-            if coming is not None:
-                coming.advance()  # not before: a reader of the first episodes alone needs no other shard
-        if chosen is not None:
-            return  # its sums are not of all
-        if episodes != shard.episodes:
-            what = f"the shard holds {episodes} episodes, its manifest says {shard.episodes}"
-            raise BadData(what, where=place.url, fix=FIX)
-        if steps != shard.steps:
-            raise BadData(f"the shard holds {steps} steps, its manifest says {shard.steps}", where=place.url, fix=FIX)
+    # ---- what is wrong with it ----
 
     @contextmanager
     def _told_if_replaced(self, shard: Shard) -> Iterator[None]:
@@ -343,7 +348,9 @@ class Dataset:
             place, listed = self.location.join(shard.path), listed_paths(self.location)
             if not listed or shard.path in listed or place.exists():
                 raise
-            raise replaced_meanwhile(place) from error.__cause__
+            what = "this file is gone: the dataset was replaced after this began to read it"
+            fix = "open the dataset again, or run the same again: it reads what is here now"
+            raise StorageError(what, where=place.url, fix=fix) from error.__cause__
 
     def refuse_unexplained(self) -> None:
         """Raise BadData for `complete: false` that nothing else in the manifest explains.
@@ -357,6 +364,26 @@ class Dataset:
     def _contradiction(self, what: str) -> BadData:
         fix = f"{FIX}; or read its shards without it, as {self.location.join(DATA).url}"
         return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
+
+
+class BlockCache:
+    """Where shards have their blocks, and the last few blocks that were read. It is pickled without either."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, Blocks] = {}  # by URL of the shard
+        self.lock = threading.Lock()
+        self._held: OrderedDict[tuple[str, int], list[EpisodeBatch]] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[BlockCache], tuple[()]]:
+        return BlockCache, ()
+
+    def block(self, key: tuple[str, int], read: Callable[[], list[EpisodeBatch]]) -> list[EpisodeBatch]:
+        """A block by the URL of its shard and its number."""
+        batches = self._held.pop(key, None)
+        self._held[key] = found = read() if batches is None else batches
+        if len(self._held) > KEPT:
+            self._held.popitem(last=False)
+        return found
 
 
 def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
@@ -377,11 +404,17 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
     except BadData:  # a broken note says no less that nobody has finished
         note = None
     began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
-    holder = holder_at_work(note, folder.join(WRITING)) if note else None
-    if note is not None and holder is not None:
-        heard = heard_from(holder["age"])
-        what = f"a writer has not finished this {note.writes}, and is at work on it{began}{heard}"
-        return Uncommitted(what, where=folder.url, fix="wait until it ends, then run this again", details={"holder": holder})
+    if note is not None and note.is_at_work is not False:
+        holder = {"host": note.host, "pid": note.pid, "command": note.command, "started": note.started}
+        what, fix = f"a writer has not finished this {note.writes}", "wait until it ends, then run this again"
+        if note.is_at_work is None:
+            what, fix = (
+                f"{what}, and may be at work",
+                f"{fix}; where it has ended, the same command with --resume --force-unlock",
+            )
+        else:
+            what = f"{what}, and is at work on it"
+        return Uncommitted(f"{what}{began}", where=folder.url, fix=fix, details={"holder": holder})
     if note is not None and note.writes != DATASET.noun:
         fix = "run the same command again with --overwrite, and read the recordings that it reads"
         return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)

@@ -2,8 +2,8 @@
 
     D/manifest.json                       the commit, written last
     D/data/shard-<8 hex>-000000.parquet   complete shards only
-    D/manifest/part-<16 hex>.json         parts of a manifest of many shards (`shard_list.py`)
-    D/_writing.json                       a writer is, or was, at work
+    D/README.md                           the card, for people (`card.py`)
+    D/_writing.json                       a writer is, or was, at work (`lock.py`)
     D/_part-*                             a local file being written; never in data/
     D/quarantine/rows-000000.rejects      rows set aside, as Parquet that no pattern *.parquet finds
 
@@ -27,11 +27,10 @@ from offline_cli.files.local_files import PART_PREFIX
 
 __all__ = [
     "BATCHES",
+    "CARD",
     "DATA",
     "DATASET",
     "MANIFEST",
-    "MANIFEST_PARTS",
-    "PART_PATH",
     "PART_PREFIX",
     "QUARANTINE",
     "RUN_CONFIG",
@@ -44,13 +43,12 @@ __all__ = [
     "batch_name",
     "connector_state_name",
     "generation_of",
-    "part_name",
     "quarantine_name",
     "shard_name",
 ]
 
 MANIFEST: Final = "manifest.json"
-MANIFEST_PARTS: Final = "manifest"
+CARD: Final = "README.md"
 BATCHES: Final = "batches.json"
 WRITING: Final = "_writing.json"
 DATA: Final = "data"
@@ -60,7 +58,6 @@ RUN_CONFIG: Final = "config.toml"
 RUN_POLICY: Final = "policy.json"
 
 SHARD_PATH: Final = re.compile(r"data/shard-(?P<generation>[0-9a-f]{8})-(?P<number>[0-9]{6,12})\.parquet", re.ASCII)
-PART_PATH: Final = re.compile(r"manifest/part-[0-9a-f]{16}\.json", re.ASCII)
 BATCH_PATH: Final = re.compile(
     r"data/batch-(?P<number>[0-9]{6,12})(?P<generation>(?:-[0-9]{1,12})?)\.(?:parquet|safetensors)", re.ASCII
 )
@@ -110,11 +107,6 @@ def connector_state_name(generation: str) -> str:
 def shard_name(generation: str, number: int) -> str:
     """Path of a shard below the dataset folder."""
     return f"{DATA}/shard-{generation}-{number:06d}.parquet"
-
-
-def part_name(sha256: str) -> str:
-    """Path of a part of the manifest, below the dataset folder; `sha256`: hex, of its bytes."""
-    return f"{MANIFEST_PARTS}/part-{sha256[:16]}.json"
 
 
 def generation_of(path: str) -> str:

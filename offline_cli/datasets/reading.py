@@ -1,20 +1,14 @@
-"""Shards as batches of whole episodes, streamed by row groups, and checked against their manifest entries.
+"""One shard as batches of whole episodes, or as plain columns, a row an episode; streamed by row groups.
 
-`ShardReader.plain` reads the plain columns of episodes alone. `ShardsAhead`: remote shards are opened before their turn.
+Whatever of a shard is not what its manifest or its spaces say raises BadData with its name. Page checksums are compared while
+reading (`parquet/`); its sha256 is not.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import islice
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,30 +17,27 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import EPISODE_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
-from offline_cli.datasets.episode_runs import whole_episodes
-from offline_cli.datasets.episode_tables import check_columns, check_further_columns
-from offline_cli.datasets.row_groups import KeptRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.errors import PROBLEM, BadData
 from offline_cli.files.locations import Location
-from offline_cli.files.prefetch import Ahead
-from offline_cli.files.remote_files import fetch_end
-from offline_cli.files.timeouts import ReadingPool, in_daemon_thread
-from offline_cli.parquet.arrow_reading import without_dictionaries
+from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.parquet.safety import MEMORY_LIMIT
-from offline_cli.parquet.shards import OpenShard, expect_row_groups, opened, opened_stream, parsed, read_row_groups
-from offline_cli.scopes import Scope, part_of
+from offline_cli.parquet.shards import OpenShard, read_row_groups
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["BlockCache", "Blocks", "ShardReader", "ShardsAhead"]
+__all__ = ["Blocks", "Rows", "ShardReader", "run_starts", "whole_episodes"]
 
-AT_ONCE: Final = 8  # remote shards that are opened before their turn
-REPEATING: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)  # of steps
-SURVEYED: Final = 4 << 20  # bytes of plain columns of steps that are read at once: some 600,000 steps
-KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
-FIX = "write the dataset again from its source"
+FIX: Final = "write the dataset again from its source"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of E whole episodes, as they are in a shard."""
+
+    table: Any  # pa.Table
+    starts: NDArray[np.int64]  # (E+1,): the rows of episode e are starts[e]:starts[e+1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,93 +58,55 @@ class ShardReader:
     keep: Sequence[str] | None = None  # extra model outputs to read, and "infos"; None: all
     target_steps: int = 1  # `columns` only: row groups are joined until a batch has so many
     declared: bool = False  # `episodes` only: the episodes may not state other spaces
+    memory_limit: int = MEMORY_LIMIT  # bytes that reading a row group may take, however well it is packed
     decoder: BatchDecoder = field(default_factory=lambda: BatchDecoder(Rejects(), Tally()))  # remembers layouts it has seen
-    kept: KeptRows | None = None  # gets the rows of each batch
-    ahead: bool = False  # of this machine, a row group is read while the caller has the one before
 
-    def read(
-        self,
-        location: Location,
-        *,
-        rows: int | None = None,
-        memory_limit: int = MEMORY_LIMIT,
-        opening: AbstractContextManager[OpenShard] | None = None,
-        scope: Scope | None = None,
-        chosen: NDArray[np.bool_] | None = None,
-    ) -> Iterator[EpisodeBatch]:
-        """Batches of the episodes in the shard at `location`, in order.
-
-        `rows`: what its manifest states. `memory_limit`: bytes that reading a row group may take, however well it is packed.
-        `opening`: the shard, if it has been opened. `scope` owns it. `chosen`: (E,) those of its episodes that are wanted.
-        Raises BadData, naming the shard, where it is missing, damaged, cut, or has other columns than its spaces ask for;
-        MemoryLimitExceeded.
+    def read(self, file: OpenShard, location: Location) -> Iterator[EpisodeBatch]:
+        """Batches of the episodes in an opened shard, in order. Raises BadData where it is damaged, or has other columns than
+        its spaces ask for; MemoryLimitExceeded.
         """
-        with part_of(scope) as held:
-            file = held.enter(opening or opened(location))
-            if rows is not None and file.metadata.num_rows != rows:
-                what = f"the shard has {file.metadata.num_rows} rows, its manifest says {rows}"
-                raise BadData(what, where=location.url, fix=FIX)
-            self.check_columns(file, location)
-            how: dict[str, Any] = {"memory_limit": memory_limit, "pool": self._pool(file, location, held)}
-            tables = read_row_groups(file, location, columns=self.columns_of(file), numbered=self._numbered, **how)
-            read = self._steps if self.format == "columns" else self._decoded
-            yield from read(tables, location, chosen)
-
-    def check_columns(self, file: OpenShard, location: Location) -> None:
-        """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
-        if self.format != "columns":
-            check_columns(file.schema_arrow, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
-            return
-        assert self.observation_space is not None and self.action_space is not None, "a manifest of columns has spaces"  # noqa: PT018
-        check_columns(file.schema_arrow, step_tables.step_schema(self.observation_space, self.action_space), location)
-        check_further_columns(file.schema_arrow, location)
-
-    def plain(
-        self, file: OpenShard, location: Location, memory_limit: int, *, returns: bool, agents: bool, scope: Scope
-    ) -> Iterator[Any] | None:
-        """Tables of PLAIN_SCHEMA, a row for each episode of an opened shard; None where it lacks the columns."""
-        wanted = self.plain_columns(returns=returns, agents=agents)
-        known = {field.name: field.type for field in file.schema_arrow}
-        like = episode_tables.PLAIN_SCHEMA if self.format != "columns" else step_tables.FLAT_SCHEMA
-        if any(known.get(name) != like.field(name).type for name in wanted):
-            return None
-        is_joined = self.format == "columns" and location.is_local  # elsewhere parts are fetched in order
-        how: dict[str, Any] = {"numbered": self._numbered, "at_once": SURVEYED if is_joined else 0}
-        how["pool"] = self._pool(file, location, scope)
-        tables = read_row_groups(file, location, columns=wanted, memory_limit=memory_limit, **how)
+        self.check_columns(file, location)
+        tables = read_row_groups(file, location, columns=self._columns(file), memory_limit=self.memory_limit)
         if self.format == "columns":
-            return (
-                step_tables.plain_table(table, starts, episode_tables.PLAIN_SCHEMA, location.url)
-                for table, starts in whole_episodes(tables, 1, look_ahead=True)
-            )
-        return (episode_tables.with_agents(table) for table in tables)
+            for rows in whole_episodes(tables, self.target_steps):
+                yield self._stepped(rows, location)
+            return
+        first = 0
+        for table in tables:
+            yield from self._decoded(table, first, location)
+            first += table.num_rows
 
-    def plain_columns(self, *, returns: bool, agents: bool) -> list[str]:
-        """The columns that `plain` reads; `returns`, `agents`: those of returns, of agents and modules too."""
-        names = step_tables.FLAT_SCHEMA.names if self.format == "columns" else EPISODE_COLUMNS
+    def rows(self, file: OpenShard, location: Location) -> Iterator[Rows]:
+        """The rows of whole episodes as they are, with all their columns. Raises as `read` does."""
+        self.check_columns(file, location)
+        tables = read_row_groups(file, location, memory_limit=self.memory_limit)
+        if self.format == "columns":
+            yield from whole_episodes(tables, 1)
+        else:
+            yield from (Rows(table, np.arange(table.num_rows + 1)) for table in tables)
+
+    def plain(self, file: OpenShard, location: Location, *, returns: bool = True, agents: bool = True) -> Any:
+        """A pa.Table of PLAIN_SCHEMA, a row for each episode. Steps are not decoded: of `episodes`, agents are null.
+
+        `returns`, `agents`: whether they are wanted; else they may be null. Raises BadData for columns that are missing.
+        """
+        stepwise = self.format == "columns"
+        names = step_tables.FLAT_SCHEMA.names if stepwise else EPISODE_COLUMNS
         without = {Columns.ITEM, *(() if returns else [Columns.REWARDS]), *(() if agents else step_tables.OF_AGENTS)}
-        return [name for name in names if name not in without]
+        wanted = [name for name in names if name not in without]
+        like = step_tables.FLAT_SCHEMA if stepwise else episode_tables.EPISODE_SCHEMA
+        _check(file.schema_arrow, pa.schema([like.field(name) for name in wanted]), location)
+        tables = read_row_groups(file, location, columns=wanted, memory_limit=self.memory_limit)
+        found = [episode_tables.PLAIN_SCHEMA.empty_table()]
+        if stepwise:
+            schema, where = episode_tables.PLAIN_SCHEMA, location.url
+            steps = whole_episodes(tables, 1 << 20)
+            found += (step_tables.plain_table(rows.table, rows.starts, schema, where) for rows in steps)
+        else:
+            found += map(episode_tables.with_agents, tables)
+        return pa.concat_tables(found)
 
-    def _steps(self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None) -> Iterator[EpisodeBatch]:
-        episode = 0
-        for table, starts in whole_episodes(tables, self.target_steps, look_ahead=self.ahead):
-            if chosen is not None:
-                wanted = chosen[episode : episode + len(starts) - 1]
-                episode += len(starts) - 1
-                if not wanted.any():
-                    continue
-                if not wanted.all():
-                    lengths = np.diff(starts)
-                    table = table.filter(pa.array(np.repeat(wanted, lengths)))
-                    starts = np.concatenate([[0], np.cumsum(lengths[wanted])])
-            batch = self._stepped(table, location, starts)
-            if self.kept is not None:
-                self.kept.keep(batch, without_dictionaries(table, REPEATING), batch.starts)
-            yield batch
-
-    def _stepped(self, table: Any, location: Location, starts: NDArray[np.int64] | None = None) -> EpisodeBatch:
-        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
-        return step_tables.from_table(table, **spaces, where=location.url, keep=self.keep, starts=starts)
+    # ---- parts of a shard ----
 
     def blocks(self, file: OpenShard, location: Location) -> Blocks:
         """Where the opened shard holds which episodes. Of `columns`, the ids of all steps are read. Raises as `read` does."""
@@ -161,34 +114,33 @@ class ShardReader:
         if self.format != "columns":
             rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             return Blocks(np.arange(len(rows) + 1), np.cumsum([0, *rows]))
-        groups, episodes, count, last_id = [0], [0], 0, None
-        tables = read_row_groups(file, location, columns=[Columns.EPS_ID])
-        for group, table in enumerate(tables):
-            if not table.num_rows:
+        groups, episodes, count, last = [0], [0], 0, None
+        for group, table in enumerate(read_row_groups(file, location, columns=[Columns.EPS_ID])):
+            ids = table.column(Columns.EPS_ID)
+            if not len(ids):
                 continue
-            ids = table.column(Columns.EPS_ID).combine_chunks()
-            ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
-            begins = last_id is None or not last_id.equals(ids[0])
+            begins = ids[0] != last
             if begins and count:
                 groups.append(group)
                 episodes.append(count)
-            count += int(begins) + int(pc.sum(pc.not_equal(ids[1:], ids[:-1])).as_py() or 0)
-            last_id = ids[-1]
+            count += len(run_starts(ids)) - (not begins)
+            last = ids[-1]
         ends = ([file.num_row_groups], [count]) if count else ([], [])
         return Blocks(np.array(groups + ends[0]), np.array(episodes + ends[1]))
 
-    def block(self, file: OpenShard, location: Location, blocks: Blocks, number: int) -> list[EpisodeBatch]:
-        """The episodes of one block of the opened shard, in order. Raises as `read` does."""
+    def block(self, opening: Callable[[], OpenShard], location: Location, blocks: Blocks, number: int) -> list[EpisodeBatch]:
+        """The episodes of one block of a shard, which `opening` gives, in order. Raises as `read` does."""
+        file = opening()
         groups = range(int(blocks.groups[number]), int(blocks.groups[number + 1]))
-        tables = read_row_groups(file, location, columns=self.columns_of(file), groups=groups)
+        table = pa.concat_tables(list(read_row_groups(file, location, columns=self._columns(file), groups=groups)))
         if self.format != "columns":
-            return list(self._decoded(tables, location, first=int(blocks.episodes[number])))
-        return [self._stepped(pa.concat_tables(list(tables)), location)]
+            return list(self._decoded(table, int(blocks.episodes[number]), location))
+        return [self._stepped(rows, location) for rows in whole_episodes([table], table.num_rows + 1)]
 
-    def columns_of(self, file: OpenShard) -> list[str]:
+    def _columns(self, file: OpenShard) -> list[str]:
         """The columns of an opened shard that are read."""
         if self.format != "columns":
-            return [Columns.ITEM] if self.kept is None else list(EPISODE_COLUMNS)
+            return [Columns.ITEM]
         return [name for name in file.schema_arrow.names if self._is_wanted(name)]
 
     def _is_wanted(self, name: str) -> bool:
@@ -196,178 +148,93 @@ class ShardReader:
             return True
         return Columns.INFOS in self.keep if name in step_tables.INFO_COLUMNS else name in self.keep
 
-    def _pool(self, file: OpenShard, location: Location, scope: Scope) -> ReadingPool | None:
-        """What reads ahead, where that is wanted."""
-        return scope.enter(ReadingPool(1)) if self.ahead and location.is_local and file.num_row_groups > 1 else None
+    def _stepped(self, rows: Rows, location: Location) -> EpisodeBatch:
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return step_tables.from_table(rows.table, rows.starts, **spaces, where=location.url, keep=self.keep)
 
-    @property
-    def _numbered(self) -> tuple[str, ...]:
-        return REPEATING if self.format == "columns" else ()
+    def _decoded(self, table: Any, first: int, location: Location) -> Iterator[EpisodeBatch]:
+        """`first`: row of the table in its file."""
+        spaces: dict[str, Any] = {"observation_space": self.observation_space, "action_space": self.action_space}
+        spaces["declared"] = self.declared
+        for batch in episode_tables.from_table(table, first=first, where=location.url, decoder=self.decoder, **spaces):
+            if self.keep is None:
+                yield batch
+                continue
+            extra = {name: tree for name, tree in batch.extra.items() if name in self.keep}
+            yield replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in self.keep else None)
 
-    def _decoded(
-        self, tables: Iterator[Any], location: Location, chosen: NDArray[np.bool_] | None = None, *, first: int = 0
-    ) -> Iterator[EpisodeBatch]:
-        """`first`: row of the first table in its file."""
-        for table in tables:
-            rows, first = np.arange(first, first + table.num_rows), first + table.num_rows
-            if chosen is not None and not (wanted := chosen[rows]).all():
-                table, rows = table.filter(pa.array(wanted)), rows[wanted]
-            read = 0
-            for batch in episode_tables.from_table(
-                table,
-                rows=rows,
-                where=location.url,
-                decoder=self.decoder,
-                observation_space=self.observation_space,
-                action_space=self.action_space,
-                declared=self.declared,
-            ):
-                if self.kept is not None:
-                    self.kept.keep(batch, table.slice(read, len(batch)), np.arange(len(batch) + 1))
-                read += len(batch)
-                yield batch if self.keep is None else _kept(batch, self.keep)
+    # ---- its columns ----
 
-
-class BlockCache:
-    """Where shards have their blocks, and the last few blocks that were read. It is pickled without either."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[str, Blocks] = {}  # by URL of the shard
-        self._held: OrderedDict[tuple[str, int], list[EpisodeBatch]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[BlockCache], tuple[()]]:
-        return BlockCache, ()
-
-    def read(
-        self,
-        place: Location,
-        reader: ShardReader,
-        opening: Callable[[], AbstractContextManager[OpenShard]],
-        count: int,
-        episodes: NDArray[np.int64],
-    ) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
-        """These episodes of the shard at `place`, in parts, each with its places in `episodes`.
-
-        The shard is opened if a part of it has to be read. Raises what `ShardReader.read` raises; BadData for a shard that has
-        not `count` episodes.
-        """
-        with self._lock, ExitStack() as stack:
-            file = cache(lambda: stack.enter_context(opening()))
-            if place.url not in self._blocks:
-                self._blocks[place.url] = reader.blocks(file(), place)
-            blocks = self._blocks[place.url]
-            if blocks.episodes[-1] != count:
-                what = f"the shard holds {blocks.episodes[-1]} episodes, its manifest says {count}"
-                raise BadData(what, where=place.url, fix=FIX)
-            of_block, found = np.searchsorted(blocks.episodes, episodes, side="right") - 1, []
-            for number in np.unique(of_block).tolist():
-                batches = self._held.pop((place.url, number), None)
-                if batches is None:
-                    batches = reader.block(file(), place, blocks, number)
-                self._held[place.url, number] = batches
-                if len(self._held) > KEPT:
-                    self._held.popitem(last=False)
-                rows = np.flatnonzero(of_block == number)
-                wanted, first = episodes[rows] - blocks.episodes[number], np.cumsum([0, *map(len, batches)])
-                of_batch = np.searchsorted(first, wanted, side="right") - 1
-                for one in np.unique(of_batch).tolist():
-                    at = np.flatnonzero(of_batch == one)
-                    found.append((rows[at], batches[one].select(wanted[at] - first[one])))
-        return found
+    def check_columns(self, file: OpenShard, location: Location) -> None:
+        """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
+        have = file.schema_arrow
+        if self.format != "columns":
+            _check(have, pa.schema([episode_tables.EPISODE_SCHEMA.field(Columns.ITEM)]), location)
+            return
+        assert self.observation_space is not None and self.action_space is not None, "a manifest of columns has spaces"  # noqa: PT018
+        _check(have, step_tables.step_schema(self.observation_space, self.action_space), location)
+        texts = [name for name in (*step_tables.INFO_COLUMNS, Columns.SOURCE_ID) if name in have.names]
+        wrong = [
+            f"column {name!r} is {have.field(name).type}, not text"
+            for name in texts
+            if not pa.types.is_string(have.field(name).type)
+        ]
+        infos = [name for name in texts if name in step_tables.INFO_COLUMNS]
+        wrong += [f"of {' and '.join(step_tables.INFO_COLUMNS)} only {infos[0]}"] if len(infos) == 1 else []
+        assumed = Columns.FINAL_OBS_ASSUMED
+        if assumed in have.names and not pa.types.is_boolean(have.field(assumed).type):
+            wrong.append(f"column {assumed!r} is {have.field(assumed).type}, not true or false")
+        extra = [column for column in have if column.name not in (*STEP_COLUMNS, *texts, assumed)]
+        wrong += [f"column {part.name!r} is {part.type}, which holds no numbers" for part in extra if not is_numeric(part.type)]
+        _refuse_columns(wrong, location)
 
 
-def _kept(batch: EpisodeBatch, keep: Sequence[str]) -> EpisodeBatch:
-    extra = {name: tree for name, tree in batch.extra.items() if name in keep}
-    return replace(batch, extra=extra, infos=batch.infos if Columns.INFOS in keep else None)
+def _check(have: Any, want: Any, location: Location) -> None:
+    """Raise BadData, naming every difference, unless pa.Schema `have` has all the columns of `want`, as it has them."""
+    wrong = []
+    for column in want:
+        if column.name not in have.names:
+            wrong.append(f"no column {column.name!r}")
+        elif not have.field(column.name).type.equals(column.type):
+            wrong.append(f"column {column.name!r} is {have.field(column.name).type}, not {column.type}")
+    _refuse_columns(wrong, location)
 
 
-# ---- ahead of their turn ----
+def _refuse_columns(wrong: Sequence[str], location: Location) -> None:
+    if wrong:
+        what = f"other columns than the manifest says: {'; '.join(wrong)}"
+        raise BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})
 
 
-class ShardsAhead:
-    """Remote shards to be read one after the other; a context manager, at whose end nothing more is fetched.
-
-    While one is read, the footers of the next ones are fetched, and then the row groups that will be read of them: one `Ahead`
-    bounds the bytes fetched of all. What is wrong with one is reported when its turn comes.
-    """
-
-    def __init__(self, places: Iterable[tuple[Location, int]], columns_of: Callable[[OpenShard], Sequence[str] | None]) -> None:
-        """`places`: each shard, and the bytes that it must have. `columns_of`: the columns of an opened one that are read."""
-        self._places = iter(places)
-        self._columns_of = columns_of
-        self._ahead = Ahead()
-        self._coming: deque[_Coming] = deque()
-
-    def turn(self) -> AbstractContextManager[OpenShard]:
-        """The next shard. Entering it raises what `opened` raises."""
-        return self._coming.popleft() if self._coming else self._begun(*next(self._places))
-
-    def _begun(self, place: Location, size: int) -> _Coming:
-        return _Coming(place, in_daemon_thread("offline-cli-opening", _with_footer, place, size, self._ahead))
-
-    def advance(self) -> None:
-        """Advance those whose turn has not come; to be called now and then. Does not block."""
-        self._coming += (self._begun(*each) for each in islice(self._places, AT_ONCE - len(self._coming)))
-        for shard in self._coming:
-            if not shard.advance(self._columns_of):
-                return  # in their order: what is prefetched is wanted first to last
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for shard in self._coming:
-            shard.give_up()
+# ---- where an episode ends and the next begins ----
 
 
-def _with_footer(place: Location, size: int, ahead: Ahead) -> BinaryIO:
-    stream = opened_stream(place, size=size, ahead=ahead)
-    try:
-        fetch_end(stream)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+def whole_episodes(tables: Iterable[Any], target_steps: int) -> Iterator[Rows]:
+    """The rows of pa.Tables of steps again, cut where an episode ends, `target_steps` rows or more but for the last."""
+    pending: list[Any] = []
+    rows = 0  # that are pending
+    for table in tables:
+        pending.append(table)
+        rows += table.num_rows
+        if rows < target_steps or not table.num_rows:
+            continue
+        joined = pa.concat_tables(pending)
+        starts = run_starts(joined.column(Columns.EPS_ID))
+        pending = [joined]
+        if len(starts) > 1:  # the last episode may go on
+            end = int(starts[-1])
+            yield Rows(joined.slice(0, end), starts)
+            pending, rows = [joined.slice(end)], rows - end
+    if rows:
+        joined = pa.concat_tables(pending)
+        yield Rows(joined, np.append(run_starts(joined.column(Columns.EPS_ID)), rows))
 
 
-class _Coming:
-    """A remote shard that is being opened, in a thread that does not keep the process alive."""
-
-    def __init__(self, place: Location, stream: Future[BinaryIO]) -> None:
-        self._place, self._stream = place, stream
-        self._file: OpenShard | None = None
-        self._error: OfflineCliError | None = None
-
-    def advance(self, columns_of: Callable[[OpenShard], Sequence[str] | None]) -> bool:
-        """Prefetch its row groups, once its footer is here; False before that. Of a broken one nothing is fetched."""
-        if self._file is self._error is None and self._stream.done() and self._stream.exception() is None:
-            try:
-                self._file = parsed(self._stream.result(), self._place)
-                expect_row_groups(self._file, self._place, columns_of(self._file))
-            except OfflineCliError as error:
-                self._error = error
-        return self._stream.done()
-
-    def __enter__(self) -> OpenShard:
-        """The shard. Raises why it could not be opened."""
-        try:
-            if self._error is not None:
-                raise self._error
-            return self._file or parsed(self._stream.result(), self._place)
-        except BaseException:
-            self.give_up()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Nobody will read it, or continue reading."""
-        if not self._stream.cancel():
-            self._stream.add_done_callback(_closed)
-
-
-def _closed(stream: Future[BinaryIO]) -> None:
-    if stream.exception() is None:
-        stream.result().close()
+def run_starts(ids: Any) -> NDArray[np.int64]:
+    """Rows at which another id begins, of a pa.ChunkedArray of texts."""
+    if not len(ids):
+        return np.zeros(0, np.int64)
+    ids = ids.combine_chunks()
+    ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
+    changes = pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
+    return np.append(0, np.flatnonzero(changes) + 1).astype(np.int64)

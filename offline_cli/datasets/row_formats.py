@@ -1,4 +1,4 @@
-"""The two row formats as a writer uses them: rows per episode, and batches as tables; and batches as data frames of Polars.
+"""The two row formats as a writer uses them: rows per episode, and batches as tables.
 
 `columns` has one schema for the whole dataset; a batch that does not fit it raises. The first block fixes the extra model
 outputs and whether there are ids of the source. Infos get their two columns from the first episode on that has any, and
@@ -7,37 +7,27 @@ outputs and whether there are ids of the source. Infos get their two columns fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import CUSTOM_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec.fields import check_names
-from offline_cli.episodes.episode_spaces import check_shapes, conform
-from offline_cli.errors import BadData, BadEpisode, UsageError
-from offline_cli.scopes import Reading
+from offline_cli.episodes.codec.pack_batch import check_names
+from offline_cli.episodes.fit import check_shapes, conform
+from offline_cli.errors import BadEpisode, UsageError
 from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
 
 __all__ = [
-    "EpisodeFrames",
     "EpisodeRows",
     "RowFormat",
-    "StepFrames",
     "StepRows",
-    "lazy_frame",
     "row_format",
-    "whole_frame",
 ]
-
-FIX = "write the dataset again from its source"
-MULTI_AGENT_ID = "multi_agent_id"  # the column of data frames: of the episode in which an agent's was played
-FURTHER = (Columns.INFOS, Columns.FINAL_OBS_ASSUMED)  # what frames have columns of from the start
 
 
 class RowFormat:
@@ -57,11 +47,8 @@ class RowFormat:
         """The first episode from which on tables have more columns than before; None: the columns stay."""
         return None
 
-    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
-        """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData.
-
-        `ready`: its rows as they were read, which are taken where their columns are right.
-        """
+    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
+        """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData."""
         raise NotImplementedError
 
     def add_columns(self, batch: EpisodeBatch) -> None:
@@ -97,10 +84,8 @@ class EpisodeRows(RowFormat):
         check_shapes(batch, *self._spaces)
         return batch
 
-    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
+    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
         """See RowFormat."""
-        if ready is not None and ready.schema.equals(episode_tables.EPISODE_SCHEMA):
-            return episode_tables.table_of(batch, ready.column(Columns.ITEM))
         return episode_tables.to_table(batch, where=where, tally=self._tally)
 
 
@@ -175,13 +160,10 @@ class StepRows(RowFormat):
         further = self._further | ({Columns.SOURCE_ID} if self._has_source_ids else set())
         return step_tables.step_schema(*self._spaces, self._extra or (), further=further)
 
-    def table(self, batch: EpisodeBatch, *, where: str, ready: Any = None) -> Any:
+    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
         """See RowFormat."""
         self._fix_extras(step_tables.extra_fields(batch), f"batch from episode {batch.ids[0]}")
-        schema = self._schema()
-        if ready is not None and ready.schema.equals(schema):
-            return pa.Table.from_arrays(ready.columns, schema=schema)
-        return step_tables.to_table(batch, schema, tally=self._tally)
+        return step_tables.to_table(batch, self._schema(), tally=self._tally)
 
     def adopt(self, schema: Any) -> None:
         """See RowFormat."""
@@ -214,131 +196,3 @@ def row_format(name: str, observation_space: Space | None, action_space: Space |
         fix = "give observation_space and action_space, or format='episodes'"
         raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
     return StepRows(observation_space, action_space, tally)
-
-
-# ---- as data frames ----
-
-
-class StepFrames:
-    """The steps of batches as pl.DataFrames with the columns of the format `columns`, `infos`, `reset_infos` and
-    `final_obs_assumed` included, and the id of each agent's multi-agent episode.
-    """
-
-    def __init__(self, observation_space: Space | None, action_space: Space | None, *, where: str) -> None:
-        self._spaces, self._where = (observation_space, action_space), where
-
-    def frames(self, batches: Iterable[EpisodeBatch]) -> Iterator[Any]:
-        """One for each batch that has steps, but at least one, then without rows.
-
-        Arrays of several axes are Arrays of Polars, the parts of a Tuple fields '0', '1', ... Raises BadData without spaces,
-        BadEpisode where extra model outputs change.
-        """
-        observation_space, action_space = self._spaces
-        if observation_space is None or action_space is None:
-            fix = "offline-cli convert with --env, which says the spaces; or to_polars(per='episode')"
-            raise BadData("the dataset does not say its spaces, which columns follow from", where=self._where, fix=fix)
-        rows, count = StepRows(observation_space, action_space, Tally(), further=FURTHER), 0
-        for prepared in filter(len, map(rows.prepare, batches)):
-            count += 1
-            yield self._with_multi_agent_ids(_frame(rows.table(prepared, where=self._where)), prepared)
-        if not count:
-            frame = _frame(step_tables.step_schema(observation_space, action_space, further=FURTHER).empty_table())
-            yield self._with_multi_agent_ids(frame, EpisodeBatch.from_episodes([]))
-
-    def _with_multi_agent_ids(self, frame: Any, batch: EpisodeBatch) -> Any:
-        import polars as pl
-
-        names = pl.Series(MULTI_AGENT_ID, batch.multi_agent_ids or (None,) * len(batch), dtype=pl.String)
-        steps = names.gather(np.repeat(np.arange(len(batch)), batch.lengths))
-        return frame.insert_column(frame.get_column_index(Columns.MODULE_ID) + 1, steps)
-
-    def joined(self, frames: Iterable[Any]) -> Any:
-        """One frame; without infos, marks and ids of multi-agent episodes, where all are empty."""
-        import polars as pl
-
-        whole = _without_nulls_alone(pl.concat(frames))
-        empty = all(whole[name].null_count() == len(whole) for name in step_tables.INFO_COLUMNS)
-        whole = whole.drop(step_tables.INFO_COLUMNS) if empty else whole
-        return whole if whole[Columns.FINAL_OBS_ASSUMED].any() else whole.drop(Columns.FINAL_OBS_ASSUMED)
-
-
-class EpisodeFrames:
-    """The episodes of batches as pl.DataFrames, a row for each."""
-
-    def frames(self, batches: Iterable[EpisodeBatch]) -> Iterator[Any]:
-        """One for each batch, but at least one."""
-        for batch in batches:
-            yield self._frame(batch)
-        yield self._frame(EpisodeBatch.from_episodes([]))
-
-    def joined(self, frames: Iterable[Any]) -> Any:
-        """One frame; without ids of multi-agent episodes where there are none."""
-        import polars as pl
-
-        return _without_nulls_alone(pl.concat(frames))
-
-    def _frame(self, batch: EpisodeBatch) -> Any:
-        import polars as pl
-
-        numbers = {
-            Columns.LENGTH: batch.lengths,
-            Columns.RETURN: batch.returns,
-            Columns.TERMINATED: batch.terminated,
-            Columns.TRUNCATED: batch.truncated,
-        }
-        texts = {Columns.EPS_ID: batch.ids, Columns.AGENT_ID: batch.agent_ids, Columns.MODULE_ID: batch.module_ids}
-        texts |= {MULTI_AGENT_ID: batch.multi_agent_ids}
-        named = {name: pl.Series([None] * len(batch) if of is None else of, dtype=pl.String) for name, of in texts.items()}
-        return pl.DataFrame({Columns.EPS_ID: named[Columns.EPS_ID], **numbers, **named})
-
-
-def _without_nulls_alone(frame: Any) -> Any:
-    return frame.drop(MULTI_AGENT_ID) if frame[MULTI_AGENT_ID].null_count() == len(frame) else frame
-
-
-Frames = StepFrames | EpisodeFrames
-
-
-def whole_frame(reading: Callable[[], Reading[EpisodeBatch]], frames: Frames) -> Any:
-    """All that `reading` gives, as one pl.DataFrame."""
-    with reading() as batches:
-        return frames.joined(list(frames.frames(batches)))
-
-
-def lazy_frame(reading: Callable[[], Reading[EpisodeBatch]], frames: Frames) -> Any:
-    """A pl.LazyFrame of what `reading` gives: it is asked once for the columns, and again whenever the frame is collected."""
-    from polars.io.plugins import register_io_source
-
-    def source(columns: list[str] | None, predicate: Any, rows: int | None, _: int | None) -> Iterator[Any]:
-        with reading() as batches:
-            for frame in frames.frames(batches):
-                found = frame if rows is None else frame.head(rows)
-                rows = None if rows is None else rows - len(found)
-                found = found if predicate is None else found.filter(predicate)
-                yield found if columns is None else found.select(columns)
-                if rows == 0:
-                    return
-
-    with reading() as batches:
-        schema = next(frames.frames(batches)).schema
-    return register_io_source(source, schema=schema)
-
-
-def _frame(table: Any) -> Any:
-    import polars as pl
-
-    return pl.DataFrame({name: _series(table.column(name)) for name in table.schema.names})
-
-
-def _series(column: Any) -> Any:
-    """A pl.Series of an Arrow column; Polars does not know Arrow's type for arrays of several axes."""
-    import polars as pl
-
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if isinstance(column.type, pa.FixedShapeTensorType):
-        return pl.Series(pl.from_arrow(column.storage)).reshape((len(column), *column.type.shape))
-    if pa.types.is_struct(column.type):
-        parts = {part.name: _series(column.field(i)) for i, part in enumerate(column.type.fields)}
-        return pl.DataFrame(parts).to_struct()
-    return pl.Series(pl.from_arrow(column))

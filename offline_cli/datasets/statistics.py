@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
+from offline_cli.datasets.manifest import Statistics
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.tally import UNFINISHED
@@ -202,29 +203,32 @@ class StatisticsBuilder:
     terminated: int = 0
     truncated: int = 0
     unfinished: int = 0  # neither flag
+    has_columns: bool = True  # False: figures of columns are left out, because nothing is decoded
     not_finite: Counter[str] = field(default_factory=Counter)  # NaN and infinite values by kind; those of last observations too
 
     @staticmethod
-    def of_json(columns: Mapping[str, Any]) -> StatisticsBuilder | None:
-        """The columns of a manifest's statistics, to be added to, without episodes. None: see `ColumnStatistics.of_json`."""
+    def of_json(columns: Mapping[str, Any]) -> StatisticsBuilder:
+        """The columns of a manifest's statistics, to be added to, without episodes.
+
+        Where it has none, or `ColumnStatistics.of_json` would lose digits, columns are left out.
+        """
         known = {path: ColumnStatistics.of_json(node) for path, node in columns.items()}
         found = {path: column for path, column in known.items() if column is not None}
-        return StatisticsBuilder(found) if len(found) == len(known) else None
+        whole = bool(found) and len(found) == len(known)
+        return StatisticsBuilder(found if whole else {}, has_columns=whole)
 
-    def add_plain(
-        self,
-        lengths: NDArray[np.int64],
-        returns: NDArray[np.float64],
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-    ) -> None:
-        """Count (E,) episodes whose columns are counted already; `unfinished` is the caller's."""
+    def add_plain(self, table: Any) -> None:
+        """Count episodes by their plain columns, a pa.Table; their columns are counted already, or left out."""
+        lengths, returns, terminated, truncated = (
+            table.column(name).to_numpy() for name in (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED)
+        )
         self._lengths.append(lengths)
         self._returns.append(returns)
         self.episodes += len(lengths)
         self.steps += int(lengths.sum())
         self.terminated += int(np.count_nonzero(terminated))
         self.truncated += int(np.count_nonzero(truncated))
+        self.unfinished += int(np.count_nonzero(~(terminated | truncated)))
 
     def copy(self) -> StatisticsBuilder:
         """The same figures so far, to be added to by itself."""
@@ -235,7 +239,8 @@ class StatisticsBuilder:
     def add(self, batch: EpisodeBatch) -> None:
         """Count `batch`: observations acted on, actions, rewards, extra model outputs. Raises BadEpisode on a new shape."""
         trees = {Columns.OBS: batch.acted_obs(view=True), Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards}
-        for name, tree in {**trees, **{name: batch.extra[name] for name in sorted(batch.extra)}}.items():
+        trees |= {name: batch.extra[name] for name in sorted(batch.extra)}
+        for name, tree in trees.items() if self.has_columns else ():
             for path, leaf in flatten(tree, name):
                 if leaf.dtype.kind in "biuf" and leaf.size:
                     self._count_not_finite(name, self._add_leaf(path, leaf, batch))
@@ -277,11 +282,11 @@ class StatisticsBuilder:
         """Returns and lengths (E,), in order."""
         return np.concatenate([np.zeros(0), *self._returns]), np.concatenate([np.zeros(0, np.int64), *self._lengths])
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Statistics:
         """The manifest's `statistics`."""
         returns, lengths = map(_distribution, self.per_episode())
         columns = {path: column.as_json() for path, column in self.columns.items()}
-        return {"columns": columns, "return": returns, "length": lengths}
+        return cast(Statistics, {"columns": columns, "return": returns, "length": lengths})
 
 
 def _distribution(values: NDArray[Any]) -> dict[str, Any]:

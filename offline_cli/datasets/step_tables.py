@@ -21,9 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import CUSTOM_COLUMNS, STEP_COLUMNS, Columns
-from offline_cli.datasets.episode_runs import as_text, run_starts
 from offline_cli.episodes.batch import EpisodeBatch, Infos
-from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
@@ -198,14 +197,14 @@ def _info_place(batch: EpisodeBatch, row: int) -> str:
 
 def from_table(
     table: Any,
+    starts: NDArray[np.int64],
     *,
     observation_space: Space | None,
     action_space: Space | None,
     where: str,
     keep: Sequence[str] | None = None,
-    starts: NDArray[np.int64] | None = None,
 ) -> EpisodeBatch:
-    """The batch of whole episodes that a pa.Table of step rows holds, in row order. `starts`: see `whole_episodes`.
+    """The batch of whole episodes that a pa.Table of step rows holds, in row order. `starts`: see `reading.Rows`.
 
     `keep`: the extra model outputs to read, and `infos`; None: all there are. Raises BadData, naming the column, for nulls,
     for steps that are missing or out of order, and for infos that are no JSON.
@@ -214,7 +213,6 @@ def from_table(
     ids = columns.raw(Columns.EPS_ID)
     if ids.null_count:
         raise BadData(f"{ids.null_count} values of column {Columns.EPS_ID!r} are null", where=where, fix=FIX)
-    starts = np.append(run_starts(ids), len(ids)) if starts is None else starts
     t = columns.tree(Columns.T)
     _check_timesteps(t, starts, where)
     first, last = starts[:-1], starts[1:] - 1
@@ -243,7 +241,7 @@ def from_table(
 
 
 def plain_table(table: Any, starts: NDArray[np.int64], schema: Any, where: str) -> Any:
-    """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA, in the given pa.Schema; `starts`: of `whole_episodes`.
+    """Plain columns, a row an episode, of a pa.Table of FLAT_SCHEMA, in the given pa.Schema; `starts`: see `reading.Rows`.
 
     Returns, and ids of agents and modules, are null where their columns are not in it. Raises BadData for nulls in rewards and
     flags, and for flags before an end.
@@ -255,7 +253,7 @@ def plain_table(table: Any, starts: NDArray[np.int64], schema: Any, where: str) 
         returns = EpisodeBatch(("",) * len(first), starts, {}, {}, rows.tree(Columns.REWARDS), *flags).returns
     names = (Columns.EPS_ID, *OF_AGENTS)
     nobody = pa.nulls(len(first), pa.string())
-    texts = [as_text(rows.raw(name).take(pa.array(first))) if name in table.column_names else nobody for name in names]
+    texts = [rows.raw(name).take(pa.array(first)) if name in table.column_names else nobody for name in names]
     made = dict(
         zip(
             (Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED),

@@ -3,8 +3,8 @@
 Everything here said of datasets holds for train batches too: `FolderKind` (file_names.py) has the names that differ.
 
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
-shards stay until the new manifest is written, and removing the note brings it back. The note is the lease that keeps a second
-writer out (`lease.py`); whatever was checked before the lease was held is checked again after.
+shards stay until the new manifest is written, and removing the note brings it back. The note is the lock that keeps a second
+writer out (`lock.py`); whatever was checked before the lock was held is checked again after.
 
 The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
 one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
@@ -19,47 +19,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
-from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, MANIFEST_PARTS, QUARANTINE, WRITING, FolderKind
-from offline_cli.datasets.lease import Changed, WritingLock
-from offline_cli.datasets.lease_record import UNFINISHED_WRITING, WritingNote, refuse_if_at_work
+from offline_cli.datasets.appending import Base, check_base, note_in, refuse_note_of_others
+from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE, UNFINISHED_WRITING, WRITING, FolderKind
+from offline_cli.datasets.lock import Changed, WritingLock, WritingNote, unlock
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import (
     all_but_parts,
     is_own_part,
     keep_names,
-    listed_parts,
     listed_paths,
-    manifest_parts,
     next_number,
     numbered,
     quarantine_files,
-    refuse_foreign_data,
-    refuse_foreign_folder,
+    refuse_foreign,
     refuse_links,
 )
-from offline_cli.datasets.shard_sequence import Base, check_base, note_in, refuse_note_of_others
-from offline_cli.errors import (
-    BadData,
-    Locked,
-    OutputExists,
-    StorageError,
-    UsageError,
-)
+from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file
 from offline_cli.files.uploads import open_uploads
 
-__all__ = [
-    "REPAIRED_FIX",
-    "UNFINISHED_WRITING",
-    "TargetFolder",
-    "check_apart",
-    "check_target",
-    "exclusive",
-]
+__all__ = ["REPAIRED_FIX", "TargetFolder", "check_apart", "check_target", "exclusive"]
 
-TRIES = 10  # tries to begin in a folder where others begin and end meanwhile
-
+TRIES: Final = 10  # tries to begin in a folder where others begin and end meanwhile
 REPAIRED: Final = "repaired"  # in a manifest's provenance: what `repair` did
 REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
 
@@ -72,49 +54,43 @@ def check_apart(places: Sequence[Location], target: Location) -> None:
 
 
 def check_target(
-    folder: Location, *, overwrite: bool = False, resume: bool = False, kind: FolderKind = DATASET
+    folder: Location,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    force_unlock: bool = False,
+    kind: FolderKind = DATASET,
 ) -> WritingNote | None:
     """The note to resume from, with `resume`; None where writing starts anew.
 
-    Nothing is changed. `resume` where nothing was begun starts; `overwrite` replaces a dataset, never foreign files. Raises
-    OutputExists where what is there may not be touched, Locked where another writer is at work, UsageError for both at once,
-    StorageError for a local folder that could not be written to.
+    `resume` where nothing was begun starts; `overwrite` replaces a dataset, never foreign files. `force_unlock`: the user's
+    word that the writer that is there has ended; nothing else is changed. Raises OutputExists where what is there may not be
+    touched, Locked where another writer is at work, UsageError for both at once, StorageError for a local folder that could not
+    be written to.
     """
-    return _checked(folder, overwrite=overwrite, resume=resume, kind=kind)[0]
-
-
-def _checked(
-    folder: Location, *, overwrite: bool, resume: bool, kind: FolderKind
-) -> tuple[WritingNote | None, list[Location] | None]:
-    """The note as `check_target` gives it, and of what is resumed the files in data/. Raises as that does."""
     if resume and overwrite:
         raise exclusive(folder.url, kind.noun)
     if folder.is_file():
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
     if not folder.exists():
         folder.check_writable()
-        return None, None
+        return None
     if overwrite or resume:
         refuse_links(folder, kind)
+    if force_unlock:
+        unlock(folder)
     note = note_in(folder, needed=resume)
     if note is not None:
         refuse_note_of_others(note, folder, kind)
-    elif resume:
-        note = _unfinished(folder)
-    if resume and note is not None:
-        files = refuse_foreign_data(folder, kind, note.generation)
-        folder.check_writable()
-        return note, files
-    if overwrite:
-        refuse_foreign_folder(folder, kind)
-        refuse_foreign_data(folder, kind)
+    kept = note or (_unfinished(folder) if resume else None)
+    if resume and kept is not None:
+        refuse_foreign(folder, kind, has_note=True)
+    elif overwrite:
+        refuse_foreign(folder, kind, has_note=note is not None)
     elif all_but_parts(folder):
-        late = note_in(folder, needed=False)
-        if late is not None:  # since the check above
-            refuse_if_at_work(late, folder.join(WRITING))
         raise _exists(folder, kind, resume=resume)
     folder.check_writable()
-    return None, None
+    return kept if resume else None
 
 
 def exclusive(url: str, noun: str) -> UsageError:
@@ -155,11 +131,11 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
     return OutputExists(f"a {kind.noun} is here already", where=where, fix="--overwrite to replace it, or another --out")
 
 
-def _shards(folder: Location, kind: FolderKind, seen: list[Location] | None = None) -> dict[str, dict[int, Location]]:
-    """Every shard file below `folder`, listed or not: generation -> number -> place; `seen`: the files in data/, if known."""
+def _shards(folder: Location, kind: FolderKind) -> dict[str, dict[int, Location]]:
+    """Every shard file below `folder`, listed or not: generation -> number -> place."""
     data = folder.join(DATA)
     found: dict[str, dict[int, Location]] = {}
-    for file in seen if seen is not None else data.files() if data.exists() else []:
+    for file in data.files() if data.exists() else []:
         if match := numbered(file, folder, kind):
             found.setdefault(match["generation"], {})[int(match["number"])] = file
     return found
@@ -182,8 +158,6 @@ class TargetFolder:
         self._note_before: bytes | None = None  # of a crashed write that this one overwrites
         self._salt = secrets.token_hex(8)
         self._base: Base | None = None  # what this one adds to
-        self._seen: list[Location] | None = None  # the files in data/ when a write was resumed
-        self._had_parts = False  # whether parts of manifests may be here that this one does not list
 
     # ---- beginning ----
 
@@ -203,11 +177,10 @@ class TargetFolder:
         """
         self._base = base
         for _ in range(TRIES):
-            note, self._seen = (
-                _checked(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
-                if base is None
-                else (check_base(self.folder, resume=resume), None)
-            )
+            if base is None:
+                note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+            else:
+                note = check_base(self.folder, resume=resume)
             if note is not None:
                 self.changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
             try:
@@ -243,7 +216,7 @@ class TargetFolder:
             raise
 
     def _refuse_changed(self, base: Base) -> None:
-        """Raise Locked where the dataset is not the one that was read before the lease was held."""
+        """Raise Locked where the dataset is not the one that was read before the lock was held."""
         if listed_paths(self.folder, self.kind) != base.paths:
             self._lock.release()
             what = "another writer has changed the dataset since this command read it"
@@ -255,10 +228,9 @@ class TargetFolder:
         taken = set(_shards(self.folder, self.kind))
         is_new = True
         if overwrite:
-            commit = whole_file(self.folder.join(self.kind.commit))
-            listed = listed_paths(self.folder, self.kind)
-            taken |= {match["generation"] for path in listed if (match := self.kind.data_path.fullmatch(path))}
-            is_new = commit is None and self._note_before is None and not taken
+            listed = (self.kind.data_path.fullmatch(path) for path in listed_paths(self.folder, self.kind))
+            taken |= {match["generation"] for match in listed if match}
+            is_new = not (taken or self._note_before or self.folder.join(self.kind.commit).exists())
         elif self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
             taken |= self._base.generations
             is_new = REPAIRED not in self._base.manifest.provenance
@@ -276,21 +248,23 @@ class TargetFolder:
         self._remove_parts()
         self.folder.join(DATA).make_folder()
         keep_names(self.folder.join(DATA))  # of shards that are to be adopted: their writer may have been killed before that
-        for number, file in quarantine_files(self.folder).items():  # its rows will be seen, and set aside, again
-            if number >= self._first_quarantine:
-                file.remove()
+        self._remove_own_rejects()  # their rows will be seen, and set aside, again
 
     def _remove_parts(self) -> None:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
-        with self._lock.guard():  # so that none belongs to a writer that is starting
+        with self._lock.guard():
             for child in self.folder.children():
-                self._had_parts |= child.name == MANIFEST_PARTS and self.kind is DATASET
                 if is_own_part(child):
                     child.remove()
             if self.resumed or self._note_before is not None:
                 with suppress(StorageError):  # nothing depends on it, and not everybody who may write may list uploads
                     for upload in open_uploads(self.folder.join(DATA)):
                         upload.abort()
+
+    def _remove_own_rejects(self) -> None:
+        for number, file in quarantine_files(self.folder).items():
+            if number >= self._first_quarantine:
+                file.remove()
 
     def note(self, options: Mapping[str, Any]) -> WritingNote:
         """The note of this write: also what a manifest keeps of one that is committed before it is complete."""
@@ -308,9 +282,8 @@ class TargetFolder:
         return found
 
     def own_files(self) -> list[Location]:
-        """The complete files of this write, by number, whichever are there; at first from the listing that `begin` made."""
-        seen, self._seen = self._seen, None
-        return [file for _, file in sorted(_shards(self.folder, self.kind, seen).get(self.generation, {}).items())]
+        """The complete files of this write, by number, whichever are there."""
+        return [file for _, file in sorted(_shards(self.folder, self.kind).get(self.generation, {}).items())]
 
     # ---- meanwhile ----
 
@@ -332,12 +305,12 @@ class TargetFolder:
     def finish(self) -> None:
         """Remove what the new manifest has replaced, and then the note: the dataset is committed.
 
-        A reader with the older manifest is told (`shard_list.replaced_meanwhile`); it never reads other rows.
+        A reader with the older manifest is told (`Dataset`); it never reads other rows.
         """
-        replaced = [*self._old_shards(), *(self._old_parts() if self._had_parts else ())]
+        replaced = [*self._old_shards()]
         if self._base is None:
             replaced += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
-        folders = [self.folder.join(name) for name in (DATA, MANIFEST_PARTS, QUARANTINE)]
+        folders = [self.folder.join(name) for name in (DATA, QUARANTINE)]
         with self._lock.guard():  # checked after the listing: none of these is another writer's
             for file in replaced:
                 file.remove()
@@ -352,11 +325,6 @@ class TargetFolder:
         for generation, shards in _shards(self.folder, self.kind).items():
             if generation != self.generation:
                 yield from (file for file in shards.values() if f"{DATA}/{file.name}" not in kept)
-
-    def _old_parts(self) -> Iterator[Location]:
-        """Parts of manifests that the new one does not list."""
-        listed = listed_parts(self.folder)
-        return (file for file in manifest_parts(self.folder) if f"{MANIFEST_PARTS}/{file.name}" not in listed)
 
     def leave(self) -> None:
         """End the write, so that it can be resumed at once; nothing where another writer has taken over."""
@@ -375,10 +343,8 @@ class TargetFolder:
             if self.generation in _shards(self.folder, self.kind):
                 self.leave()
                 return
-            mine = [file for number, file in quarantine_files(self.folder).items() if number >= self._first_quarantine]
-            with self._lock.guard():  # checked after the listing
-                for file in mine:
-                    file.remove()
+            with self._lock.guard():
+                self._remove_own_rejects()
                 self.folder.join(QUARANTINE).remove_empty_folder()
                 if self._note_before is None:
                     self._lock.release()

@@ -41,13 +41,15 @@ def write_dataset(
     observation_space: Space | None = None,
     action_space: Space | None = None,
     meanings: Mapping[str, Any] | None = None,
+    like: Dataset | None = None,
     **options: Unpack[WriteOptions],
 ) -> WrittenDataset:
     """Write `episodes`, batches or single ones, as a dataset in the folder `url`; all of them, or what was there stays.
 
-    Of a Dataset, environment, action scale and meanings are its own, unless others are given. Spaces that are not given are
-    those that the first episodes say, and then all have to say the same. Of an episode of several agents each agent's is
-    written. `meanings`: of columns, in the form of schemas/meanings.v1.json: `{"obs": [{"name": "x"}, {"name": "y"}]}`.
+    `like`: a dataset whose environment, action scale, spaces and meanings these episodes have, unless others are given; where
+    `episodes` is a Dataset, it is that. Spaces that are not given are those that the first episodes say, and then all have to
+    say the same. Of an episode of several agents each agent's is written. `meanings`: of columns, in the form of
+    schemas/meanings.v1.json: `{"obs": [{"name": "x"}, {"name": "y"}]}`.
 
     Raises BadConfig where the spaces are not known, and for meanings of another form; NoData for no episodes, OutputExists,
     UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
@@ -56,11 +58,16 @@ def write_dataset(
     first = next((batch for batch in batches if len(batch)), None)
     if first is None:
         raise NoData("no episodes to write", where=place.url, fix="check what the episodes are chosen by")
+    like = episodes if like is None and isinstance(episodes, Dataset) else like
+    known = None if like is None else like.manifest
+    if known is not None:
+        observation_space = observation_space or known.observation_space
+        action_space = action_space or known.action_space
     observations, actions = observation_space or first.observation_space, action_space or first.action_space
     if observations is None or actions is None:
         fix = "write_dataset(..., observation_space=..., action_space=...), of gymnasium.spaces"
         raise BadConfig("the episodes do not say their spaces", where=place.url, fix=fix)
-    env, known = options["env"], episodes.manifest if isinstance(episodes, Dataset) else None
+    env = options["env"]
     environment = Environment(env) if env is not None else None if known is None else known.environment
     scale = options["action_scale"] or (None if known is None else known.action_scale)
     own = NO_MEANINGS if known is None else known.meanings

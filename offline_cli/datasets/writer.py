@@ -23,17 +23,22 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
-from offline_cli.datasets.file_names import MANIFEST
-from offline_cli.datasets.lease_record import APPENDS_TO
-from offline_cli.datasets.manifest import CHANGES, WRAPPERS, Counts, Environment, Manifest, now, with_defaults
+import numpy as np
+import pyarrow as pa
+
+from offline_cli.columns import Columns
+from offline_cli.datasets.appending import Base
+from offline_cli.datasets.card import write_card
+from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
+from offline_cli.datasets.lock import APPENDS_TO
+from offline_cli.datasets.manifest import CHANGES, Counts, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
-from offline_cli.datasets.reading import ShardReader
+from offline_cli.datasets.reading import Rows, ShardReader
 from offline_cli.datasets.row_formats import row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter, ReadyRows, RowsInTurn, agents_of, same_content
-from offline_cli.datasets.shard_list import with_figures
-from offline_cli.datasets.shard_sequence import Base, ShardSequence, adopt
+from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes, same_structure
+from offline_cli.datasets.shard_sequence import ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
-from offline_cli.datasets.target_folder import UNFINISHED_WRITING, TargetFolder
+from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
@@ -81,6 +86,7 @@ class DatasetWriter:
         identity: Mapping[str, Any] = NO_PARTS,
         allow_changes: bool | None = None,
         check_ids: bool = True,
+        decoded: bool = True,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Nothing is touched before `with`. `location`: the folder to make, a path or a URL.
@@ -90,8 +96,9 @@ class DatasetWriter:
         larger than either has a file of its own. `provenance`: see schemas/manifest.v1.json; missing parts are filled in.
         `identity`: what the content follows from, by name, as JSON values without secrets: `resume` asks for the same, unless
         `allow_changes`, which counts them; a `base` too where that is not None. `check_ids`: raise for an id that is there
-        already; False where all are known to differ. `base`: the dataset here, which is added to. Raises UsageError,
-        UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale, spaces or meanings.
+        already; False where all are known to differ. `base`: the dataset here, which is added to. `decoded`: False where all is
+        written by `write_rows`, so that figures of columns are left out. Raises UsageError, UnsupportedSpace; BadConfig
+        for a `base` of another format, compression, action scale, spaces or meanings.
         """
         location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
@@ -109,9 +116,9 @@ class DatasetWriter:
         self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
         self._identity, self._allow_changes = dict(identity), allow_changes
         self._changes: list[str] = []  # of the identity, in words
-        self._cutter = BlockCutter(self._rows.rows_of, max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
-        self._ready = RowsInTurn()
-        self._statistics = StatisticsBuilder()
+        self._cutter = BlockCutter(max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
+        self._last: EpisodeBatch | None = None  # whose structure the open block has
+        self._statistics = StatisticsBuilder(has_columns=decoded)
         self._target = TargetFolder(location, (self._given_provenance.get("commands") or [this_command()])[-1])
         self._shards: ShardSequence | None = None
         self._started = ""
@@ -178,7 +185,7 @@ class DatasetWriter:
     @property
     def episodes_kept(self) -> int:
         """Episodes in shards that are complete, which stay if nothing is committed."""
-        return 0 if self._shards is None else self._shards.finished.episodes
+        return 0 if self._shards is None else sum(shard.episodes for shard in self._shards.finished)
 
     @property
     def steps_written(self) -> int:
@@ -202,19 +209,17 @@ class DatasetWriter:
             "action_space": actions,
             "action_scale": self._action_scale,
             "environment": self._environment and self._environment.as_json(),
-            **({WRAPPERS: list(self._environment.wrappers)} if self._environment and self._environment.wrappers else {}),
-            **({"meanings": self._meanings.as_json()} if self._meanings.by_path else {}),
+            "meanings": self._meanings.as_json(),
             "identity": self._identity,
             **({} if self._base is None else {APPENDS_TO: self._base.identity}),
         }
 
     # ---- writing ----
 
-    def write(self, batch: EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode, ready: ReadyRows | None = None) -> None:
+    def write(self, batch: EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode) -> None:
         """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards. Of an episode of
         several agents each agent's is written.
 
-        `ready`: their rows in this format, from `KeptRows`, which are written as they are where nothing has to be changed.
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
         where another writer has taken over; UsageError outside of `with`, and after `commit`.
         """
@@ -225,7 +230,6 @@ class DatasetWriter:
         if not len(batch):
             return
         self._take_ids(batch.ids)
-        self._ready.push(len(batch), ready if ready is not None and same_content(given, batch) else None)
         while (first := self._rows.first_change(batch)) is not None:  # a table cannot change its columns half way
             if self._base is not None and self._base.shards:
                 what = (
@@ -233,11 +237,35 @@ class DatasetWriter:
                 )
                 fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
                 raise BadEpisode(what, where=self.location.url, fix=fix)
-            self._put(self._cutter.push(batch.select(slice(0, first))))
+            self._push(batch.select(slice(0, first)))
             self._put(self._cutter.begin_shard())
             self._rows.add_columns(batch)
             batch = batch.select(slice(first, len(batch)))
-        self._put(self._cutter.push(batch))
+        self._push(batch)
+
+    def _push(self, batch: EpisodeBatch) -> None:
+        if not len(batch):
+            return
+        if self._last is not None and not same_structure(self._last, batch):
+            self._put(self._cutter.flush())
+        self._last = batch
+        self._put(self._cutter.push(batch, self._rows.rows_of(batch), raw_bytes(batch)))
+
+    def write_rows(self, rows: Rows, plain: Any) -> None:
+        """Append whole episodes by their rows, which are not decoded; `plain`: a pa.Table of their plain columns.
+
+        All have the columns of the first. Raises as `write` does.
+        """
+        self._open_shards()
+        self._target.check()
+        self._rows.adopt(rows.table.schema)
+        self._take_ids(tuple(plain.column(Columns.EPS_ID).to_pylist()))
+        lengths = np.diff(rows.starts)
+        if Columns.ITEM in rows.table.column_names:
+            sizes = pa.compute.binary_length(rows.table.column(Columns.ITEM)).to_numpy().astype(np.int64)
+        else:
+            sizes = lengths * max(1, rows.table.nbytes // max(1, rows.table.num_rows))
+        self._put(self._cutter.push((rows, plain), lengths, sizes))
 
     def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` with the spaces of the manifest, where both have some: readers refuse episodes that contradict it."""
@@ -273,13 +301,27 @@ class DatasetWriter:
         for block in blocks:
             if block.opens_shard:  # two shards in one batch
                 shards.close()
-            where = self.location.join(shards.next_path).url
-            table = self._rows.table(block.batch, where=where, ready=self._ready.pull(len(block.batch)))
-            shards.write(block.batch, table)
-            del table
-            self._statistics.add(block.batch)
+            if isinstance(block.pieces[0].item, EpisodeBatch):
+                batch = joined_batch(block)
+                table = self._rows.table(batch, where=self.location.join(shards.next_path).url)
+                shards.write(table, episodes=len(batch), steps=batch.num_steps)
+                self._statistics.add(batch)
+            else:
+                self._put_rows(block, shards)
         if self._cutter.between_shards:
             shards.close()
+
+    def _put_rows(self, block: Block, shards: ShardSequence) -> None:
+        tables, plain = [], []
+        for piece in block.pieces:
+            rows, told = piece.item
+            first, last = int(rows.starts[piece.first]), int(rows.starts[piece.last])
+            tables.append(rows.table.slice(first, last - first))
+            plain.append(told.slice(piece.first, piece.last - piece.first))
+        episodes = pa.concat_tables(plain)
+        steps = int(episodes.column(Columns.LENGTH).to_numpy().sum())
+        shards.write(pa.concat_tables(tables), episodes=episodes.num_rows, steps=steps)
+        self._statistics.add_plain(episodes)
 
     def quarantine(self, rejects: list[Reject]) -> None:
         """Write rows that were set aside to `quarantine/`, and empty the list."""
@@ -318,10 +360,10 @@ class DatasetWriter:
             counted = {**counted, **self._statistics.not_finite}
         manifest = self._manifest(shards, complete, counted, episodes_lost)
         if self._base is not None:
-            manifest = self._base.with_added(manifest, self.location, self._target.guard)
-        manifest = replace(manifest, shards=with_figures(manifest.shards, *self._statistics.per_episode()))
+            manifest = self._base.with_added(manifest)
         with self._target.guard():
             write_whole(self.location.join(MANIFEST), manifest.to_bytes(), folder=self.location)
+            write_card(self.location, manifest)
             self._target.finish()
         self._committed = True
         return manifest
@@ -341,7 +383,7 @@ class DatasetWriter:
             action_scale=self._action_scale,
             compression=self._compression,
             counts=Counts(found.episodes, found.steps, found.terminated, found.truncated, unfinished),
-            shards=shards.finished.sealed(),
+            shards=tuple(shards.finished),
             statistics=found.as_json(),
             assumptions=dict(assumptions),
             provenance=self._provenance(complete=complete),

@@ -1,36 +1,458 @@
-"""EpisodeBatch, the unit of bulk work: many episodes as arrays (`batch_arrays.py`), and as a sequence of single episodes.
+"""EpisodeBatch, the unit of bulk work: many episodes as one contiguous array per leaf, and as a sequence of single episodes.
 
-Between the two: a single episode of a batch costs microseconds (views, no copies, infos made on demand); a batch of single
-episodes is one concatenate or stack per leaf over all steps, numpy'ized or not. Episodes that cannot share one array per leaf
-raise BadEpisode.
+Layout decisions, kept by every reader, writer, connector and trainer:
+
+* Observations hold T+1 rows per episode (the last is seen, never acted on), so leaves have N+E rows and the observations of
+  episode e are rows `starts[e] + e : starts[e + 1] + e + 1`. Actions, rewards and extra model outputs have N rows.
+* A batch has one structure: all its episodes share keys, dtypes and shapes. Readers start a new batch where these change.
+* No lookback buffers: the steps in one belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
+
+A single episode of a batch costs microseconds: views, no copies, infos made on demand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain, groupby
-from typing import Any, Final
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
+from operator import itemgetter
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.episodes.batch_arrays import BatchArrays, Infos, forms, in_words
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
-from offline_cli.episodes.buffers.stacking import stack
-from offline_cli.episodes.episode_data import REWARD_SPACE
+from offline_cli.columns import STATE_COLUMNS, Columns
 from offline_cli.episodes.episode_spaces import zero_rows
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.single_agent_episode import REWARD_SPACE, SingleAgentEpisode
+from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, same_space
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.tally import Tally
+from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["EpisodeBatch", "Infos"]
+__all__ = ["EpisodeBatch", "Form", "Infos", "forms", "in_words"]
 
+Infos = Sequence[Mapping[str, Any]]
+LONG: Final = 1000  # steps of an episode; indices of its rows take more than they save
+OF_EPISODES: Final[Mapping[str, Any]] = {
+    "t_started": 0,
+    "start_kind": 0,
+    **dict.fromkeys(("agent_ids", "module_ids", "multi_agent_ids"), None),
+    "custom_data": {},
+    "clock": np.nan,
+    "final_missing": False,
+}
+"""Fields (E, ...) that may be None, and what each episode has where they are."""
+Form = tuple[np.dtype[Any], tuple[int, ...]]
+"""Of one step."""
 Pick = Callable[[SingleAgentEpisode], InfiniteLookbackBuffer]
-Named = tuple[SingleAgentEpisode, Tree]  # arrays, and the (first) episode they are from
 ONE_STRUCTURE: Final = "put episodes of one structure into one batch"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # eq=False: arrays have no single truth value
+class EpisodeBatch:
+    """E episodes of T_1 ... T_E steps, N in all, as one array per leaf. Raises BadEpisode where lengths disagree."""
+
+    ids: tuple[str, ...]  # (E,)
+    starts: NDArray[np.int64]  # (E+1,): the steps of episode e are starts[e]:starts[e+1]
+    obs: Tree  # leaves (N+E, *obs_shape)
+    actions: Tree  # leaves (N, *action_shape), in the scale that the source recorded
+    rewards: NDArray[np.float64]  # (N,) in the environment's own units, never scaled here
+    terminated: NDArray[np.bool_]  # (E,) the task ended: nothing has value beyond the last observation
+    truncated: NDArray[np.bool_]  # (E,) the clock ended: the last observation still has value
+    extra: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (N, ...)
+    infos: Infos | None = None  # (N+E,) dicts aligned with observations; None when every one is empty
+    t_started: NDArray[np.int64] | None = None  # (E,) timestep of the first action; None: all 0
+    start_kind: NDArray[np.uint8] | None = None  # (E,) of fragments, `StartKind`; None: all start at `t_started`
+    agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    module_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    multi_agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
+    custom_data: tuple[Mapping[str, Any], ...] | None = None  # (E,); None: all empty
+    clock: NDArray[np.float64] | None = None  # (E, 2) seconds at start and at last step by the recorder's clock; NaN: unknown
+    final_missing: NDArray[np.bool_] | None = None  # (E,) of fragments: the last observation repeats the one before; None: none
+    observation_space: Space | None = None  # of one observation; None: unknown
+    action_space: Space | None = None
+
+    def __post_init__(self) -> None:
+        n, e = self.num_steps, len(self.ids)
+        self._check("starts", len(self.starts), e + 1)
+        if e and int(np.diff(self.starts).min()) < 0:
+            raise self._bad("starts decrease")
+        for path, leaf in flatten(self.obs, "obs"):
+            self._check(path, len(leaf), n + e)
+        for name, tree in (("actions", self.actions), *self.extra.items()):
+            for path, leaf in flatten(tree, name):
+                self._check(path, len(leaf), n)
+        self._check("rewards", len(self.rewards), n)
+        if self.infos is not None:
+            self._check("infos", len(self.infos), n + e)
+        for name in ("terminated", "truncated", *OF_EPISODES):
+            value = getattr(self, name)
+            if value is not None:
+                self._check(name, len(value), e)
+
+    def _check(self, name: str, have: int, want: int) -> None:
+        if have != want:
+            raise self._bad(f"{name} has {have} rows, {want} wanted for {len(self.ids)} episodes of {self.num_steps} steps")
+
+    def _bad(self, what: str) -> BadEpisode:
+        where = f"batch from episode {self.ids[0] if self.ids else '(none)'}"
+        return BadEpisode(what, where=where, fix="check the reader's offsets")
+
+    # ---- sizes ----
+
+    @property
+    def num_steps(self) -> int:
+        """N: actions taken in all episodes."""
+        return int(self.starts[-1]) if len(self.starts) else 0
+
+    def __len__(self) -> int:
+        """E: the number of episodes."""
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(E,) steps of each episode."""
+        return np.diff(self.starts)
+
+    @property
+    @np.errstate(all="ignore")
+    def returns(self) -> NDArray[np.float64]:
+        """(E,) undiscounted sum of rewards, in the environment's units; infinite or NaN where the sum is."""
+        lengths = self.lengths
+        found = np.zeros(len(self), np.float64)
+        by_length = np.argsort(lengths, kind="stable")
+        firsts = np.flatnonzero(np.diff(lengths[by_length], prepend=-1))  # of each length
+        for first_of, next_first in pairwise([*firsts.tolist(), len(self)]):
+            episodes = by_length[first_of:next_first]  # those of one length at once: the same pairwise sums as one by one
+            length = int(lengths[episodes[0]])
+            if length >= LONG:
+                for episode, first in zip(episodes.tolist(), self.starts[episodes].tolist(), strict=True):
+                    found[episode] = self.rewards[first : first + length].sum()
+            else:
+                found[episodes] = self.rewards.take(self.starts[episodes][:, None] + np.arange(length)).sum(axis=1)
+        return found
+
+    @property
+    def final_obs_assumed(self) -> NDArray[np.bool_]:
+        """(E,) whether the last observation was not recorded, and repeats the one before; the custom data says so."""
+        said = [data.get(Columns.FINAL_OBS_ASSUMED) for data in self.custom_data or ({},) * len(self)]
+        return np.array([isinstance(one, bool | np.bool_) and bool(one) for one in said], np.bool_)
+
+    def with_assumed_finals(self, missing: NDArray[np.bool_]) -> Self:
+        """The batch whose custom data says of the episodes where `missing` (E,) that nobody recorded the last observation."""
+        pairs = zip(self.custom_data or ({},) * len(self), missing.tolist(), strict=True)
+        data = tuple({**one, Columns.FINAL_OBS_ASSUMED: True} if here else one for one, here in pairs)
+        return replace(self, custom_data=data) if missing.any() else self
+
+    @property
+    def invented_ends(self) -> NDArray[np.bool_]:
+        """(E,) whether the value after the last step would be that of an assumed observation; a terminated one has none."""
+        return self.final_obs_assumed & ~self.terminated
+
+    @property
+    def obs_starts(self) -> NDArray[np.int64]:
+        """(E+1,): the observations of episode e are rows obs_starts[e]:obs_starts[e+1]."""
+        return self.starts + np.arange(len(self.starts), dtype=np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in arrays, infos not counted."""
+        trees = (self.obs, self.actions, *self.extra.values())
+        return int(self.rewards.nbytes) + sum(int(leaf.nbytes) for tree in trees for _, leaf in flatten(tree))
+
+    # ---- rows ----
+
+    def step_rows(self) -> NDArray[np.int64]:
+        """(N,) row of the observation that each step acted on; `step_rows() + 1` is the one it led to."""
+        acts = np.ones(self.num_steps + len(self), np.bool_)
+        acts[self.obs_starts[1:] - 1] = False  # final observations
+        return np.flatnonzero(acts)  # a seventh of the time of adding up what comes before each
+
+    def acted_obs(self, *, view: bool = False) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step acted on.
+
+        `view`: the caller changes none of them, so that those of a single episode, which may be large, need no copy.
+        """
+        if view and len(self) == 1:
+            return map_leaves(lambda leaf: leaf[:-1], self.obs)
+        rows = self.step_rows()
+        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)  # many times faster than leaf[rows]
+
+    def next_obs(self, *, view: bool = False) -> Tree:
+        """Leaves (N, *obs_shape): the observation each step led to; `view` as in `acted_obs`."""
+        if view and len(self) == 1:
+            return map_leaves(lambda leaf: leaf[1:], self.obs)
+        rows = self.step_rows() + 1
+        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)
+
+    def timesteps(self) -> NDArray[np.int64]:
+        """(N,) the timestep of each step within its episode, counted from `t_started`."""
+        first = self.starts[:-1] if self.t_started is None else self.starts[:-1] - self.t_started
+        return np.arange(self.num_steps, dtype=np.int64) - np.repeat(first, self.lengths)
+
+    def step_flags(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(N,) terminateds and truncateds per step: true at most on the last step of an episode."""
+        flags = np.zeros((2, self.num_steps), np.bool_)
+        whole = self.lengths > 0
+        last = self.starts[1:][whole] - 1
+        flags[0, last], flags[1, last] = self.terminated[whole], self.truncated[whole]
+        return flags[0], flags[1]
+
+    def step_columns(self) -> dict[str, Tree]:
+        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are not states."""
+        terminateds, truncateds = self.step_flags()
+        return {
+            Columns.ACTIONS: self.actions,
+            Columns.REWARDS: self.rewards,
+            Columns.TERMINATEDS: terminateds,
+            Columns.TRUNCATEDS: truncateds,
+            **{name: tree for name, tree in self.extra.items() if name not in STATE_COLUMNS},
+        }
+
+    # ---- parts ----
+
+    def select(self, episodes: slice | Sequence[int] | NDArray[np.integer[Any] | np.bool_]) -> Self:
+        """The batch of these episodes, in this order: a slice, indices (K,), or a mask (E,).
+
+        Arrays are views where `episodes` is a slice of step 1. Raises IndexError.
+        """
+        if isinstance(episodes, slice) and episodes.step in (None, 1):
+            return self._select_run(*episodes.indices(len(self))[:2])
+        is_index = not isinstance(episodes, slice) and np.asarray(episodes).dtype != np.bool_
+        index = np.asarray(episodes, np.int64) if is_index else np.arange(len(self))[episodes]
+        lengths = self.lengths[index]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rows = np.arange(starts[-1]) + np.repeat(self.starts[index] - starts[:-1], lengths)
+        obs_starts = starts + np.arange(len(starts))
+        obs_rows = np.arange(obs_starts[-1]) + np.repeat(self.obs_starts[index] - obs_starts[:-1], lengths + 1)
+        return self._part(index, starts, rows, obs_rows)
+
+    def _select_run(self, first: int, stop: int) -> Self:
+        stop = max(first, stop)
+        starts = self.starts[first : stop + 1] - self.starts[first]
+        rows = slice(int(self.starts[first]), int(self.starts[stop]))
+        obs_starts = self.obs_starts
+        return self._part(range(first, stop), starts, rows, slice(int(obs_starts[first]), int(obs_starts[stop])))
+
+    def without_invented(self) -> Self:
+        """All episodes, those with `invented_ends` without their last steps, so that they end at a recorded observation."""
+        cut = self.invented_ends & (self.lengths > 0)
+        if not cut.any():
+            return self
+        rows = np.delete(np.arange(self.num_steps), self.starts[1:][cut] - 1)
+        obs_rows = np.delete(np.arange(self.num_steps + len(self)), self.obs_starts[1:][cut] - 1)
+        return self._part(range(len(self)), np.concatenate([[0], np.cumsum(self.lengths - cut)]), rows, obs_rows)
+
+    def _part(self, index: Any, starts: NDArray[np.int64], rows: Any, obs_rows: Any) -> Self:
+        chosen = slice(index.start, index.stop) if isinstance(index, range) else index
+
+        def of_each(values: Sequence[Any], rows: Any = chosen) -> Iterable[Any]:
+            if isinstance(rows, slice):
+                return values[rows]
+            return map(values.__getitem__, rows.tolist())  # an integer of NumPy's takes several times as long
+
+        known: list[tuple[str, Any]] = [(name, value) for name in OF_EPISODES if (value := getattr(self, name)) is not None]
+        each: dict[str, Any] = {
+            name: value[chosen] if isinstance(value, np.ndarray) else tuple(of_each(value)) for name, value in known
+        }
+        return type(self)(
+            ids=tuple(of_each(self.ids)),
+            starts=starts,
+            obs=map_leaves(lambda leaf: leaf[obs_rows], self.obs),
+            actions=map_leaves(lambda leaf: leaf[rows], self.actions),
+            rewards=self.rewards[rows],
+            terminated=self.terminated[chosen],
+            truncated=self.truncated[chosen],
+            extra={name: map_leaves(lambda leaf: leaf[rows], tree) for name, tree in self.extra.items()},
+            infos=None if self.infos is None else list(of_each(self.infos, obs_rows)),
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            **each,
+        )
+
+    def without_first_steps(self, episodes: NDArray[np.bool_]) -> Self:
+        """The batch where those of a mask (E,), each of a step or more, begin with their second observation."""
+        kept, kept_obs = np.ones(self.num_steps, np.bool_), np.ones(self.num_steps + len(self), np.bool_)
+        kept[self.starts[:-1][episodes]] = kept_obs[self.obs_starts[:-1][episodes]] = False
+        starts = self.starts - np.concatenate([[0], np.cumsum(episodes)])
+        return self._part(np.arange(len(self)), starts, np.flatnonzero(kept), np.flatnonzero(kept_obs))
+
+    @classmethod
+    def concat(cls, batches: Sequence[Self]) -> Self:
+        """All episodes of `batches`, in order. Raises BadEpisode, naming the leaf, where structures differ."""
+        if not batches:
+            raise ValueError("no batches to concatenate")
+        if len(batches) == 1:
+            return batches[0]
+        first = batches[0]
+        for other in batches[1:]:
+            difference = first.structure_difference(other)
+            if difference:
+                what = f"episodes of two structures cannot share a batch: {difference}"
+                where = f"episodes {first.ids[0]} and {other.ids[0]}"
+                raise BadEpisode(what, where=where, fix="convert the two sources into two datasets")
+        offsets = np.cumsum([0, *(batch.num_steps for batch in batches)])
+        starts = np.concatenate([b.starts[(0 if i == 0 else 1) :] + offsets[i] for i, b in enumerate(batches)])
+
+        def join(*parts: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate(parts)
+
+        return cls(
+            ids=tuple(i for batch in batches for i in batch.ids),
+            starts=starts,
+            obs=map_leaves(join, *(batch.obs for batch in batches)),
+            actions=map_leaves(join, *(batch.actions for batch in batches)),
+            rewards=join(*(batch.rewards for batch in batches)),
+            terminated=join(*(batch.terminated for batch in batches)),
+            truncated=join(*(batch.truncated for batch in batches)),
+            extra={name: map_leaves(join, *(batch.extra[name] for batch in batches)) for name in first.extra},
+            infos=_join_infos(batches),
+            observation_space=first.observation_space,
+            action_space=first.action_space,
+            **{name: _joined_of_episodes(batches, name, missing) for name, missing in OF_EPISODES.items()},
+        )
+
+    def structure_difference(self, other: EpisodeBatch) -> str:
+        """Why the two cannot share a batch, as text; empty when they can."""
+        mine, theirs = self._structure(), other._structure()
+        for name in {**mine, **theirs} if mine != theirs else ():
+            if mine.get(name) != theirs.get(name):
+                return f"{name} is {in_words(mine.get(name))} in one and {in_words(theirs.get(name))} in the other"
+        if self.extra.keys() != other.extra.keys():  # a tree without leaves has no place in the structure
+            return f"extra model outputs are {sorted(self.extra)} in one and {sorted(other.extra)} in the other"
+        for name in ("observation_space", "action_space"):
+            if not same_space(getattr(self, name), getattr(other, name)):
+                return f"{name} is {getattr(self, name)} in one and {getattr(other, name)} in the other"
+        return ""
+
+    def _structure(self) -> dict[str, Form]:
+        trees = (("obs", self.obs), ("actions", self.actions), *((f"extra {name}", tree) for name, tree in self.extra.items()))
+        return {path: form for name, tree in trees for path, form in forms(tree, name).items()}
+
+    def digest(self, episode: int) -> bytes:
+        """16 bytes, equal for episodes with the same steps (including dtypes and extras), flags and start; ids, infos: no."""
+        a, b = int(self.starts[episode]), int(self.starts[episode + 1])
+        digest = hashlib.blake2b(digest_size=16)
+        start = 0 if self.t_started is None else int(self.t_started[episode])
+        digest.update(repr((b - a, bool(self.terminated[episode]), bool(self.truncated[episode]), start)).encode())
+        parts = [(path, leaf[a + episode : b + episode + 1]) for path, leaf in flatten(self.obs, "obs")]
+        parts += [(path, leaf[a:b]) for path, leaf in (*flatten(self.actions, "actions"), ("rewards", self.rewards))]
+        parts += [(path, leaf[a:b]) for path, leaf in flatten(dict(self.extra), "extra")]
+        for path, rows in sorted(parts, key=itemgetter(0)):  # dicts of one episode may have their keys in different orders
+            digest.update(f"{path} {rows.dtype.str} {rows.shape}".encode())
+            digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        return digest.digest()
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {in_words(form)}" for name, form in self._structure().items())
+        return f"{type(self).__name__}({len(self)} episodes, {self.num_steps} steps, {shapes})"
+
+    # ---- single episodes ----
+
+    def __getitem__(self, episode: int) -> SingleAgentEpisode:
+        """Episode `episode` as a numpy'ized SingleAgentEpisode over views of the batch; its setters copy before they write."""
+        e = range(len(self))[episode]
+        first, stop = int(self.starts[e]), int(self.starts[e + 1])
+        acted, seen = slice(first, stop), slice(first + e, stop + e + 1)
+        start = 0 if self.t_started is None else int(self.t_started[e])
+        infos = None if self.infos is None else list(self.infos[seen])
+        clock = (None, None) if self.clock is None else [None if s != s else s for s in self.clock[e].tolist()]  # NaN: unknown
+        return SingleAgentEpisode.assemble(
+            id_=self.ids[e],
+            observations=_view(self.obs, seen, self.observation_space),
+            actions=_view(self.actions, acted, self.action_space),
+            rewards=_view(self.rewards, acted, REWARD_SPACE),
+            _infos=None if infos is None else InfiniteLookbackBuffer.over(infos, 0, None, finalized=False),
+            extra_model_outputs={name: _view(tree, acted, None) for name, tree in self.extra.items()},
+            _observation_space=self.observation_space,
+            _action_space=self.action_space,
+            is_terminated=bool(self.terminated[e]),
+            is_truncated=bool(self.truncated[e]),
+            t_started=start,
+            t=start + stop - first,
+            agent_id=None if self.agent_ids is None else self.agent_ids[e],
+            module_id=None if self.module_ids is None else self.module_ids[e],
+            multi_agent_episode_id=None if self.multi_agent_ids is None else self.multi_agent_ids[e],
+            _start_time=clock[0],
+            _last_step_time=clock[1],
+            custom_data={} if self.custom_data is None else dict(self.custom_data[e]),
+        )
+
+    def __iter__(self) -> Iterator[SingleAgentEpisode]:
+        return (self[e] for e in range(len(self)))
+
+    @classmethod
+    def from_episodes(cls, episodes: Iterable[SingleAgentEpisode], *, tally: Tally | None = None) -> EpisodeBatch:
+        """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
+
+        Episodes of no steps (a first observation only) are taken too; `tally` counts steps of several dtypes. Raises
+        BadEpisode, naming episode and leaf, where structures, shapes, dtypes or spaces differ, and for an episode without a
+        first observation.
+        """
+        whole = list(episodes)
+        for episode in whole:
+            episode.validate()
+            if not episode.is_reset:
+                fix = "leave it out, or add_env_reset first"
+                raise BadEpisode("an episode without a first observation", where=f"episode {episode.id_}", fix=fix)
+        data = tuple(dict(episode.custom_data) for episode in whole)
+        first = np.array([episode.t_started for episode in whole], np.int64)
+        clock = np.array([(episode._start_time, episode._last_step_time) for episode in whole], np.float64)  # None becomes NaN
+        observation_space, action_space = _one_space(whole, "observation_space"), _one_space(whole, "action_space")
+        return cls(
+            ids=tuple(episode.id_ for episode in whole),
+            starts=np.cumsum([0, *map(len, whole)], dtype=np.int64),
+            obs=_joined(whole, "observations", lambda e: e.observations, observation_space, tally),
+            actions=_joined(whole, "actions", lambda e: e.actions, action_space, tally),
+            rewards=_rewards(whole),
+            terminated=np.array([episode.is_terminated for episode in whole], np.bool_),
+            truncated=np.array([episode.is_truncated for episode in whole], np.bool_),
+            extra=_extra(whole, tally),
+            infos=list(chain.from_iterable(e.infos.get() for e in whole)) if any(e.has_infos for e in whole) else None,
+            t_started=first if first.any() else None,
+            agent_ids=_names(whole, "agent_id"),
+            module_ids=_names(whole, "module_id"),
+            multi_agent_ids=_names(whole, "multi_agent_episode_id"),
+            custom_data=data if any(data) else None,
+            clock=None if np.isnan(clock).all() else clock,
+            observation_space=observation_space,
+            action_space=action_space,
+        )
+
+
+def forms(tree: Tree, name: str) -> dict[str, Form]:
+    """Of each leaf of `tree`, by path."""
+    if type(tree) is np.ndarray:  # the usual case
+        return {name: (tree.dtype, tree.shape[1:])}
+    return {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in flatten(tree, name)}
+
+
+def in_words(form: Form | None) -> str:
+    """As text."""
+    return "absent" if form is None else f"{form[0]}{form[1]}"
+
+
+def _joined_of_episodes(batches: Sequence[EpisodeBatch], name: str, missing: Any) -> Any:
+    """That of all batches; None where none has it."""
+    parts = [getattr(batch, name) for batch in batches]
+    like = next((part for part in parts if part is not None), None)
+    if like is None:
+        return None
+    if not isinstance(like, np.ndarray):
+        return tuple(value for batch, part in zip(batches, parts, strict=True) for value in part or (missing,) * len(batch))
+    shape, sizes = like.shape[1:], map(len, batches)
+    wanted = zip(sizes, parts, strict=True)
+    return np.concatenate([np.full((size, *shape), missing, like.dtype) if part is None else part for size, part in wanted])
+
+
+def _join_infos(batches: Sequence[EpisodeBatch]) -> Infos | None:
+    if all(batch.infos is None for batch in batches):
+        return None
+    empty: Mapping[str, Any] = {}
+    return [info for b in batches for info in (b.infos if b.infos is not None else [empty] * (b.num_steps + len(b)))]
 
 
 def _view(tree: Tree, rows: slice, space: Space | None) -> InfiniteLookbackBuffer:
@@ -38,97 +460,30 @@ def _view(tree: Tree, rows: slice, space: Space | None) -> InfiniteLookbackBuffe
     return InfiniteLookbackBuffer.over(data, 0, space, finalized=True)
 
 
-def _infos_view(batch: BatchArrays, first: int, stop: int) -> InfiniteLookbackBuffer | None:
-    if batch.infos is None:
-        return None
-    return InfiniteLookbackBuffer.over(list(batch.infos[first:stop]), 0, None, finalized=False)
-
-
-def _at(names: tuple[str | None, ...] | None, e: int) -> str | None:
-    return None if names is None else names[e]
-
-
-def _second(batch: BatchArrays, e: int, which: int) -> float | None:
-    if batch.clock is None:
-        return None
-    seconds = float(batch.clock[e, which])
-    return None if seconds != seconds else seconds  # NaN: unknown
-
-
-def _check(episode: SingleAgentEpisode) -> None:
-    episode.validate()
-    if not episode.is_reset:
-        fix = "leave it out, or add_env_reset first"
-        raise BadEpisode("an episode without a first observation", where=f"episode {episode.id_}", fix=fix)
-
-
-# ---- one array per leaf ----
-
-
-def _joined(whole: Sequence[SingleAgentEpisode], name: str, pick: Pick, space: Space | None) -> Tree:
-    """All records of one kind, lookback buffers left out: one stack per run of lists, one concatenate per leaf."""
+def _joined(whole: Sequence[SingleAgentEpisode], name: str, pick: Pick, space: Space | None, tally: Tally | None) -> Tree:
+    """All records of one kind, lookback buffers left out."""
     filled = [episode for episode in whole if len(pick(episode))]
-    if not filled:
-        return _empty(whole, pick, space)
-    runs = groupby(filled, key=lambda episode: pick(episode).finalized)
-    trees: list[Named] = []
-    for finalized, run in runs:
-        trees += [(episode, pick(episode).get()) for episode in run] if finalized else _stacked(list(run), name, pick, space)
-    _check_alike(trees, name)
-    if len(trees) == 1:
-        return trees[0][1]
-    return map_leaves(lambda *parts: np.concatenate(parts), *(tree for _, tree in trees))
+    if not filled:  # leaves (0, *shape) after an episode's arrays or the space; (0,) float64 where nothing is known
+        known = next((episode for episode in whole if pick(episode).finalized), None)
+        return zero_rows(space, 0) if known is None else pick(known).get()
+    trees = [_arrays(episode, name, pick(episode), space, tally) for episode in filled]
+    expected = forms(trees[0], name)
+    for episode, tree in zip(filled[1:], trees[1:], strict=True):
+        if (found := forms(tree, name)) != expected:
+            path = next(key for key in {**expected, **found} if found.get(key) != expected.get(key))
+            what = f"{path} is {in_words(found.get(path))}, in episode {filled[0].id_} {in_words(expected.get(path))}"
+            raise BadEpisode(what, where=f"episode {episode.id_}, {path}", fix=ONE_STRUCTURE)
+    return trees[0] if len(trees) == 1 else map_leaves(lambda *parts: np.concatenate(parts), *trees)
 
 
-def _stacked(run: list[SingleAgentEpisode], name: str, pick: Pick, space: Space | None) -> list[Named]:
-    records = list(chain.from_iterable(pick(episode).get() for episode in run))
-    if _one_kind(records):
-        with suppress(BadEpisode):  # found again below, and reported with the episode's name
-            return [(run[0], stack(records, space))]
-    return [(episode, _stacked_alone(episode, name, pick, space)) for episode in run]
-
-
-def _stacked_alone(episode: SingleAgentEpisode, name: str, pick: Pick, space: Space | None) -> Tree:
+def _arrays(
+    episode: SingleAgentEpisode, name: str, buffer: InfiniteLookbackBuffer, space: Space | None, tally: Tally | None
+) -> Tree:
     try:
-        return stack(pick(episode).get(), space)
+        return buffer.get() if buffer.finalized else stack(buffer.get(), space, tally=tally)
     except BadEpisode as err:
         err.where = f"episode {episode.id_}, {name}, {err.where}"
         raise
-
-
-def _one_kind(records: list[Any]) -> bool:
-    """Whether stacking all records at once cannot hide that one episode's type differs from another's."""
-    kinds = set(map(type, records))
-    if len(kinds) > 1:
-        return False
-    first = records[0]
-    if isinstance(first, np.ndarray):
-        return [record.dtype for record in records].count(first.dtype) == len(records)
-    if isinstance(first, dict):
-        parts = [[record.get(key) for record in records] for key in first]
-    elif isinstance(first, (tuple, list)):
-        parts = [list(column) for column in zip(*records, strict=False)]
-    else:
-        return True
-    return all(map(_one_kind, parts))
-
-
-def _check_alike(trees: list[Named], name: str) -> None:
-    first, expected = trees[0][0], forms(trees[0][1], name)
-    for episode, tree in trees[1:]:
-        found = forms(tree, name)
-        if found != expected:
-            path = next(key for key in {**expected, **found} if found.get(key) != expected.get(key))
-            what = f"{path} is {in_words(found.get(path))}, in episode {first.id_} {in_words(expected.get(path))}"
-            raise BadEpisode(what, where=f"episode {episode.id_}, {path}", fix=ONE_STRUCTURE)
-
-
-def _empty(whole: Sequence[SingleAgentEpisode], pick: Pick, space: Space | None) -> Tree:
-    """No records at all: leaves (0, *shape) after an episode's arrays or the space; (0,) float64 where nothing is known."""
-    for episode in whole:
-        if pick(episode).finalized:
-            return pick(episode).get()
-    return zero_rows(space, 0)
 
 
 def _rewards(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.float64]:
@@ -140,23 +495,18 @@ def _rewards(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.float64]:
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _extra(whole: Sequence[SingleAgentEpisode]) -> dict[str, Tree]:
-    stepped = [episode for episode in whole if len(episode)]
-    if not stepped:
-        return {}
-    names = stepped[0].extra_model_outputs.keys()
+def _extra(whole: Sequence[SingleAgentEpisode], tally: Tally | None) -> dict[str, Tree]:
+    stepped = [episode for episode in whole if len(episode)] or whole[:1]
+    names = stepped[0].extra_model_outputs.keys() if stepped else ()
     for episode in stepped[1:]:
         if episode.extra_model_outputs.keys() != names:
             what = f"extra model outputs {sorted(episode.extra_model_outputs)}, in episode {stepped[0].id_} {sorted(names)}"
             raise BadEpisode(what, where=f"episode {episode.id_}", fix=ONE_STRUCTURE)
-    return {name: _joined(stepped, name, _picker(name), None) for name in names}
+    return {name: _joined(stepped, name, _picker(name), None, tally) for name in names}
 
 
 def _picker(name: str) -> Pick:
     return lambda episode: episode.extra_model_outputs[name]
-
-
-# ---- one value per episode ----
 
 
 def _one_space(whole: Sequence[SingleAgentEpisode], name: str) -> Space | None:
@@ -183,94 +533,8 @@ def _said(episode: SingleAgentEpisode) -> str:
     return f"episode {episode.id_}{agent}"
 
 
-def _infos(whole: Sequence[SingleAgentEpisode]) -> list[Any] | None:
-    if not any(episode.has_infos for episode in whole):
-        return None
-    return list(chain.from_iterable(episode.infos.get() for episode in whole))
-
-
-def _starts(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.int64] | None:
-    starts = np.array([episode.t_started for episode in whole], np.int64)
-    return starts if starts.any() else None
-
-
 def _names(whole: Sequence[SingleAgentEpisode], name: str) -> tuple[str | None, ...] | None:
     values = [getattr(episode, name) for episode in whole]
     if all(value is None for value in values):
         return None
     return tuple(None if value is None else str(value) for value in values)
-
-
-def _clock(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.float64] | None:
-    seconds = [(episode._start_time, episode._last_step_time) for episode in whole]
-    if all(pair == (None, None) for pair in seconds):
-        return None
-    return np.array(seconds, np.float64)  # None becomes NaN
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class EpisodeBatch(BatchArrays):
-    """E episodes of T_1 ... T_E steps, N in all: one array per leaf, and numpy'ized episodes on demand, over views of these."""
-
-    def __getitem__(self, episode: int) -> SingleAgentEpisode:
-        """Episode `episode` as a numpy'ized SingleAgentEpisode over views of the batch; its setters copy before they write."""
-        e = range(len(self))[episode]
-        first, stop = int(self.starts[e]), int(self.starts[e + 1])
-        start = 0 if self.t_started is None else int(self.t_started[e])
-        return SingleAgentEpisode.assemble(
-            id_=self.ids[e],
-            observations=_view(self.obs, slice(first + e, stop + e + 1), self.observation_space),
-            actions=_view(self.actions, slice(first, stop), self.action_space),
-            rewards=_view(self.rewards, slice(first, stop), REWARD_SPACE),
-            infos=_infos_view(self, first + e, stop + e + 1),
-            extra_model_outputs={name: _view(tree, slice(first, stop), None) for name, tree in self.extra.items()},
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            terminated=bool(self.terminated[e]),
-            truncated=bool(self.truncated[e]),
-            t_started=start,
-            t=start + stop - first,
-            agent_id=_at(self.agent_ids, e),
-            module_id=_at(self.module_ids, e),
-            multi_agent_episode_id=_at(self.multi_agent_ids, e),
-            start_time=_second(self, e, 0),
-            last_step_time=_second(self, e, 1),
-            custom_data=None if self.custom_data is None else dict(self.custom_data[e]),
-        )
-
-    def __iter__(self) -> Iterator[SingleAgentEpisode]:
-        return (self[e] for e in range(len(self)))
-
-    @classmethod
-    def from_episodes(cls, episodes: Iterable[SingleAgentEpisode]) -> EpisodeBatch:
-        """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
-
-        Episodes of no steps (a first observation only) are taken too. Raises BadEpisode, naming episode and leaf, where
-        structures, shapes, dtypes or spaces differ, and for an episode without a first observation.
-        """
-        whole = list(episodes)
-        for episode in whole:
-            _check(episode)
-        data = tuple(dict(episode.custom_data) for episode in whole)
-        starts = np.cumsum([0, *map(len, whole)], dtype=np.int64)
-        observation_space = _one_space(whole, "observation_space")
-        action_space = _one_space(whole, "action_space")
-        return cls(
-            ids=tuple(episode.id_ for episode in whole),
-            starts=starts,
-            obs=_joined(whole, "observations", lambda episode: episode.observations, observation_space),
-            actions=_joined(whole, "actions", lambda episode: episode.actions, action_space),
-            rewards=_rewards(whole),
-            terminated=np.array([episode.is_terminated for episode in whole], np.bool_),
-            truncated=np.array([episode.is_truncated for episode in whole], np.bool_),
-            extra=_extra(whole),
-            infos=_infos(whole),
-            t_started=_starts(whole),
-            agent_ids=_names(whole, "agent_id"),
-            module_ids=_names(whole, "module_id"),
-            multi_agent_ids=_names(whole, "multi_agent_episode_id"),
-            custom_data=data if any(data) else None,
-            clock=_clock(whole),
-            observation_space=observation_space,
-            action_space=action_space,
-        )

@@ -1,18 +1,18 @@
 """Which episodes were seen before: by id, however many there are, and by one 64-bit fingerprint of their content.
 
-Two episodes with one id are duplicates when their fingerprints agree. Every word of every step is mixed with the position of
-its step and with a key drawn anew in each process, so that equal fingerprints of different episodes are a matter of chance (one
-in 2^64 for each pair compared), and nobody can prepare such a pair; between processes they mean nothing. The cost is a few
-array operations, because an eager `EpisodeBatch.digest` would take longer than reading 20-step episodes does.
+Two episodes with one id are duplicates when their fingerprints agree. A fingerprint is a keyed hash with a key drawn anew in
+each process, so that equal fingerprints of different episodes are a matter of chance (one in 2^64 for each pair compared), and
+nobody can prepare such a pair; between processes they mean nothing.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -21,16 +21,11 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.trees import Tree, flatten, map_leaves
+from offline_cli.trees import flatten
 
 __all__ = ["EarlierEpisodes", "KnownIds", "fingerprints"]
 
-_KEY = np.frombuffer(os.urandom(8), np.uint64)[0]
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
-_SHIFT = np.uint64(32)
-BLOCK = 1 << 16  # rows that are mixed at a time
-MAX_WORDS = 64  # 8-byte words per step; above, hashing the bytes of each episode is faster than mixing columns
+_KEY = os.urandom(32)
 
 
 class KnownIds:
@@ -81,83 +76,25 @@ class EarlierEpisodes:
             return False
 
 
-# ---- fingerprints ----
-
-
 def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
     """(E,) numbers, equal for episodes with the same steps (extra outputs included), flags and length; ids, infos: no."""
-    steps = [leaf for tree in (batch.actions, batch.rewards, dict(batch.extra)) for leaf in _by_path(tree)]
-    observations = _by_path(batch.obs)
-    if sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in (*steps, *observations)) > 8 * MAX_WORDS:
-        plain = replace(_normal(batch), t_started=None, start_kind=None)  # a start that was not declared is not part of it
-        return np.array([int.from_bytes(plain.digest(e)[:8], "little") for e in range(len(batch))], np.uint64)
-    with np.errstate(over="ignore"):
-        mixed = _sums(steps, batch.starts) ^ (_sums(observations, batch.obs_starts) * _ODD)
-        flags = batch.terminated.astype(np.uint64) + batch.truncated.astype(np.uint64) * np.uint64(2)
-        named = np.uint64(zlib.crc32(repr(sorted(batch.extra)).encode()))  # equal values under other names are not equal
-        return _mix(mixed ^ named, flags + batch.lengths.astype(np.uint64) * np.uint64(4))
+    trees = [("actions", batch.actions), ("rewards", batch.rewards), *((f"extra.{n}", tree) for n, tree in batch.extra.items())]
+    acted = sorted((part for name, tree in trees for part in flatten(tree, name)), key=itemgetter(0))
+    seen = sorted(flatten(batch.obs), key=itemgetter(0))  # dicts of one episode may have their keys in different orders
+    form = repr([(path, leaf.dtype.str, leaf.shape[1:]) for path, leaf in (*acted, *seen)]).encode()
+    flags = zip(batch.terminated.tolist(), batch.truncated.tolist(), batch.lengths.tolist(), strict=True)
+    hashes = [blake2b(form + repr(each).encode(), digest_size=8, key=_KEY) for each in flags]
+    for leaves, starts in ((acted, batch.starts), (seen, batch.obs_starts)):
+        spans = list(pairwise(starts.tolist()))
+        for _, leaf in leaves:
+            width = leaf.itemsize * math.prod(leaf.shape[1:])
+            rows = np.ascontiguousarray(_normal(leaf)).reshape(-1).view(np.uint8).data
+            for (first, stop), digest in zip(spans, hashes, strict=True):
+                digest.update(rows[first * width : stop * width])
+    return np.array([int.from_bytes(digest.digest(), "little") for digest in hashes], np.uint64)
 
 
-def _by_path(tree: Tree) -> list[NDArray[Any]]:
-    """The leaves in the order of their paths: dicts of one episode may have their keys in different orders."""
-    return [leaf for _, leaf in sorted(flatten(tree), key=itemgetter(0))]
-
-
-def _sums(leaves: list[NDArray[np.generic]], starts: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """(E,) for each episode the sum over its rows of a mix of position and words."""
-    totals = np.zeros(len(starts), np.uint64)  # of the rows before each start
-    before = np.zeros(1, np.uint64)
-    for first in range(0, int(starts[-1]), BLOCK):  # blocks stay in the processor's cache, and long episodes take no memory
-        stop = min(first + BLOCK, int(starts[-1]))
-        sums = np.cumsum(np.concatenate([before, _mixed_rows(leaves, starts, first, stop)]), dtype=np.uint64)
-        here = slice(*np.searchsorted(starts, [first, stop], side="right").tolist())
-        totals[here] = sums[starts[here] - first]
-        before = sums[-1:]
-    return totals[1:] - totals[:-1]
-
-
-def _mixed_rows(leaves: list[NDArray[np.generic]], starts: NDArray[np.int64], first: int, stop: int) -> NDArray[np.uint64]:
-    """(stop - first,) of each of these rows the mix."""
-    episodes = slice(int(np.searchsorted(starts, first, side="right")) - 1, int(np.searchsorted(starts, stop)))
-    begins = starts[episodes]
-    ends = np.clip(starts[episodes.start : episodes.stop + 1], first, stop)
-    lengths = ends[1:] - ends[:-1]
-    rows = np.arange(first, stop, dtype=np.uint64) - np.repeat(begins.astype(np.uint64), lengths)
-    rows += _KEY
-    for leaf in leaves:
-        for words in _words(_normal_leaf(leaf[first:stop])):
-            rows = _mix(rows, words)
-    return rows
-
-
-def _mix(state: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    state = (state ^ words) * _ODD
-    state ^= state >> _SHIFT
-    state *= _OTHER_ODD
-    state ^= state >> _SHIFT
-    return state
-
-
-def _words(leaf: NDArray[np.generic]) -> Iterator[NDArray[np.uint64]]:
-    """The rows of `leaf` as columns of 8-byte words, the last one padded with zeros."""
-    width = leaf.itemsize * math.prod(leaf.shape[1:])
-    rows = np.zeros((len(leaf), -(-width // 8) * 8), np.uint8)
-    rows[:, :width] = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).reshape(len(leaf), width)
-    yield from rows.view(np.uint64).T
-
-
-def _normal(batch: EpisodeBatch) -> EpisodeBatch:
-    """`batch` with one form of zero and one of NaN, so that fingerprints are equal where values are."""
-    return replace(
-        batch,
-        obs=map_leaves(_normal_leaf, batch.obs),
-        actions=map_leaves(_normal_leaf, batch.actions),
-        rewards=_normal_leaf(batch.rewards),
-        extra={name: map_leaves(_normal_leaf, tree) for name, tree in batch.extra.items()},
-    )
-
-
-def _normal_leaf(leaf: NDArray[Any]) -> NDArray[Any]:
+def _normal(leaf: NDArray[Any]) -> NDArray[Any]:
     if leaf.dtype.kind not in "fc":
         return leaf
     leaf = leaf + leaf.dtype.type(0)  # -0.0 becomes 0.0

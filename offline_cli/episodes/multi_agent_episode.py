@@ -1,9 +1,12 @@
 """MultiAgentEpisode: agents that act when they like, in one environment; impossible turns of an agent raise.
 
-Names and meaning are those of RLlib's class: construction, steps, getters by agent, `cut` and states. Agents come late, skip
-steps and end early; an action that has no answer yet hangs, with the rewards since, until the agent's next observation
-completes the step. Data of an agent is a SingleAgentEpisode, `agent_episodes[agent]`, with setters, slices and joins of its
-own. docs/rllib.md lists what differs.
+Names and meaning are those of RLlib's class: construction, steps, getters by agent, `cut` and states. Data of an agent is a
+SingleAgentEpisode, `agent_episodes[agent]`, with setters, slices and joins of its own. docs/rllib.md lists what differs.
+
+All agents share one clock. Each has a timeline with one tag per environment timestep, lookback buffer included: the agent's own
+timestep (counted in the whole episode) whose observation it got then, or SKIP. What has no place in a step yet *hangs*: the
+action and outputs of an agent that has not seen the next observation, the rewards since its last one, and the rewards of agents
+that have not seen anything yet. The agent's next observation completes the step.
 """
 
 from __future__ import annotations
@@ -11,29 +14,51 @@ from __future__ import annotations
 import copy
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, Unpack
 
-from offline_cli.episodes import pieces
-from offline_cli.episodes.episode_data import REWARD_SPACE
-from offline_cli.episodes.multi_agent_data import SKIP, AgentID, MappingFn, MultiAgentData, Timeline, seen
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadEpisode
+from offline_cli.episodes.lookback_buffer import GetterOptions, Indices, InfiniteLookbackBuffer
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode, check_cut, state_error
+from offline_cli.episodes.stacking import row_count
+from offline_cli.errors import BadEpisode, EpisodeKeyError
 from offline_cli.spaces import Space
 
 __all__ = ["MultiAgentEpisode"]
 
+SKIP = "S"
 ALL = "__all__"  # the key of flags that hold for every agent
 TURNS = "give an action once per observation, a first and a last observation without one, and a done agent its flags alone"
 STATE = "write the state again from its source"
-
+OF_AGENTS = ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end")  # of agents seen before
 PLAIN = (
     *("id_", "agent_to_module_mapping_fn", "observation_space", "action_space", "env_t_started", "env_t"),
     *("is_terminated", "is_truncated", "custom_data"),
 )  # what a state holds as it is
 
+AgentID = Any  # whatever hashable the environment uses
+Agents = Collection[AgentID] | AgentID | None
 ByAgent = Mapping[AgentID, Any]
+Steps = Sequence[ByAgent]
 Flags = Mapping[AgentID, bool]
+MappingFn = Callable[[AgentID, Any], str]  # (agent id, episode) to module id
+
+
+class AgentOptions(GetterOptions, total=False):
+    """Options of getters: those of one agent's, and whose timesteps are meant."""
+
+    env_steps: bool  # the environment's; False: each agent's own
+
+
+class Timeline(InfiniteLookbackBuffer):
+    """Tags of one agent, a list that never becomes arrays. RLlib's own code can read it, in states for RLlib."""
+
+    __slots__ = ()
+
+    def get(self, indices: Indices = None, *, _ignore_last_ts: bool = False, **options: Any) -> Any:
+        """As `InfiniteLookbackBuffer.get`. `_ignore_last_ts`, RLlib's word: for data that ends a step earlier."""
+        if _ignore_last_ts:
+            return InfiniteLookbackBuffer(self.data[:-1], self.lookback).get(indices, **options)
+        return super().get(indices, **options)
 
 
 class Share(NamedTuple):
@@ -52,22 +77,22 @@ class Share(NamedTuple):
         return self.terminated or self.truncated
 
 
-class MultiAgentEpisode(MultiAgentData):
+class MultiAgentEpisode:
     """Single-agent episodes by agent, on one clock: `env_t_started` (0 but for chunks) to `env_t`, in environment steps."""
 
     def __init__(
         self,
         id_: str | None = None,
         *,
-        observations: Sequence[ByAgent] | None = None,
+        observations: Steps | None = None,
         observation_space: Mapping[AgentID, Space] | None = None,
-        infos: Sequence[ByAgent] | None = None,
-        actions: Sequence[ByAgent] | None = None,
+        infos: Steps | None = None,
+        actions: Steps | None = None,
         action_space: Mapping[AgentID, Space] | None = None,
-        rewards: Sequence[ByAgent] | None = None,
+        rewards: Steps | None = None,
         terminateds: Flags | bool = False,
         truncateds: Flags | bool = False,
-        extra_model_outputs: Sequence[ByAgent] | None = None,
+        extra_model_outputs: Steps | None = None,
         env_t_started: int | None = None,
         agent_t_started: Mapping[AgentID, int] | None = None,
         len_lookback_buffer: int | str = "auto",
@@ -93,27 +118,132 @@ class MultiAgentEpisode(MultiAgentData):
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or default_module
         self._agent_to_module_mapping = dict(agent_module_ids or {})
         self.observation_space, self.action_space = observation_space or {}, action_space or {}
-        self.agent_episodes, self.env_t_to_agent_t = {}, {}
-        self.env_t = self.env_t_started = self._lookback = 0
+        self.agent_episodes: dict[AgentID, SingleAgentEpisode] = {}  # in the order in which agents came
+        self.env_t_to_agent_t: dict[AgentID, Timeline] = {}
+        self.env_t = self.env_t_started = 0  # the next timestep, and the first one after the lookback buffer
+        self._lookback = 0  # environment timesteps before the first of this chunk
         self.is_terminated = self.is_truncated = False
-        self._hanging_actions_end, self._hanging_extra_model_outputs_end = {}, {}
-        self._hanging_rewards_end, self._hanging_rewards_begin = {}, {}
-        self.custom_data = {}
+        self._hanging_actions_end: dict[AgentID, Any] = {}  # agents that acted and wait for the result
+        self._hanging_extra_model_outputs_end: dict[AgentID, dict[str, Any]] = {}  # of the same agents
+        self._hanging_rewards_end: dict[AgentID, float] = {}  # rewards since an agent's last observation
+        self._hanging_rewards_begin: dict[AgentID, float] = {}  # rewards of agents before their first one
+        self.custom_data: dict[str, Any] = {}  # of the episode as a whole; kept by `cut` (as a copy) and in states
         none: list[ByAgent] = [{}] * len(observations or ())
-        self._replay(
-            list(observations or ()),
-            none if infos is None else list(infos),
-            list(actions or ()),
-            list(rewards or ()),
-            none[1:] if extra_model_outputs is None else list(extra_model_outputs),
-            *({ALL: flags} if isinstance(flags, bool) else flags or {} for flags in (terminateds, truncateds)),
-        )
+        given: list[Steps] = [observations or (), none if infos is None else infos, actions or (), rewards or ()]
+        given.append(none[1:] if extra_model_outputs is None else extra_model_outputs)
+        ends = [{ALL: flags} if isinstance(flags, bool) else flags or {} for flags in (terminateds, truncateds)]
+        self._replay(given, ends)
         lookback = self.env_t if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(lookback, int) or lookback < 0:
             raise self._bad(f"len_lookback_buffer={lookback!r}", fix='"auto", or a number from 0 on')
         self._shift(min(lookback, self.env_t), int(env_t_started or 0), agent_t_started or {})
         for agent, part in self.agent_episodes.items():
             part.id_ = str((agent_episode_ids or {}).get(agent, part.id_))
+
+    def _replay(self, lists: Sequence[Steps], ends: Sequence[Flags]) -> None:
+        """Add the steps given; `ends` are the flags, terminated and truncated, of the last."""
+        observations, infos, actions, rewards, extra = lists
+        lengths = [len(kind) for kind in (actions, rewards, extra)]
+        if len(infos) != len(observations) or set(lengths) != {max(len(observations) - 1, 0)}:
+            what = f"{len(observations)} observations, {len(infos)} infos, {lengths} actions, rewards and extra outputs"
+            fix = "one dict of observations and infos per environment timestep, of the rest per step between"
+            raise self._bad(what, fix=fix)
+        for agent, observation in observations[0].items() if observations else ():
+            self._enter(agent, observation, infos[0].get(agent))
+        for t, seen_now in enumerate(observations[1:]):
+            flags: dict[str, Flags] = {}
+            if t == len(actions) - 1:
+                acting = {*actions[t], *self._hanging_actions_end, *seen_now}
+                left = {agent: True for agent, part in self.agent_episodes.items() if not (part.is_done or agent in acting)}
+                flags = {"terminateds": {**left, **ends[0]}, "truncateds": ends[1]}
+            given = {**dict.fromkeys(actions[t], 0.0), **rewards[t]}
+            self.add_env_step(seen_now, actions[t], given, infos[t + 1], extra_model_outputs=extra[t], **flags)
+        for agent in [agent for agent, part in self.agent_episodes.items() if part.is_done and not len(part)]:
+            del self.agent_episodes[agent], self.env_t_to_agent_t[agent]  # nothing to learn from
+
+    def _shift(self, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
+        """Make the first `lookback` environment timesteps lookback buffer, and set the start of the clocks."""
+        self._lookback, self.env_t_started = lookback, env_t_started
+        self.env_t += env_t_started - lookback
+        for agent, part in self.agent_episodes.items():
+            timeline = self.env_t_to_agent_t[agent]
+            before = min(len(_seen(timeline.data[:lookback])), len(part))
+            part.t_started = int(agent_t_started.get(agent, 0))
+            part.t = part.t_started + len(part.rewards) - before
+            for buffer in (part.observations, part.actions, part.rewards, part.infos, *part.extra_model_outputs.values()):
+                buffer.lookback = before
+            moved = part.t_started - before
+            timeline.data = [tag if tag == SKIP else tag + moved for tag in timeline.data]
+            timeline.lookback = lookback
+
+    # ---- what it is ----
+
+    def __len__(self) -> int:
+        """Steps of the environment, without the lookback buffer."""
+        return self.env_t - self.env_t_started
+
+    env_steps = __len__
+
+    def agent_steps(self) -> int:
+        """Steps of all agents together, without their lookback buffers and without steps that hang."""
+        return sum(len(part) for part in self.agent_episodes.values())
+
+    @property
+    def _moments(self) -> int:
+        """The environment timesteps at which there may be observations, lookback buffer included."""
+        return self._lookback + len(self) + 1
+
+    @property
+    def agent_ids(self) -> set[AgentID]:
+        """The agents that have seen something."""
+        return set(self.agent_episodes)
+
+    def module_for(self, agent_id: AgentID) -> str:
+        """The module that acts for this agent; the mapping function is asked once per agent and episode."""
+        if agent_id not in self._agent_to_module_mapping:
+            self._agent_to_module_mapping[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
+        return self._agent_to_module_mapping[agent_id]
+
+    def get_agents_that_stepped(self) -> set[AgentID]:
+        """The agents that got an observation at the last environment timestep, done or not."""
+        return {agent for agent in self.agent_episodes if self.env_t_to_agent_t[agent].data[-1] != SKIP}
+
+    def get_agents_to_act(self) -> set[AgentID]:
+        """The agents that got an observation at the last environment timestep and are not done."""
+        return {agent for agent in self.get_agents_that_stepped() if not self.agent_episodes[agent].is_done}
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether any agent has an observation."""
+        return any(part.is_reset for part in self.agent_episodes.values())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode has ended, terminated or truncated, for all agents."""
+        return self.is_terminated or self.is_truncated
+
+    def get_terminateds(self) -> dict[AgentID, bool]:
+        """Whether each agent is terminated, and under "__all__" whether the episode is."""
+        return {**{agent: e.is_terminated for agent, e in self.agent_episodes.items()}, ALL: self.is_terminated}
+
+    def get_truncateds(self) -> dict[AgentID, bool]:
+        """Whether each agent is truncated, and under "__all__" whether the episode is."""
+        return {**{agent: e.is_truncated for agent, e in self.agent_episodes.items()}, ALL: self.is_truncated}
+
+    def get_return(self, include_hanging_rewards: bool = False) -> float:
+        """The sum of all agents' rewards, undiscounted, in the environment's units, lookback buffers left out.
+
+        Rewards that hang, because no step holds them yet, are added if asked for.
+        """
+        total = sum(part.get_return() for part in self.agent_episodes.values())
+        if include_hanging_rewards:
+            total += sum(self._hanging_rewards_begin.values()) + sum(self._hanging_rewards_end.values())
+        return float(total)
+
+    def __repr__(self) -> str:
+        state = "done" if self.is_done else "going on"
+        returns = ", ".join(f"{agent}: {part.get_return():g}" for agent, part in self.agent_episodes.items())
+        return f"MultiAgentEpisode({self.id_}: {len(self)} steps from {self.env_t_started}, {state}, returns {{{returns}}})"
 
     # ---- filling ----
 
@@ -173,7 +303,7 @@ class MultiAgentEpisode(MultiAgentData):
         for agent, share in shares.items():
             self._add(agent, share)
         for timeline in self.env_t_to_agent_t.values():
-            timeline.extend([SKIP] * (self.moments - len(timeline.data)))
+            timeline.extend([SKIP] * (self._moments - len(timeline.data)))
         self.is_terminated, self.is_truncated = ends
 
     def _check(self, agent: AgentID, share: Share) -> None:
@@ -204,15 +334,18 @@ class MultiAgentEpisode(MultiAgentData):
         elif share.action is None and agent not in self._hanging_actions_end:
             self._wait(agent, part, share)
         elif share.observation is None and not share.is_done:
-            self._hang(agent, share)
+            if share.action is not None:
+                self._hanging_actions_end[agent] = share.action
+                self._hanging_extra_model_outputs_end[agent] = dict(share.extra or {})
+            self._hanging_rewards_end[agent] = self._hanging_rewards_end.get(agent, 0.0) + (share.reward or 0.0)
         else:
             observation, action, reward, extra = self._completed(agent, part, share)
             infos = part.get_infos(-1) if share.observation is None else share.infos
             flags = {"terminated": share.terminated, "truncated": share.truncated}
             part.add_env_step(observation, action, reward, infos, extra_model_outputs=extra, **flags)
             self.env_t_to_agent_t[agent].append(part.t)
-            for hanging in (self._hanging_actions_end, self._hanging_extra_model_outputs_end, self._hanging_rewards_end):
-                hanging.pop(agent, None)
+            for name in OF_AGENTS:
+                getattr(self, name).pop(agent, None)
         if share.is_done:
             self._hanging_rewards_begin.pop(agent, None)
 
@@ -221,10 +354,9 @@ class MultiAgentEpisode(MultiAgentData):
 
         An agent terminated without an observation sees its last one again, which is not used in training.
         """
-        hangs = agent in self._hanging_actions_end
         observation = part.get_observations(-1) if share.observation is None else share.observation
         reward = self._hanging_rewards_end.get(agent, 0.0) + (share.reward or 0.0)
-        if hangs:
+        if agent in self._hanging_actions_end:
             return observation, self._hanging_actions_end[agent], reward, self._hanging_extra_model_outputs_end[agent]
         return observation, share.action, reward, share.extra or {}
 
@@ -253,14 +385,7 @@ class MultiAgentEpisode(MultiAgentData):
         )
         part.add_env_reset(observation, infos)
         self.agent_episodes[agent] = part
-        self.env_t_to_agent_t[agent] = Timeline([*[SKIP] * (self.moments - 1), 0], self._lookback)
-
-    def _hang(self, agent: AgentID, share: Share) -> None:
-        """Keep an action until the agent sees its result, and the rewards until then."""
-        if share.action is not None:
-            self._hanging_actions_end[agent] = share.action
-            self._hanging_extra_model_outputs_end[agent] = dict(share.extra or {})
-        self._hanging_rewards_end[agent] = self._hanging_rewards_end.get(agent, 0.0) + (share.reward or 0.0)
+        self.env_t_to_agent_t[agent] = Timeline([*[SKIP] * (self._moments - 1), 0], self._lookback)
 
     def _wait(self, agent: AgentID, part: SingleAgentEpisode, share: Share) -> None:
         """Of an agent that has not acted since its last observation: what it is owed; if it ends, its last step gets that."""
@@ -269,59 +394,98 @@ class MultiAgentEpisode(MultiAgentData):
         if part.is_done and len(part) and agent in self._hanging_rewards_end:  # a chunk without a step leaves it hanging
             part.set_rewards(new_data=part.get_rewards(-1) + self._hanging_rewards_end.pop(agent), at_indices=-1)
 
-    # ---- construction ----
-
-    def _replay(
-        self,
-        observations: list[ByAgent],
-        infos: list[ByAgent],
-        actions: list[ByAgent],
-        rewards: list[ByAgent],
-        extra: list[ByAgent],
-        terminateds: Flags,
-        truncateds: Flags,
-    ) -> None:
-        lengths = [len(kind) for kind in (actions, rewards, extra)]
-        if len(infos) != len(observations) or set(lengths) != {max(len(observations) - 1, 0)}:
-            what = f"{len(observations)} observations, {len(infos)} infos, {lengths} actions, rewards and extra outputs"
-            raise self._bad(
-                what, fix="one dict of observations and infos per environment timestep, of the rest per step between"
-            )
-        for agent, observation in observations[0].items() if observations else ():
-            self._enter(agent, observation, infos[0].get(agent))
-        for t, seen_now in enumerate(observations[1:]):
-            flags: dict[str, Flags] = {}
-            if t == len(actions) - 1:
-                acting = {*actions[t], *self._hanging_actions_end, *seen_now}
-                left = {agent: True for agent, part in self.agent_episodes.items() if not (part.is_done or agent in acting)}
-                flags = {"terminateds": {**left, **terminateds}, "truncateds": truncateds}
-            given = {**dict.fromkeys(actions[t], 0.0), **rewards[t]}
-            self.add_env_step(seen_now, actions[t], given, infos[t + 1], extra_model_outputs=extra[t], **flags)
-        for agent in [agent for agent, part in self.agent_episodes.items() if part.is_done and not len(part)]:
-            del self.agent_episodes[agent], self.env_t_to_agent_t[agent]  # nothing to learn from
-
-    def _shift(self, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
-        """Make the first `lookback` environment timesteps lookback buffer, and set the start of the clocks."""
-        self._lookback, self.env_t_started = lookback, env_t_started
-        self.env_t += env_t_started - lookback
-        for agent, part in self.agent_episodes.items():
-            timeline = self.env_t_to_agent_t[agent]
-            before = min(len(seen(timeline.data[:lookback])), len(part))
-            part.t_started = int(agent_t_started.get(agent, 0))
-            part.t = part.t_started + len(part.rewards) - before
-            for buffer in (part.observations, part.actions, part.rewards, part.infos, *part.extra_model_outputs.values()):
-                buffer.lookback = before
-            moved = part.t_started - before
-            timeline.data = [tag if tag == SKIP else tag + moved for tag in timeline.data]
-            timeline.lookback = lookback
-
-    # ---- arrays and chunks ----
-
     def to_numpy(self) -> Self:
         """Turn each agent's steps into arrays, in place, as `SingleAgentEpisode.to_numpy`. What hangs stays as it is."""
         for part in self.agent_episodes.values():
             part.to_numpy()
         return self
+
+    # ---- getters: by environment timesteps, or with `env_steps=False` each agent's own; `agent_ids` one, several or None ----
+
+    def get_observations(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
+        """Observations by agent; one that got none then is left out, or with `fill` filled. Raises EpisodeIndexError."""
+        return self._get("observations", indices, agent_ids, **options)
+
+    def get_infos(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
+        """Infos by agent, dicts in lists, numpy'ized or not; else as `get_observations`."""
+        return self._get("infos", indices, agent_ids, **options)
+
+    def get_actions(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
+        """Actions by agent, as `get_observations`; one that hangs counts as the agent's last."""
+        return self._get("actions", indices, agent_ids, **options)
+
+    def get_rewards(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
+        """Rewards by agent, as `get_observations`; of steps that hang: so far."""
+        return self._get("rewards", indices, agent_ids, **options)
+
+    def get_extra_model_outputs(
+        self, key: str, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]
+    ) -> Any:
+        """Outputs of this name by agent, those without it left out. Raises EpisodeKeyError where none has it."""
+        return self._get(key, indices, agent_ids, is_output=True, **options)
+
+    def _get(
+        self,
+        name: str,
+        indices: Indices,
+        agent_ids: Agents,
+        *,
+        is_output: bool = False,
+        env_steps: bool = True,
+        **options: Unpack[GetterOptions],
+    ) -> dict[AgentID, Any]:
+        is_one = isinstance(agent_ids, str) or (isinstance(agent_ids, Hashable) and agent_ids in self.agent_episodes)
+        wanted: Any = self.agent_episodes if agent_ids is None else (agent_ids,) if is_one else agent_ids
+        agents = [agent for agent in self.agent_episodes if agent in wanted]
+        buffers = {agent: buffer for agent in agents if (buffer := self._buffer(agent, name, is_output)) is not None}
+        if agents and not buffers:
+            known = sorted({str(key) for part in self.agent_episodes.values() for key in part.extra_model_outputs})
+            where, fix = f"multi-agent episode {self.id_}", f"one of: {', '.join(known) or 'there are none'}"
+            raise EpisodeKeyError(f"no extra model output {name!r}", where=where, fix=fix)
+        single = not (indices is None or isinstance(indices, slice) or hasattr(indices, "__len__"))
+        found = {}
+        try:
+            if env_steps and buffers:
+                count = self._moments - (is_output or name in ("actions", "rewards"))
+                clock = InfiniteLookbackBuffer.over(range(count), self._lookback, None, finalized=False)
+                fill = None if options.get("fill") is None else -1  # of moments outside
+                moments = clock.get(indices, neg_index_as_lookback=options.get("neg_index_as_lookback", False), fill=fill)
+                options["neg_index_as_lookback"] = True
+            for agent, buffer in buffers.items():
+                own = self._own(agent, buffer, moments, "fill" in options) if env_steps else indices
+                if not (env_steps and own is None):
+                    found[agent] = buffer.get(own, **options)
+        except BadEpisode as err:
+            err.where = f"multi-agent episode {self.id_}, {name}, {err.where}"
+            raise
+        return {agent: values for agent, values in found.items() if single or row_count(values)}
+
+    def _buffer(self, agent: AgentID, name: str, is_output: bool) -> InfiniteLookbackBuffer | None:
+        """One kind of an agent's data, with what hangs at its end."""
+        part = self.agent_episodes[agent]
+        hanging = dict(self._hanging_extra_model_outputs_end.get(agent, {}))
+        if not is_output and agent in self._hanging_actions_end:
+            hanging = {"actions": self._hanging_actions_end[agent], "rewards": self._hanging_rewards_end.get(agent, 0.0)}
+        buffer = part.extra_model_outputs.get(name) if is_output else getattr(part, name)
+        if name not in hanging:
+            return buffer
+        if buffer is None:
+            return InfiniteLookbackBuffer([hanging[name]])
+        data = buffer.appended(hanging[name]) if buffer.finalized else [*buffer.data, hanging[name]]
+        return InfiniteLookbackBuffer.over(data, buffer.lookback, buffer.space, finalized=buffer.finalized)
+
+    def _own(self, agent: AgentID, buffer: InfiniteLookbackBuffer, moments: Any, filled: bool) -> Any:
+        """The agent's own indices for these moments, back into its lookback buffer; None where it has none of them."""
+        part, tags, count = self.agent_episodes[agent], self.env_t_to_agent_t[agent].data, buffer.len_incl_lookback()
+        before = part.observations.lookback - part.t_started
+        found = [
+            count if at < 0 or tags[at] == SKIP else min(tags[at] + before, count)
+            for at in ([moments] if isinstance(moments, int) else moments)
+        ]
+        own = [at - buffer.lookback for at in found if at < count or filled]  # at the count: to be filled
+        return (own[0] if isinstance(moments, int) else own) if own else None
+
+    # ---- chunks and states ----
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
         """The chunk in which this episode continues: same ids, length 0, `env_t_started` where this one ends.
@@ -332,40 +496,32 @@ class MultiAgentEpisode(MultiAgentData):
 
         Raises BadEpisode when the episode is done, and for a negative length.
         """
-        pieces.check_cut(self, len_lookback_buffer)
-        chunk = type(self)(
-            id_=self.id_,
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            env_t_started=self.env_t,
-            agent_module_ids=self._agent_to_module_mapping,
-            agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
-        )
-        chunk.custom_data = copy.deepcopy(self.custom_data)
+        check_cut(self, len_lookback_buffer)
+        chunk = copy.copy(self)
+        chunk.env_t_started, chunk.custom_data = self.env_t, copy.deepcopy(self.custom_data)
+        chunk._agent_to_module_mapping = dict(self._agent_to_module_mapping)
+        for name in ("agent_episodes", "env_t_to_agent_t", "_hanging_rewards_begin", *OF_AGENTS):
+            setattr(chunk, name, {})
         last_seen = [
             max(at for at, tag in enumerate(self.env_t_to_agent_t[agent].data) if tag != SKIP)
             for agent, part in self.agent_episodes.items()
             if not part.is_done
         ]
-        first = max(0, min([self.moments - 1 - len_lookback_buffer, *last_seen]))
-        chunk._lookback = self.moments - 1 - first
+        first = max(0, min([self._moments - 1 - len_lookback_buffer, *last_seen]))
+        chunk._lookback = self._moments - 1 - first
         for agent, part in self.agent_episodes.items():
             tags = self.env_t_to_agent_t[agent].data[first:]
-            steps = seen(tags)
+            steps = _seen(tags)
             if len(steps) <= part.is_done:
                 continue
-            before = min(len(seen(tags[:-1])), len(steps) - 1)
-            mine = pieces.piece_of(part, steps[before] - part.t_started, steps[-1] - part.t_started, before)
-            mine.rewards.space = REWARD_SPACE
+            before = min(len(_seen(tags[:-1])), len(steps) - 1)
+            mine = part.chunk(steps[before] - part.t_started, steps[-1] - part.t_started, before)
             mine.is_terminated, mine.is_truncated = part.is_terminated, part.is_truncated
-            mine.custom_data.update(copy.deepcopy(part.custom_data))
             chunk.agent_episodes[agent], chunk.env_t_to_agent_t[agent] = mine, Timeline(tags, chunk._lookback)
-            for name in ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end"):
+            for name in OF_AGENTS:
                 if agent in getattr(self, name):
                     getattr(chunk, name)[agent] = getattr(self, name)[agent]
         return chunk
-
-    # ---- states and checks ----
 
     def get_state(self) -> dict[str, Any]:
         """The episode in RLlib's state layout, which RLlib's `from_state` takes too. Arrays are not copied.
@@ -381,8 +537,7 @@ class MultiAgentEpisode(MultiAgentData):
             "env_t_to_agent_t": defaultdict(Timeline, timelines),
             "_hanging_actions_end": dict(self._hanging_actions_end),
             "_hanging_extra_model_outputs_end": defaultdict(dict, self._hanging_extra_model_outputs_end),
-            "_hanging_rewards_end": defaultdict(float, self._hanging_rewards_end),
-            "_hanging_rewards_begin": defaultdict(float, self._hanging_rewards_begin),
+            **{name: defaultdict(float, getattr(self, name)) for name in ("_hanging_rewards_end", "_hanging_rewards_begin")},
             "agent_episodes": [(agent, part.get_state()) for agent, part in self.agent_episodes.items()],
         }
 
@@ -397,9 +552,7 @@ class MultiAgentEpisode(MultiAgentData):
         try:
             episode._read(state)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
-            raise pieces.state_error(
-                err, "a multi-agent episode", f"state of multi-agent episode {name}", "RLlib 2.60"
-            ) from err
+            raise state_error(err, "a multi-agent episode", f"state of multi-agent episode {name}", "RLlib 2.60") from err
         episode.validate()
         return episode
 
@@ -425,37 +578,41 @@ class MultiAgentEpisode(MultiAgentData):
     def _mend(self, tags: list[Any], *, done: bool) -> None:
         """Skips that RLlib 2.60 added (for a repeated observation, a late agent) or left out (after an early end), in place."""
         at = [number for number, tag in enumerate(tags) if tag != SKIP] or [len(tags)]
-        if done and len(tags) > self.moments and at[-1] > 0 and tags[at[-1] - 1] == SKIP:
+        if done and len(tags) > self._moments and at[-1] > 0 and tags[at[-1] - 1] == SKIP:
             del tags[at[-1] - 1]
-        early = len(tags) - self.moments
+        early = len(tags) - self._moments
         if 0 < early <= at[0]:
             del tags[:early]
-        tags.extend([SKIP] * (self.moments - len(tags)))
+        tags.extend([SKIP] * (self._moments - len(tags)))
 
     def validate(self) -> None:
         """Raise BadEpisode, naming the agent, where lengths, timelines and hanging steps do not fit each other."""
         for agent, part in self.agent_episodes.items():
             part.validate()
             timeline = self.env_t_to_agent_t.get(agent, Timeline())
-            if len(timeline.data) != self.moments or timeline.lookback != self._lookback:
-                wanted = f"{timeline.lookback} + {len(timeline)}, {self._lookback} + {self.moments - self._lookback} wanted"
-                raise self._bad(f"agent {agent!r} has a timeline of so many timesteps: {wanted}", fix=STATE)
-            steps, count = seen(timeline.data), part.observations.len_incl_lookback()
-            if steps != list(range(part.t + 1 - len(steps), part.t + 1)) or len(steps) > count:
-                known = f"{len(steps)} up to {steps[-1:]} by its timeline, {count} up to {part.t} by its episode"
-                raise self._bad(f"agent {agent!r} has these observations: {known}", fix=STATE)
-            if part.is_done and agent in self._hanging_actions_end:
-                raise self._bad(f"agent {agent!r} is done, with an action that hangs", fix=STATE)
+            steps, count = _seen(timeline.data), part.observations.len_incl_lookback()
+            if len(timeline.data) != self._moments or timeline.lookback != self._lookback:
+                problem = f"a timeline of {len(timeline.data)} timesteps where there are {self._moments}"
+            elif steps != list(range(part.t + 1 - len(steps), part.t + 1)) or len(steps) > count:
+                problem = f"{len(steps)} observations up to {steps[-1:]} by its timeline, {count} up to {part.t} by its episode"
+            elif part.is_done and agent in self._hanging_actions_end:
+                problem = "ended, and an action that hangs"
+            else:
+                continue
+            raise self._bad(f"agent {agent!r} has {problem}", fix=STATE)
 
-    def __repr__(self) -> str:
-        state = "done" if self.is_done else "going on"
-        returns = ", ".join(f"{agent}: {part.get_return():g}" for agent, part in self.agent_episodes.items())
-        return f"MultiAgentEpisode({self.id_}: {len(self)} steps from {self.env_t_started}, {state}, returns {{{returns}}})"
+    def _bad(self, what: str, *, fix: str) -> BadEpisode:
+        return BadEpisode(what, where=f"multi-agent episode {self.id_}, environment timestep {self.env_t}", fix=fix)
 
 
 def default_module(agent_id: AgentID, episode: Any) -> str:
     """The default module of every agent; the name is RLlib's."""
     return "default_policy"
+
+
+def _seen(tags: list[Any]) -> list[int]:
+    """The agent's timesteps among `tags`, in order."""
+    return [tag for tag in tags if tag != SKIP]
 
 
 def _problem(part: SingleAgentEpisode | None, share: Share, hangs: bool) -> str:

@@ -4,40 +4,258 @@ The API and meaning are those that RLlib documents on its Episodes page. What is
 the constructor is lookback buffer unless `len_lookback_buffer` says otherwise; `cut` keeps the id; infos stay a list when
 numpy'ized. What differs: rewards become float64; steps of several dtypes become one that holds them all; errors are BadEpisode
 with names and lengths, raised before anything is changed; lists of steps are copied, and arrays that somebody else may hold are
-copied before the first write; pieces keep agent and module. `get_sample_batch` belongs to RLlib's old API stack and is not
-here.
+copied before the first write; chunks and slices keep agent and module. `get_sample_batch` belongs to RLlib's old API stack and
+is not here.
+
+All getters share their options, and so do all setters: `InfiniteLookbackBuffer.get` and `.set` document them.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
+import gymnasium as gym
 import numpy as np
 
-from offline_cli.episodes import pieces
-from offline_cli.episodes.accessors import EpisodeAccessors
-from offline_cli.episodes.buffers.indexing import check_item
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
-from offline_cli.errors import BadEpisode
-from offline_cli.trees import Tree
+from offline_cli.columns import Columns
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
+from offline_cli.episodes.lookback_buffer import GetterOptions, Indices, InfiniteLookbackBuffer, check_item
+from offline_cli.errors import BadEpisode, EpisodeKeyError, OfflineCliError
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
 
-__all__ = ["SingleAgentEpisode"]
+__all__ = ["REWARD_SPACE", "SingleAgentEpisode", "check_cut", "state_error"]
 
-Part = slice  # the class has a method of that name
-Grown = tuple[InfiniteLookbackBuffer, Tree]  # a numpy'ized buffer, and its arrays with one more record
+REWARD_SPACE: Space = gym.spaces.Box(-np.inf, np.inf, (), np.float32)  # RLlib's: decides the type of filled rewards only
+PLAIN: Final = ("agent_id", "module_id", "multi_agent_episode_id", "_start_time", "_last_step_time")  # in states as they are
 NO_OUTPUTS: Final[Mapping[str, Any]] = MappingProxyType({})
+Data = Any  # a list of steps, a tree of arrays, or an InfiniteLookbackBuffer
+Bounds = slice  # the class has a method of that name
+Grown = tuple[InfiniteLookbackBuffer, Tree]  # a numpy'ized buffer, and its arrays with one more record
 
 
-class SingleAgentEpisode(EpisodeAccessors):
+def _one_step(kind: str) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """The getter and the setter of one timestep, in the older spelling."""
+
+    def get(self: Any, index: int, **options: Any) -> Any:
+        return getattr(self, f"get_{kind}")(index, **options)
+
+    def set_(self: Any, *, new_value: Any, at_index: int, **options: Any) -> None:
+        getattr(self, f"set_{kind}")(new_data=new_value, at_indices=at_index, **options)
+
+    return get, set_
+
+
+class SingleAgentEpisode:
     """T actions, T rewards and T of each extra model output between T+1 observations and T+1 infos, plus lookback buffers.
 
     `t_started` is the timestep of the first action within the whole episode (0 but for chunks), `t` that of the next one.
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "_action_space",
+        "_infos",
+        "_last_step_time",
+        "_observation_space",
+        "_start_time",
+        "actions",
+        "agent_id",
+        "custom_data",
+        "extra_model_outputs",
+        "id_",
+        "is_terminated",
+        "is_truncated",
+        "module_id",
+        "multi_agent_episode_id",
+        "observations",
+        "rewards",
+        "t",
+        "t_started",
+    )
+
+    def __init__(
+        self,
+        id_: str | None = None,
+        *,
+        observations: Data = None,
+        observation_space: Space | None = None,
+        infos: Data = None,
+        actions: Data = None,
+        action_space: Space | None = None,
+        rewards: Data = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Data] | None = None,
+        t_started: int | None = None,
+        len_lookback_buffer: int | str = "auto",
+        agent_id: Any = None,
+        module_id: str | None = None,
+        multi_agent_episode_id: str | None = None,
+    ) -> None:
+        """An episode that is empty, or holds the steps given: T+1 observations and infos, T of the rest.
+
+        Args:
+            id_: Unique name; None makes one up.
+            observations, actions, rewards, infos: A list of steps, a tree of arrays, or an InfiniteLookbackBuffer. Missing
+                infos are empty dicts.
+            extra_model_outputs: By name, each as above.
+            len_lookback_buffer: How many of the first steps are lookback buffer; "auto" means all of them, 0 none.
+            t_started: The timestep of the first action after the lookback buffer; None means 0.
+
+        Raises BadEpisode where lengths disagree.
+        """
+        self.id_ = str(id_ or uuid.uuid4().hex)
+        steps = 0 if rewards is None else len(rewards)
+        asked = steps if len_lookback_buffer == "auto" else len_lookback_buffer
+        if not isinstance(asked, (int, np.integer)) or asked < 0:
+            raise self._bad(f"len_lookback_buffer={asked!r}", fix='"auto", or a number from 0 on')
+        lookback = min(int(asked), steps)
+        self.agent_id, self.module_id, self.multi_agent_episode_id = agent_id, module_id, multi_agent_episode_id
+        self.observations = _buffer(observations, lookback, observation_space)
+        self.actions = _buffer(actions, lookback, action_space)
+        self.rewards = _buffer(rewards, lookback, REWARD_SPACE)
+        self._infos: InfiniteLookbackBuffer | None = None if infos is None else _buffer(infos, lookback, None)
+        self.extra_model_outputs = {name: _buffer(data, lookback, None) for name, data in (extra_model_outputs or {}).items()}
+        self._observation_space, self._action_space = self.observations.space, self.actions.space
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        self.t_started = int(t_started or 0)
+        self.t = len(self.rewards) + self.t_started
+        self.custom_data: dict[str, Any] = {}  # of the episode as a whole; kept by `cut` (as a copy) and in states
+        self._start_time: float | None = None
+        self._last_step_time: float | None = None
+        self.validate()
+
+    @classmethod
+    def assemble(cls, **slots: Any) -> Self:
+        """An episode over buffers that are known to fit each other, unchecked: a value for every slot."""
+        self = cls.__new__(cls)
+        for name, value in slots.items():
+            setattr(self, name, value)
+        return self
+
+    # ---- what it is ----
+
+    def __len__(self) -> int:
+        """T: the steps taken, without the lookback buffer."""
+        return self.t - self.t_started
+
+    def env_steps(self) -> int:
+        """T: steps of the environment."""
+        return len(self)
+
+    def agent_steps(self) -> int:
+        """T: steps of the agent; the same for a single agent."""
+        return len(self)
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether there is a first observation."""
+        return len(self.observations) > 0
+
+    @property
+    def is_numpy(self) -> bool:
+        """Whether the steps are arrays."""
+        return self.rewards.finalized
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode has ended, terminated or truncated."""
+        return self.is_terminated or self.is_truncated
+
+    @property
+    def infos(self) -> InfiniteLookbackBuffer:
+        """The info dicts, one per observation; made on demand where all are empty."""
+        if self._infos is None:
+            empty: list[dict[str, Any]] = [{} for _ in range(self.observations.len_incl_lookback())]
+            self._infos = InfiniteLookbackBuffer.over(empty, self.observations.lookback, None, finalized=False)
+        return self._infos
+
+    @property
+    def has_infos(self) -> bool:
+        """Whether any info is not empty, lookback buffer included."""
+        return self._infos is not None and any(self._infos.data)
+
+    @property
+    def observation_space(self) -> Space | None:
+        """The space of one observation; setting it sets the buffer's too."""
+        return self._observation_space
+
+    @observation_space.setter
+    def observation_space(self, space: Space | None) -> None:
+        self._observation_space = self.observations.space = space
+
+    @property
+    def action_space(self) -> Space | None:
+        """The space of one action; setting it sets the buffer's too."""
+        return self._action_space
+
+    @action_space.setter
+    def action_space(self, space: Space | None) -> None:
+        self._action_space = self.actions.space = space
+
+    def get_return(self) -> float:
+        """The undiscounted sum of rewards, in the environment's units, lookback buffer and earlier chunks left out."""
+        rewards = self.rewards.get()
+        return float(rewards.sum() if self.is_numpy else sum(rewards))
+
+    def get_duration_s(self) -> float:
+        """Seconds from the first to the last addition to this chunk; 0 before the first step."""
+        if self._last_step_time is None or self._start_time is None:
+            return 0.0
+        return self._last_step_time - self._start_time
+
+    def get_data_dict(self) -> dict[str, Any]:
+        """Columns of T rows by RLlib's names: flags, t, eps_id, obs, infos, actions, rewards and each extra model output.
+
+        Arrays if numpy'ized (infos stay a list), lists if not.
+        """
+        steps = len(self)
+        before = [False] * (steps - 1)
+        flags = {
+            Columns.TERMINATEDS: [*before, self.is_terminated][:steps],
+            Columns.TRUNCATEDS: [*before, self.is_truncated][:steps],
+            Columns.T: list(range(self.t_started, self.t)),
+            Columns.EPS_ID: [self.id_] * steps,
+        }
+        return {
+            **({name: np.array(column) for name, column in flags.items()} if self.is_numpy else flags),
+            Columns.OBS: self.observations.get(slice(0, steps)),
+            Columns.INFOS: self.infos.get(slice(0, steps)),
+            Columns.ACTIONS: self.actions.get(),
+            Columns.REWARDS: self.rewards.get(),
+            **{name: buffer.get() for name, buffer in self.extra_model_outputs.items()},
+        }
+
+    def validate(self) -> None:
+        """Raise BadEpisode, with names and lengths, unless there are T actions, T rewards, T+1 observations and infos, ..."""
+        seen = len(self.observations)
+        steps = max(seen - 1, 0)
+        if (
+            len(self.actions) == len(self.rewards) == len(self) == steps
+            and (self._infos is None or len(self._infos) == seen)
+            and all(len(buffer) == steps for buffer in self.extra_model_outputs.values())
+        ):
+            return
+        lengths = {
+            "actions": (len(self.actions), steps),
+            "rewards": (len(self.rewards), steps),
+            "steps between t_started and t": (self.t - self.t_started, steps),
+            "infos": (len(self.infos), seen),
+            **{f"extra model output {name}": (len(buffer), steps) for name, buffer in self.extra_model_outputs.items()},
+        }
+        wrong = [f"{have} {name} ({want} wanted)" for name, (have, want) in lengths.items() if have != want]
+        fix = "give T+1 observations and infos, T of the rest, all with one lookback buffer"
+        raise self._bad(f"{seen} observations, {', '.join(wrong)}", fix=fix)
+
+    def __repr__(self) -> str:
+        state = "done" if self.is_done else "going on"
+        return f"SingleAgentEpisode({self.id_}: {len(self)} steps from {self.t_started}, {state}, return {self.get_return():g})"
 
     # ---- filling ----
 
@@ -68,78 +286,43 @@ class SingleAgentEpisode(EpisodeAccessors):
         outputs are not those of the steps before, and when a numpy'ized episode's spaces do not contain the step.
         """
         extra = extra_model_outputs or NO_OUTPUTS
-        grown = self._checked_step(observation, action, reward, extra)
-        self._commit_step(observation, action, reward, infos, terminated, truncated, extra, grown)
+        grown = self.check_step(observation, action, reward, extra)
+        if infos or self._infos is not None:
+            self.infos.append(infos or {})  # before the observation: both have one length
+        held = self.extra_model_outputs
+        for name in extra:
+            if name not in held:
+                held[name] = InfiniteLookbackBuffer()
+        added = [(self.observations, observation), (self.actions, action), (self.rewards, reward)]
+        for buffer, item in added if not extra else [*added, *((held[name], value) for name, value in extra.items())]:
+            if not buffer.finalized:
+                buffer.data.append(item)
+        for buffer, arrays in grown:
+            buffer.replace(arrays)
+        self.t += 1
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        self._last_step_time = time.perf_counter()
+        if self._start_time is None:
+            self._start_time = self._last_step_time
 
-    def check_step(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> None:
-        """Raise what `add_env_step` would raise; for callers that add steps to several episodes, to all of them or to none."""
-        self._checked_step(observation, action, reward, extra)
-
-    def _checked_step(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Sequence[Grown]:
-        """The arrays of numpy'ized buffers with this step; raises before anything is added.
-
-        Environments add every step through here and `_commit_step`: each call and each object less counts.
-        """
-        if self.is_terminated or self.is_truncated:
+    def check_step(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Sequence[Grown]:
+        """Raise what `add_env_step` would raise, changing nothing; gives the arrays of numpy'ized buffers with this step."""
+        if self.is_done:
             raise self._bad("a step after the episode was done", fix="begin a new SingleAgentEpisode")
-        seen, held = self.observations, self.extra_model_outputs
-        if not (len(seen) if seen.finalized else len(seen.data) > seen.lookback):
+        if not self.is_reset:
             raise self._bad("a step before the reset", fix="call add_env_reset first")
+        held = self.extra_model_outputs
         if extra or held:
             self.check_outputs(extra)
-        if seen.finalized or self.rewards.finalized or self.actions.finalized or (held and _any_arrays(held)):
-            return self._grown(observation, action, reward, extra)
-        return ()
-
-    def _grown(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> list[Grown]:
+        if not (self.observations.finalized or self.actions.finalized or any(b.finalized for b in held.values())):
+            return ()
         if self.is_numpy:
-            check_item(observation, self._observation_space, where=f"episode {self.id_}, observation of timestep {self.t + 1}")
-            check_item(action, self._action_space, where=f"episode {self.id_}, action of timestep {self.t}")
-        held = self.extra_model_outputs
+            where = f"episode {self.id_}, %s of timestep %s"
+            check_item(observation, self._observation_space, where=where % ("observation", self.t + 1))
+            check_item(action, self._action_space, where=where % ("action", self.t))
         added = [(self.observations, observation), (self.actions, action), (self.rewards, reward)]
         added += [(held[name], value) for name, value in extra.items() if name in held]
         return [(buffer, buffer.appended(item)) for buffer, item in added if buffer.finalized]
-
-    def _commit_step(
-        self,
-        observation: Any,
-        action: Any,
-        reward: Any,
-        infos: Mapping[str, Any] | None,
-        terminated: bool,
-        truncated: bool,
-        extra: Mapping[str, Any],
-        grown: Sequence[Grown],
-    ) -> None:
-        kept = self._infos
-        if infos or kept is not None:
-            (self.infos if kept is None else kept).append(infos or {})  # before the observation: both had one length
-        if not grown:
-            self.observations.data.append(observation)
-            self.actions.data.append(action)
-            self.rewards.data.append(reward)
-        else:
-            self._add_grown(((self.observations, observation), (self.actions, action), (self.rewards, reward)), grown)
-        if extra:
-            held = self.extra_model_outputs
-            for name, value in extra.items():
-                if name not in held:
-                    held[name] = InfiniteLookbackBuffer([value])
-                elif not held[name].finalized:
-                    held[name].data.append(value)
-        self.t += 1
-        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._last_step_time = now = time.perf_counter()
-        if self._start_time is None:
-            self._start_time = now
-
-    @staticmethod
-    def _add_grown(added: Sequence[tuple[InfiniteLookbackBuffer, Any]], grown: Sequence[Grown]) -> None:
-        for buffer, item in added:
-            if not buffer.finalized:
-                buffer.data.append(item)
-        for buffer, arrays in grown:  # those of extra outputs, too
-            buffer.replace(arrays)
 
     def check_outputs(self, extra: Mapping[str, Any]) -> None:
         """Raise BadEpisode unless the extra model outputs of a step have the names of those of the steps before."""
@@ -156,48 +339,153 @@ class SingleAgentEpisode(EpisodeAccessors):
         Raises BadEpisode, naming the data, leaf and step, where steps differ in structure or shape.
         """
         self.validate()
-        self._finalize("observations", self.observations)
+        buffers = {"observations": self.observations}
         if len(self) > 0:
-            self._finalize("actions", self.actions)
-            self._finalize("rewards", self.rewards, np.float64)
-            for name, buffer in self.extra_model_outputs.items():
-                self._finalize(f"extra model output {name}", buffer)
+            buffers |= {"actions": self.actions, "rewards": self.rewards}
+            buffers |= {f"extra model output {name}": buffer for name, buffer in self.extra_model_outputs.items()}
+        for name, buffer in buffers.items():
+            with self._place(name):
+                buffer.finalize(np.float64 if buffer is self.rewards else None)
         return self
 
-    def _finalize(self, name: str, buffer: InfiniteLookbackBuffer, dtype: Any = None) -> None:
-        try:
-            buffer.finalize(dtype)
+    # ---- getters: one record for an int; several for a list, slice or None (all): a list, or leaves (K, *shape) ----
+
+    def get_observations(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
+        """Observations, T+1 in all. Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`."""
+        return self._get("observations", self.observations, indices, options)
+
+    def get_actions(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
+        """Actions, T in all; else as `get_observations`."""
+        return self._get("actions", self.actions, indices, options)
+
+    def get_rewards(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
+        """Rewards, T in all, float64 once numpy'ized; else as `get_observations`."""
+        return self._get("rewards", self.rewards, indices, options)
+
+    def get_infos(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
+        """Info dicts, T+1 in all, in a list, numpy'ized or not; else as `get_observations`."""
+        return self._get("infos", self.infos, indices, options)
+
+    def get_extra_model_outputs(self, key: str, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
+        """Outputs of name `key`, T in all; else as `get_observations`. Raises EpisodeKeyError for an unknown `key`."""
+        return self._get(f"extra model output {key}", self._extra(key), indices, options)
+
+    # ---- setters: overwrite one record (int), several (list, slice) or all after the lookback buffer (None) ----
+
+    def set_observations(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Raises EpisodeIndexError where lengths differ, BadEpisode where structure, shape or space do."""
+        self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
+
+    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Raises as `set_observations`."""
+        self._set("actions", self.actions, new_data, at_indices, neg_index_as_lookback)
+
+    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Raises as `set_observations`."""
+        self._set("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
+
+    def set_infos(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Raises as `set_observations`."""
+        self._set("infos", self.infos, new_data, at_indices, neg_index_as_lookback)
+
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Raises as `set_observations`, and EpisodeKeyError for an unknown `key`."""
+        self._set(f"extra model output {key}", self._extra(key), new_data, at_indices, neg_index_as_lookback)
+
+    # ---- older spellings, one timestep each; options as above ----
+
+    get_observation, set_observation = _one_step("observations")
+    get_action, set_action = _one_step("actions")
+    get_reward, set_reward = _one_step("rewards")
+    get_info, set_info = _one_step("infos")
+    set_extra_model_output = _one_step("extra_model_outputs")[1]
+
+    def get_extra_model_output(self, key: str, index: int, **options: Unpack[GetterOptions]) -> Any:
+        """`get_extra_model_outputs` of one timestep."""
+        return self.get_extra_model_outputs(key, index, **options)
+
+    def _get(self, name: str, buffer: InfiniteLookbackBuffer, indices: Indices, options: GetterOptions) -> Any:
+        try:  # not `_place`: a context manager would double the time of a getter
+            return buffer.get(indices, **options)
         except BadEpisode as err:
-            self._locate(err, name)
+            err.where = f"episode {self.id_}, {name}, {err.where}"
             raise
 
-    # ---- pieces ----
+    def _set(self, name: str, buffer: InfiniteLookbackBuffer, new_data: Any, at_indices: Indices, back: bool) -> None:
+        with self._place(name):
+            buffer.set(new_data, at_indices=at_indices, neg_index_as_lookback=back)
+
+    def _extra(self, key: str) -> InfiniteLookbackBuffer:
+        if key in self.extra_model_outputs:
+            return self.extra_model_outputs[key]
+        known = ", ".join(map(str, self.extra_model_outputs)) or "there are none"
+        raise EpisodeKeyError(f"no extra model output {key!r}", where=f"episode {self.id_}", fix=f"one of: {known}")
+
+    # ---- chunks and slices: arrays are shared until one side is written ----
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
         """The chunk in which this episode continues: same id, length 0, `t_started` where this one ends.
 
-        It begins with the last observation and looks back on up to `len_lookback_buffer` of this chunk's steps.
+        It begins with the last observation and looks back on up to `len_lookback_buffer` of this chunk's steps. Custom data is
+        copied into it.
 
         Raises BadEpisode when the episode is done, and for a negative length.
         """
-        return pieces.cut(self, len_lookback_buffer)
+        check_cut(self, len_lookback_buffer)
+        return self.chunk(len(self), len(self), len_lookback_buffer)
 
-    def slice(self, slice_: Part, *, len_lookback_buffer: int | None = None) -> Self:
+    def chunk(self, start: int, stop: int, lookback: int) -> Self:
+        """The steps `start` to `stop` (below 0: in the lookback buffer) as a chunk, as `cut` makes it; neither flag set."""
+        chunk = self._piece(start, stop, lookback)
+        chunk.rewards.space = REWARD_SPACE
+        chunk.custom_data.update(copy.deepcopy(self.custom_data))
+        return chunk
+
+    def slice(self, slice_: Bounds, *, len_lookback_buffer: int | None = None) -> Self:
         """The steps `slice_.start` to `slice_.stop` as an episode: their actions, and one observation more.
 
         Bounds count from timestep 0 or from the end, and are cut to the episode as in Python. The steps before the slice become
         its lookback buffer: as many as this one's, or `len_lookback_buffer` where there are so many. The flags are kept where
-        the slice reaches the end.
+        the slice reaches the end. Custom data stays behind: slices may be many.
 
         Raises BadEpisode for a step other than 1 (a trajectory may have no gaps) and for a negative length.
         """
-        return pieces.part(self, slice_, len_lookback_buffer)
+        if slice_.step not in (None, 1) or (len_lookback_buffer is not None and len_lookback_buffer < 0):
+            what = f"a slice with a step of {slice_.step} and a lookback of {len_lookback_buffer}"
+            raise self._bad(what, fix="slice with a step of 1 and a lookback of 0 or more")
+        start, stop, _ = slice_.indices(len(self))
+        stop = max(start, stop)
+        piece = self._piece(start, stop, len_lookback_buffer)
+        if stop == len(self):
+            piece.is_terminated, piece.is_truncated = self.is_terminated, self.is_truncated
+        return piece
 
-    def __getitem__(self, item: Part) -> Self:
+    def __getitem__(self, item: Bounds) -> Self:
         """`episode[2:5]`: as `slice`."""
-        if not isinstance(item, Part):
+        if not isinstance(item, Bounds):
             raise self._bad(f"episode[{item!r}]", fix="episode[a:b] for a piece, get_observations(i) and its like for a step")
         return self.slice(item)
+
+    def _piece(self, start: int, stop: int, lookback: int | None) -> Self:
+        """The steps `start` to `stop`, counted from timestep 0 of the chunk; neither flag set, no custom data."""
+
+        def part(buffer: InfiniteLookbackBuffer, more: int = 0) -> InfiniteLookbackBuffer:
+            first = buffer.lookback + start
+            kept = min(buffer.lookback if lookback is None else lookback, first)
+            return buffer.part(first - kept, buffer.lookback + stop + more, kept, space=buffer.space)
+
+        piece = copy.copy(self)
+        piece.observations, piece.actions, piece.rewards = part(self.observations, 1), part(self.actions), part(self.rewards)
+        piece._infos = None if self._infos is None else part(self._infos, 1)
+        piece.extra_model_outputs = {name: part(buffer) for name, buffer in self.extra_model_outputs.items()}
+        piece.is_terminated = piece.is_truncated = False
+        piece.t_started, piece.t = self.t_started + start, self.t_started + stop
+        piece._start_time = piece._last_step_time = None
+        piece.custom_data = {}
+        piece.rewards.space = None  # as in RLlib: it would only decide that filled rewards are float32
+        return piece
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
         """Add the chunk in which this one continues, its lookback buffer left out; `other` is not changed.
@@ -205,27 +493,156 @@ class SingleAgentEpisode(EpisodeAccessors):
         Raises BadEpisode, leaving the episode as it was, unless ids agree, this chunk is not done, `other` begins at the
         timestep and with the observation that this one ends with, and both have the same extra model outputs.
         """
-        pieces.append_chunk(self, other)
+        self._check_continues(other)
+        seen = [(self.observations, other.observations)]
+        if self.has_infos or other.has_infos:
+            seen.append((self.infos, other.infos))
+        else:
+            self._infos = None
+        acted = [(self.actions, other.actions), (self.rewards, other.rewards)]
+        acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in self.extra_model_outputs.items()]
+        before = [(mine, mine.data, mine.len_incl_lookback()) for mine, _ in (*seen, *acted)]
+        try:
+            for first, pairs in ((0, acted), (1, seen)):
+                for mine, theirs in pairs:
+                    theirs.shared()
+                    if len(theirs) > first:
+                        mine.extend(theirs.get(slice(first, None)))
+        except BadEpisode:
+            for mine, data, count in before:
+                mine.data = data if mine.finalized else data[:count]
+            raise
+        for mine, theirs in seen:  # the joint is in both, equal; as in RLlib, the chunk's stays
+            if not mine.finalized:
+                mine.data[-len(theirs)] = theirs.get(0)
+        self.t = other.t
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        self._last_step_time = other._last_step_time or self._last_step_time
+        self.custom_data.update(other.custom_data)
 
-    # ---- states and checks ----
+    def _check_continues(self, other: SingleAgentEpisode) -> None:
+        problem = ""
+        if other.id_ != self.id_:
+            problem = f"a chunk of episode {other.id_}"
+        elif self.is_done:
+            problem = "a chunk after the episode was done"
+        elif self.t != other.t_started:
+            problem = f"a chunk from timestep {other.t_started} on, this one ends at {self.t}"
+        elif self.extra_model_outputs.keys() != other.extra_model_outputs.keys():
+            names = [sorted(chunk.extra_model_outputs) for chunk in (other, self)]
+            problem = f"a chunk with extra model outputs {names[0]}, {names[1]} here"
+        else:
+            self.validate()
+            other.validate()
+            if not self.is_reset or not other.is_reset:
+                problem = "a chunk without a first observation"
+            elif not _same(self.get_observations(-1), other.get_observations(0)):
+                problem = f"a chunk whose first observation is not the last one here, of timestep {self.t}"
+        if problem:
+            raise self._bad(problem, fix="join the chunks of one episode in order, with no gaps")
+
+    # ---- states ----
 
     def get_state(self) -> dict[str, Any]:
-        """The episode in RLlib's state layout, which RLlib's `from_state` takes too. Arrays are not copied."""
-        return pieces.state_of(self)
+        """The episode in the state layout of RLlib 2.60, which RLlib's `from_state` takes too. Arrays are not copied."""
+        extra = {name: buffer.get_state() for name, buffer in self.extra_model_outputs.items()}
+        return {
+            "id_": self.id_,
+            **{name: getattr(self, name) for name in PLAIN[:3]},
+            **{name: getattr(self, name).get_state() for name in ("observations", "actions", "rewards", "infos")},
+            "extra_model_outputs": extra or None,
+            **{name: getattr(self, name) for name in ("is_terminated", "is_truncated", "t_started", "t")},
+            "_observation_space": known_space_to_rllib(self.observation_space),
+            "_action_space": known_space_to_rllib(self.action_space),
+            **{name: getattr(self, name) for name in PLAIN[3:]},
+            "custom_data": self.custom_data,
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The episode of a state by RLlib 2.40 to 2.60 or by `get_state`, over the state's arrays.
 
+        Numpy'ized or not, with numpy booleans as flags, `custom_data` or the older `_temporary_timestep_data` or neither.
+
         Raises BadEpisode for a state of another form or with lengths that disagree.
         """
-        return pieces.episode_of(cls, state)
+        where = f"state of episode {state.get('id_', '(no id)')}" if isinstance(state, Mapping) else "an episode's state"
+        try:
+            episode = cls._of_state(state, where)
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            raise state_error(err, "an episode", where, "RLlib 2.40 to 2.60") from err
+        episode.validate()
+        return episode
 
-    add_temporary_timestep_data = get_temporary_timestep_data = pieces.gone
+    @classmethod
+    def _of_state(cls, state: Mapping[str, Any], where: str) -> Self:
+        extra = state["extra_model_outputs"] or {}
+        infos = _buffer_of_state(state["infos"], where, "infos")
+        if infos.data and (infos.data[0] is None or any(infos.data)):
+            infos.data = [info or {} for info in infos.data]  # some writers put None for nothing
+        return cls.assemble(
+            id_=str(state["id_"]),
+            observations=_buffer_of_state(state["observations"], where, "observations"),
+            actions=_buffer_of_state(state["actions"], where, "actions"),
+            rewards=_buffer_of_state(state["rewards"], where, "rewards"),
+            _infos=infos,
+            extra_model_outputs={name: _buffer_of_state(part, where, name) for name, part in extra.items()},
+            _observation_space=known_space_from_rllib(state["_observation_space"], where=where),
+            _action_space=known_space_from_rllib(state["_action_space"], where=where),
+            is_terminated=bool(state["is_terminated"]),
+            is_truncated=bool(state["is_truncated"]),
+            t_started=int(state["t_started"]),
+            t=int(state["t"]),
+            custom_data=dict(state.get("custom_data") or state.get("_temporary_timestep_data") or {}),
+            **{name: state[name] for name in PLAIN},
+        )
+
+    # ---- errors ----
+
+    def _bad(self, what: str, *, fix: str) -> BadEpisode:
+        return BadEpisode(what, where=f"episode {self.id_}", fix=fix)
+
+    @contextmanager
+    def _place(self, name: str) -> Iterator[None]:
+        """Errors of a buffer get the episode and the kind of data in front of their place."""
+        try:
+            yield
+        except BadEpisode as err:
+            err.where = f"episode {self.id_}, {name}, {err.where}"
+            raise
 
 
-def _any_arrays(buffers: Mapping[str, InfiniteLookbackBuffer]) -> bool:
-    for buffer in buffers.values():  # noqa: SIM110  a generator would take five times as long
-        if buffer.finalized:
-            return True
-    return False
+def check_cut(episode: Any, lookback: int) -> None:
+    """Raise BadEpisode unless `episode`, of one agent or several, continues in a chunk with such a lookback."""
+    if episode.is_done or lookback < 0:
+        what = "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}"
+        raise episode._bad(what, fix="cut only episodes that are not done, with a lookback of 0 or more")
+
+
+def state_error(err: Exception, kind: str, where: str, writers: str) -> BadEpisode:
+    """The error for what is not the state of `kind`."""
+    what = f"no {err} in it" if isinstance(err, KeyError) else str(err)
+    return BadEpisode(f"not the state of {kind}: {what}", where=where, fix=f"write it with {writers}, or with get_state")
+
+
+def _buffer(data: Data, lookback: int, space: Space | None) -> InfiniteLookbackBuffer:
+    if not isinstance(data, InfiniteLookbackBuffer):
+        return InfiniteLookbackBuffer(data, lookback, space)
+    if data.space is None:
+        data.space = space
+    return data
+
+
+def _buffer_of_state(state: Mapping[str, Any], where: str, name: str) -> InfiniteLookbackBuffer:
+    try:
+        return InfiniteLookbackBuffer.from_state(state)
+    except OfflineCliError as err:
+        err.where = f"{where}, {name}, {err.where}"
+        raise
+
+
+def _same(left: Tree, right: Tree) -> bool:
+    try:
+        return all(leaves(map_leaves(same_leaf, left, right)))
+    except ValueError:  # other structures
+        return False

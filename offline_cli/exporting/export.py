@@ -26,7 +26,7 @@ from offline_cli.files.locations import Location, open_location
 from offline_cli.files.staging import write_whole
 from offline_cli.options.exporting import ExportOptions
 from offline_cli.options.keywords import takes
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, environment_spaces, load_policy
 from offline_cli.spaces import Space
 

@@ -2,7 +2,6 @@
 
     F/class_and_ctor_args.pkl   the class by name, spaces and model config: a pickle, as RLlib reads nothing else there
     F/module_state.msgpack      arrays by RLlib's names
-    F/module.json               spaces and model config for `rllib:F`, which reads no pickle
     F/metadata.json             written last
 
 Layers are renamed, and stay as they are but for images: RLlib's convolutions neither scale bytes nor flatten in our order, so
@@ -36,7 +35,6 @@ from offline_cli.modules.encoders import ImageEncoder
 from offline_cli.modules.images import AS_ONE_READS, HWC
 from offline_cli.modules.policy_modules import FeedForwardPolicy, LSTMPolicy
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.policies.rllib_arrays import DESCRIPTION
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.spaces import Space, describe, space_from_json, space_to_json
 
@@ -70,13 +68,10 @@ def rllib_export(
     notes = _notes(module, pieces)
     head = {"pi.log_std_clip_param_const": config["log_std_clip_param"], "vf.log_std_clip_param_const": WIDEST}
     state |= {name: np.array([value], np.float32) for name, value in head.items()}
-    described: dict[str, Any] = {"observation_space": space_to_json(module.observation_space), "model_config": config}
-    described |= {"action_space": space_to_json(module.action_space), "module_class": ".".join(MODULE)}
     written = f"offline-cli {offline_cli.__version__}"
     files = {
         str(LAYOUT["class_and_ctor_args_file"]): _class_and_arguments(module, config),
         f"{LAYOUT['state_file']}.msgpack": pack(dict(sorted(state.items()))),
-        DESCRIPTION: (json.dumps(described, sort_keys=True) + "\n").encode(),
         METADATA: (json.dumps({"written_by": written, **LAYOUT}) + "\n").encode(),
     }
     seen = f"{module.observation_space.dtype} {_rows(module.observation_space)}"

@@ -1,13 +1,14 @@
-"""What files are by their content: everything that a reader may ask before it opens them.
+"""What files are by their content: `Listing.kind` is what `--from auto` goes by.
 
 Files are recognised by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV
-by its first two lines. Texts and pictures beside the data are passed over. Of many files in a bucket, or named `.parquet`, some
-are looked at. Each question is answered once.
+by its first two lines, HDF5 and NumPy archives by the names in them. Texts and pictures beside the data are passed over. Of
+many files in a bucket, or named `.parquet`, some are looked at. Each question is answered once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Final
@@ -19,6 +20,9 @@ from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.errors import BadData
 from offline_cli.files.locations import Location
 from offline_cli.files.timeouts import ReadingPool
+from offline_cli.formats.arrow_files import arrow_schema_of
+from offline_cli.formats.hdf5.safe import Hdf5File
+from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.parquet_files import schema_of
 from offline_cli.formats.rllib.batch_lines import is_batch
 from offline_cli.formats.rllib.columns import NEEDED
@@ -50,12 +54,18 @@ KINDS: Final = {
     "minari": "a Minari dataset",
     "lerobot": "a LeRobot dataset",
     "npz": "NumPy archives",
+    "ogbench": "OGBench's NumPy archives",
+    "imitation": "imitation's trajectories, a Hugging Face dataset on disk",
     "npy": "NumPy arrays",
     "tfrecord": "TFRecord files",
     "rlds": "an RLDS dataset in TFRecord files",
     "hf-arrow": "a Hugging Face dataset on disk",
 }
 """Possible values of `Listing.kind`, with their descriptions."""
+LAYOUTS: Final = ("minari", "lerobot", "rlds", "hf-arrow")  # whose folders have files of several kinds
+OGBENCH_ARRAYS: Final = frozenset(("observations", "actions", "terminals"))
+OGBENCH_OWN: Final = frozenset(("masks", "qpos", "qvel", "button_states"))  # that no other archive has
+OGBENCH_NAME: Final = re.compile(r"-v\d+(-val)?\.npz$")  # of a dataset: cube-single-play-v0-val.npz
 MAGIC: Final = {
     b"PAR1": "parquet",
     b"\x89HDF": "hdf5",
@@ -89,14 +99,21 @@ class Listing:
         known = {kind: file for kind, file in self._kinds if kind != "other"}
         kind = _layout(known) if len(known) > 1 else next(iter(known), NO_DATA)
         if kind == "parquet":
-            return _parquet_kind([file for other, file in self._kinds if other == "parquet"], as_tables=self.as_tables)
-        if kind == "lines":
-            return _lines_kind([file for other, file in self._kinds if other == "lines"])
+            return _parquet_kind(self._of(kind), as_tables=self.as_tables)
+        if kind == "hf-arrow":
+            return "arrow" if self.as_tables else _dataset_kind(self._of("arrow"))
+        if kind in CLOSER and not (self.as_tables and kind == "arrow"):
+            return CLOSER[kind](self._of(kind))
         return kind
+
+    def _of(self, kind: str) -> list[Location]:
+        return [file for other, file in self._kinds if other == kind]
 
     @cached_property
     def data(self) -> Sequence[Location]:
-        """The files, without those that are known not to be data."""
+        """The files, without those that are known not to be data; of a table that a Hugging Face dataset holds, its own."""
+        if self.as_tables and any(kind == "hf-arrow" for kind, _ in self._kinds):
+            return self._of("arrow")
         passed_over = {file.path for kind, file in self._kinds if kind == "other"}
         return [file for file in self.files if file.path not in passed_over]
 
@@ -195,7 +212,7 @@ def _json_kind(file: Location, head: bytes) -> str:
 
 def _layout(known: Mapping[str, Location]) -> str:
     """The one layout that has files of several kinds, or BadData naming two of them."""
-    for layout in ("minari", "lerobot", "rlds", "hf-arrow"):
+    for layout in LAYOUTS:
         if layout in known:
             return layout
     (first, one), (second, other), *_ = known.items()
@@ -283,3 +300,74 @@ def _is_one_step(line: Line) -> bool:
 
 def _first_letter(file: Location) -> bytes:
     return unpacked_head(file).removeprefix(BOM).lstrip()[:1]
+
+
+# ---- by the names in HDF5 files and archives, and the columns of Arrow files ----
+
+
+def _hdf5_kind(files: Sequence[Location]) -> str:
+    """By the first file and the last ones. Raises BadData for files of two layouts; MissingPackage without h5py."""
+    found: dict[str, Location] = {}
+    for file in dict.fromkeys((files[0], *files[-2:])):
+        with Hdf5File(file) as opened:
+            names = {*opened.top.datasets, *opened.top.groups}
+        if {"columns", "num_episodes", "version"} <= names:
+            kind = "d3rlpy"
+        elif "data" in names:
+            kind = "robomimic"
+        elif {"observations", "actions", "rewards", "terminals"} <= names:
+            kind = "d4rl"
+        else:
+            kind = "minari" if any(name.startswith("episode_") for name in names) else "hdf5"
+        found[kind] = file
+    if len(found) > 1:
+        (first, one), (second, other), *_ = found.items()
+        what, fix = f"HDF5 of two layouts: {first} and {second}", "convert the files of each layout by themselves"
+        raise BadData(what, where=f"{one.url} and {other.url}", fix=fix)
+    return next(iter(found))
+
+
+def _npz_kind(files: Sequence[Location]) -> str:
+    """OGBench's has observations, actions and `terminals`, no `timeouts`, and something that only OGBench has: an array of its
+    own, or a file named as it names them. Without that, an archive is a flat one: nothing of it may be taken for a last row.
+    """
+    try:
+        with Scope() as scope:
+            names = set(NpzArchive(files[0], scope).arrays)
+    except BadData:  # whichever reader opens it says so
+        return "npz"
+    flat = names & {"timeouts", "next_observations"} or ("rewards" in names and "masks" not in names)
+    known = names & OGBENCH_OWN or OGBENCH_NAME.search(files[0].name)
+    return "ogbench" if names >= OGBENCH_ARRAYS and known and not flat else "npz"
+
+
+def _arrow_kind(files: Sequence[Location]) -> str:
+    """imitation's have the columns of trajectories, which are lists; others are tables, whose reader says what is wrong."""
+    try:
+        return "imitation" if _holds_trajectories(arrow_schema_of(files[0])) else "arrow"
+    except BadData:
+        return "arrow"
+
+
+def _dataset_kind(files: Sequence[Location]) -> str:
+    """Of a Hugging Face dataset; the reader of imitation's says which of its files are damaged, or missing."""
+    try:
+        return "imitation" if not files or _holds_trajectories(arrow_schema_of(files[0])) else "hf-arrow"
+    except BadData:
+        return "imitation"
+
+
+def _holds_trajectories(schema: pa.Schema) -> bool:
+    names = ("obs", "acts", "terminal")
+    if not set(names) <= set(schema.names):
+        return False
+    obs, acts, terminal = (schema.field(name).type for name in names)
+    return all(pa.types.is_list(kind) or pa.types.is_large_list(kind) for kind in (obs, acts)) and pa.types.is_boolean(terminal)
+
+
+CLOSER: Final[Mapping[str, Callable[[Sequence[Location]], str]]] = {
+    "lines": _lines_kind,
+    "hdf5": _hdf5_kind,
+    "npz": _npz_kind,
+    "arrow": _arrow_kind,
+}

@@ -18,6 +18,8 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
 from offline_cli.files.locations import Location, Sources, expand
+from offline_cli.formats.dropped_leaves import DroppedLeaves
+from offline_cli.formats.frames import placed
 from offline_cli.formats.listing import KINDS, Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.reader import OpenContext, PluginSource, Reader
@@ -50,6 +52,7 @@ class _Asked:
     reader: Reader | None  # that it names; None: the most certain one
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
+    drop: frozenset[str]
     choice: ReaderChoice = field(default_factory=ReaderChoice)
     takes_mapping: list[bool] = field(default_factory=list)  # of each source that was opened
 
@@ -66,18 +69,20 @@ def open_sources(
     tables: TableOptions | None = None,
     apart: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
 ) -> list[Source]:
     """A source for each folder, and one for each group of files that follow each other, in the order given.
 
-    `apart`: each file is a source of its own. `tables`: how to read those that are tables. Raises StorageNotFound for missing
+    `apart`: each file is a source of its own. `tables`: how to read those that are tables. `drop`: leaves that are left out, by
+    dotted path (`obs.mission`). Raises StorageNotFound for missing
     places, NoData where nothing is found or no reader recognises it, Uncommitted for a dataset whose writer has not finished,
     BadData for mixed or damaged files, UsageError for an unknown `from_`, and for a mapping where no source is a table;
     BadMapping for a table that no mapping explains.
     """
-    asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options)
+    asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options, frozenset(drop))
     found: list[Source] = []
     numbers = count()
-    places = expand(sources, storage_options)
+    places = expand(placed(sources), storage_options)
     for (is_folder, _), group in groupby(places, key=lambda one: (one.is_dir(), next(numbers) if apart else 0)):
         if is_folder:
             found += [_of_folder(location, asked) for location in group]
@@ -88,7 +93,7 @@ def open_sources(
     if not found:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
     _refuse_mapping(asked, found)
-    return found
+    return [DroppedLeaves(source, asked.drop) for source in found] if asked.drop else found
 
 
 def open_source(url: str, *, from_: str = SOURCE_FORMAT.default, storage_options: Mapping[str, Any] | None = None) -> Source:
@@ -144,8 +149,9 @@ def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source
     reader = asked.reader or asked.choice.reader_for(listing)
     is_ours = reader in OURS.values()
     asked.takes_mapping.append(reader.takes_mapping)
+    context = OpenContext(listing, asked.tables, asked.storage_options, asked.drop)
     passes_over = asked.reader is None and is_ours  # what is not data to us may be data to another package
-    source = reader.open(listing.data if passes_over else files, OpenContext(listing, asked.tables, asked.storage_options))
+    source = reader.open(listing.data if passes_over else files, context)
     return source if is_ours else PluginSource(source, reader.name)
 
 
@@ -206,19 +212,15 @@ class OwnSource:
         """See `Source`."""
         self.scope.close()
 
-    def not_ahead(self) -> OwnSource:
-        """See `ReadingAhead`."""
-        return replace(self, dataset=replace(self.dataset, ahead=False, kept=None))
-
     def partitions(self, count: int) -> Sequence[OwnSource]:
         """See `Source`: no episode lies in two shards."""
         unit, dataset = "episodes" if self.info.format == "episodes" else "steps", self.dataset
         sizes, parts = (getattr(shard, unit) for shard in dataset.shards), []
         for numbers in shares(range(len(dataset.shards)), count):
             mine, size = slice(numbers[0], numbers[-1] + 1), sum(islice(sizes, len(numbers)))
-            shards, chosen = dataset.shards[mine], None if dataset.chosen is None else dataset.chosen[mine]
+            shards = tuple(dataset.shards[mine])
             manifest = replace(dataset.manifest, shards=shards)  # a part goes to a worker: not with all that it does not read
-            own = replace(dataset, manifest=manifest, part=shards, chosen=chosen)
+            own = replace(dataset, manifest=manifest, part=shards)
             parts.append(replace(self, dataset=own, info=replace(self.info, manifest=manifest), size=size, done=0))
         return parts
 

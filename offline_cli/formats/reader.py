@@ -29,7 +29,7 @@ LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this
 
 MEMBERS: Final = ("fragments", "info", "unit", "done", "size", "prepare", "partitions", "close")
-FIX: Final = "correct the reader: docs/extending.md has an example, and episodes/batch_arrays.py the form of each array"
+FIX: Final = "correct the reader: docs/extending.md has an example, and episodes/batch.py the form of each array"
 PER_EPISODE: Final = {"terminated": "b", "truncated": "b", "t_started": "i", "start_kind": "u", "final_missing": "b"}
 """Arrays (E,), by kind of their dtype."""
 WORDS: Final = {"b": "booleans", "i": "integers", "u": "uint8"}
@@ -42,6 +42,9 @@ class OpenContext:
     listing: Listing  # of the files, which answers what they are
     tables: TableOptions = field(default_factory=TableOptions)  # how tables are to be read
     storage_options: Mapping[str, Any] | None = None
+    drop: frozenset[str] = (
+        frozenset()
+    )  # leaves that the caller leaves out, by dotted path: a reader need not be able to read them
 
     @property
     def location(self) -> str:

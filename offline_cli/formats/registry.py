@@ -6,28 +6,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
 from offline_cli.files.locations import Location
-from offline_cli.formats.d3rlpy.reader import open_d3rlpy
-from offline_cli.formats.d4rl.reader import open_d4rl
-from offline_cli.formats.hdf5.layouts import D3RLPY, D4RL, ROBOMIMIC, is_of
-from offline_cli.formats.imitation import open_imitation, sniff_imitation
+from offline_cli.formats.hdf5.d3rlpy import open_d3rlpy
+from offline_cli.formats.hdf5.d4rl import open_d4rl
+from offline_cli.formats.hdf5.robomimic import open_robomimic
+from offline_cli.formats.imitation import open_imitation
 from offline_cli.formats.lerobot import open_lerobot
 from offline_cli.formats.listing import KINDS, LOOKED_AT, NO_DATA, Listing
 from offline_cli.formats.minari.reader import open_minari
-from offline_cli.formats.npz.flat import open_npz, sniff_npz, sniff_ogbench
+from offline_cli.formats.npz.flat import open_npz
 from offline_cli.formats.npz.ogbench import open_ogbench
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.rllib.input_reader import input_reader
 from offline_cli.formats.rllib.sample_batch import SampleBatchSource
-from offline_cli.formats.robomimic.reader import open_robomimic
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
@@ -35,7 +34,12 @@ from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
 __all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 
 AUTO: Final = "auto"
-TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "csv": "csv", "json": "json"}
+TABLE: Final = "table"
+Open = Callable[[Sequence[Location], OpenContext], Source]
+TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "hf-arrow": "arrow", "csv": "csv"} | {
+    "json": "json",
+    "json-array": "json",
+}
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
 RECIPES: Final = {
@@ -46,6 +50,14 @@ RECIPES: Final = {
 """Where docs/formats.md has some lines of Python for them."""
 
 _log = logging.getLogger(__name__)
+
+
+def _open_episodes(files: Sequence[Location], context: OpenContext) -> Source:
+    return RllibEpisodesSource(files, context.location)
+
+
+def _open_columns(files: Sequence[Location], context: OpenContext) -> Source:
+    return RllibColumnsSource(files, context.location)
 
 
 def _open_sample_batch(files: Sequence[Location], context: OpenContext) -> Source:
@@ -60,103 +72,67 @@ def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
     listing = context.listing
     if listing.kind not in TABLES:
         raise no_reader(listing)
-    return TableSource(
-        listing.data,
-        context.location,
-        options=context.tables,
-        storage_options=context.storage_options,
-        kind=TABLES[listing.kind],
-    )
+    files, kind = listing.data, TABLES[listing.kind]
+    if listing.kind == "hf-arrow":  # beside files that describe it
+        files = [file for file in files if file.name.endswith(".arrow")]
+    return TableSource(files, context.location, options=context.tables, storage_options=context.storage_options, kind=kind)
+
+
+def _reader(name: str, opened: Open, keeps: str, *, takes_mapping: bool = False) -> Reader:
+    """A reader of ours, which is sure of the files that a listing calls by its name, or of tables thinks them likely."""
+    score, kinds = (LIKELY, TABLES) if name == TABLE else (LIKELY if takes_mapping and name == "npz" else SURE, {name})
+    return Reader(name, KINDS[name], opened, lambda one: score if one.kind in kinds else NO, takes_mapping, keeps)
 
 
 OURS: Final = {
     reader.name: reader
     for reader in (
-        Reader(
-            "episodes",
-            KINDS["episodes"],
-            lambda files, context: RllibEpisodesSource(files, context.location),
-            lambda listing: SURE if listing.kind == "episodes" else NO,
-            keeps="everything that RLlib packs, of several agents too",
-        ),
-        Reader(
-            "columns",
-            KINDS["columns"],
-            lambda files, context: RllibColumnsSource(files, context.location),
-            lambda listing: SURE if listing.kind == "columns" else NO,
-            keeps="steps, infos, extra columns of numbers; left out by name: others",
-        ),
-        Reader(
+        _reader("episodes", _open_episodes, "everything that RLlib packs, of several agents too"),
+        _reader("columns", _open_columns, "steps, infos, extra columns of numbers; left out by name: others"),
+        _reader(
             "sample-batch",
-            KINDS["sample-batch"],
             _open_sample_batch,
-            lambda listing: SURE if listing.kind == "sample-batch" else NO,
-            keeps="steps, infos, extra columns of a value a step; left out by name: others, such as unroll_id",
+            "steps, infos, extra columns of a value a step; left out by name: others, such as unroll_id",
         ),
-        Reader(
+        _reader(
             "minari",
-            KINDS["minari"],
             open_minari,
-            lambda listing: SURE if listing.kind == "minari" else NO,
-            keeps="everything: infos, seeds, environment, spaces too; frames stored as JPEG with what JPEG lost",
+            "everything: infos, seeds, environment, spaces too; frames stored as JPEG with what JPEG lost",
         ),
-        Reader(
+        _reader(
             "d4rl",
-            KINDS["d4rl"],
             open_d4rl,
-            lambda listing: SURE if is_of(listing, D4RL) else NO,
-            keeps="arrays of a row a step, last observations of next_observations; left out by name: metadata",
+            "arrays of a row a step, last observations of next_observations; left out by name: metadata",
         ),
-        Reader(
+        _reader(
             "robomimic",
-            KINDS["robomimic"],
             open_robomimic,
-            lambda listing: SURE if is_of(listing, ROBOMIMIC) else NO,
-            keeps="steps, last observations of next_obs, states, attributes, mask/; left out by name: other rows",
+            "steps, last observations of next_obs, states, attributes, mask/; left out by name: other rows",
         ),
-        Reader(
-            "d3rlpy",
-            KINDS["d3rlpy"],
-            open_d3rlpy,
-            lambda listing: SURE if is_of(listing, D3RLPY) else NO,
-            keeps="everything, which is steps and terminations",
-        ),
-        Reader(
-            "table",
-            KINDS["table"],
+        _reader("d3rlpy", open_d3rlpy, "everything, which is steps and terminations"),
+        _reader(
+            TABLE,
             _open_table,
-            lambda listing: LIKELY if listing.kind in TABLES else NO,
+            "columns of the mapping, others of numbers as extra outputs; left out by name: the rest",
             takes_mapping=True,
-            keeps="columns of the mapping, others of numbers as extra outputs; left out by name: the rest",
         ),
-        Reader(
+        _reader(
             "npz",
-            KINDS["npz"],
             open_npz,
-            sniff_npz,
+            "arrays of a number a row, last observations of next_observations; left out by name: the rest",
             takes_mapping=True,
-            keeps="arrays of a number a row, last observations of next_observations; left out by name: the rest",
         ),
-        Reader(
-            "ogbench",
-            "OGBench's NumPy archives",
-            open_ogbench,
-            sniff_ogbench,
-            keeps="arrays of a number a row, last observations; left out by name: the rest",
-        ),
-        Reader(
+        _reader("ogbench", open_ogbench, "arrays of a number a row, last observations; left out by name: the rest"),
+        _reader(
             "imitation",
-            "imitation's trajectories, a Hugging Face dataset on disk",
             open_imitation,
-            sniff_imitation,
-            keeps="steps, last observations; left out by name: infos, which are objects as text",
+            "steps, last observations; left out by name: infos, which are objects as text",
         ),
-        Reader(
+        _reader(
             "lerobot",
-            KINDS["lerobot"],
             open_lerobot,
-            lambda listing: SURE if listing.kind == "lerobot" else NO,
-            keeps="state, actions, rewards, ends, tasks, other numbers; left out by name: videos, images, texts",
+            "state, actions, rewards, ends, tasks, other numbers; left out by name: videos, images, texts",
+            takes_mapping=True,
         ),
     )
 }

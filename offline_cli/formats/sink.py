@@ -1,6 +1,6 @@
 """The interface of every sink: a `Sink` of whole episodes, which `convert --to NAME` writes into, and its `SinkKind`.
 
-A foreign format has its sink beside its reader, in its package; `converting/sink.py` lists all sinks by name.
+A foreign format has its sink beside its reader, derived from `ForeignSink`; `converting/sink.py` lists all sinks by name.
 """
 
 from __future__ import annotations
@@ -8,19 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
+from offline_cli.datasets.appending import Base
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.shard_sequence import Base
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import OutputExists, UsageError
+from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.files.locations import Location
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options.shared import MAX_BYTES
 from offline_cli.spaces import Space
 from offline_cli.tally import Reject, Tally
 
-__all__ = ["OPTIONS", "Check", "Sink", "SinkContext", "SinkKind", "Written", "refuse_existing"]
+__all__ = [
+    "OPTIONS",
+    "Check",
+    "ForeignSink",
+    "Sink",
+    "SinkContext",
+    "SinkKind",
+    "Written",
+    "file_check",
+    "refuse_existing",
+]
 
 OPTIONS: Final[Mapping[str, Any]] = {
     "append": False,
@@ -95,10 +105,50 @@ class Sink(Protocol):
         """Make what was written whole and durable. `assumptions`: counts by kind; `episodes_lost`: None: not known."""
 
 
+class ForeignSink:
+    """What sinks of foreign formats share: nothing is resumed, and rows that were set aside have no place."""
+
+    ids_written: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, target: Location, context: SinkContext, name: str) -> None:
+        self.target, self.context, self.name = target, context, name
+        self.episodes = self.steps = 0  # written
+
+    def said_by_source(self) -> Mapping[str, Any]:
+        """What a source of the same format said of the whole (`SourceInfo.declared`); empty without one."""
+        declared = self.context.provenance.get("declared", ())
+        return next((one for one in declared if isinstance(one, Mapping) and one.get("format") == self.name), {})
+
+    def count(self, batch: EpisodeBatch) -> None:
+        """Count what was written."""
+        self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
+
+    def rehearse(self, batch: EpisodeBatch) -> None:
+        """See `Sink`."""
+
+    def quarantine(self, rejects: list[Reject]) -> None:
+        """See `Sink`. Raises BadData."""
+        if rejects:
+            what = f"rows were set aside, and {self.name} has no place for them"
+            raise BadData(what, where=f"--to {self.name}", fix="--on-error skip, or --to episodes")
+
+
 def refuse_existing(target: Location, *, overwrite: bool, resume: bool) -> None:
     """Raise OutputExists where something is at `target`, unless it is to be replaced or resumed."""
     if not (overwrite or resume) and target.exists():
         raise OutputExists("something is here already", where=target.url, fix="give another --out, or --overwrite")
+
+
+def file_check(magic: bytes, words: str) -> Check:
+    """The `check` of a sink of one file: with `overwrite` a file is replaced that begins with `magic`, and no other."""
+
+    def check(target: Location, /, *, overwrite: bool, resume: bool) -> None:
+        """Raise OutputExists."""
+        if overwrite and target.exists() and (target.is_dir() or target.start(len(magic))[0] != magic):
+            raise OutputExists(f"this is not {words}", where=target.url, fix="give another --out, or remove it yourself")
+        refuse_existing(target, overwrite=overwrite, resume=False)
+
+    return check
 
 
 class Check(Protocol):

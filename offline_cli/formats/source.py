@@ -50,7 +50,6 @@ __all__ = [
     "Openable",
     "Origins",
     "ReadOptions",
-    "ReadingAhead",
     "Scannable",
     "Source",
     "SourceInfo",
@@ -237,14 +236,6 @@ class Scannable(Protocol):
 
     def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """Of the extra model outputs, by dotted path of the leaf."""
-
-
-@runtime_checkable
-class ReadingAhead(Protocol):
-    """A source of which more may be read than was asked for."""
-
-    def not_ahead(self) -> Source:
-        """One of the same, of which nothing is; its caller closes it."""
 
 
 class Openable(Protocol):

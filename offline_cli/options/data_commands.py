@@ -1,7 +1,7 @@
 """Options of `apply`, `convert`, `inspect`, `validate` and `repair`, and of the function `write_dataset`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Required
 
@@ -166,6 +166,16 @@ class ConvertOptions(
         ),
     ]
     extras: Annotated[Extras, EXTRAS]
+    drop: Annotated[
+        Sequence[str],
+        Option(
+            help="Leaf to leave out: a part of observations or actions (obs.mission), an extra model output, or infos.",
+            group=Group.DATA,
+            default=(),
+            form=Form.NAMES,
+            metavar="LEAF",
+        ),
+    ]
     drop_reset_rows: Annotated[
         bool,
         Option(
@@ -299,8 +309,7 @@ class RepairOptions(Environment, DryRun, Storage, total=False):
     force_unlock: Annotated[
         bool,
         Option(
-            help="Remove the writer's note, _writing.json, and nothing else; refused while it changes within 25 s, "
-            "or its process runs on this machine.",
+            help="Remove the writer's note, _writing.json, and nothing else; refused while its process runs on this machine.",
             group=Group.DATA,
             default=False,
         ),

@@ -26,7 +26,16 @@ from offline_cli.options.shared import (
 
 __all__ = ["EvaluateFlags", "EvaluateOptions", "RecordFlags", "RecordOptions", "RecorderOptions", "Vectorize"]
 
-Vectorize = Literal["auto", "sync", "async", "vector_entry_point"]
+Vectorize = Literal["sync", "async"]
+Infos = Literal["plain", "all", "none"]
+
+
+INFOS = Option(
+    help="What is kept of infos. plain: numbers, texts, arrays, lists and mappings of these; other entries are dropped, "
+    "and counted by key. all: an entry that cannot be stored is an error. none: nothing.",
+    group=Group.OUTPUT,
+    default="plain",
+)
 
 
 class Slots(TypedDict, total=False):
@@ -109,13 +118,19 @@ class RecordOptions(
     format: Annotated[RowFormat, ROW_FORMAT]
     vectorize: Annotated[
         Vectorize,
+        Option(help="Copies in turn, or a process each.", group=Group.WHERE, default="sync"),
+    ]
+    step_timeout: Annotated[
+        float | None,
         Option(
-            help="Copies in turn, a process each, or the environment's own vector class, which auto takes where there is one "
-            "with the same spaces. With the first two, episodes do not depend on {num_envs} and {num_env_runners}.",
+            help="Seconds for a step of a copy that is a process ({vectorize} async); one that takes longer ends the command.",
             group=Group.WHERE,
-            default="auto",
+            without="any time",
+            above=0,
+            metavar="SECONDS",
         ),
     ]
+    infos: Annotated[Infos, INFOS]
     first_episode: Annotated[
         int,
         Option(
@@ -147,6 +162,7 @@ class RecorderOptions(Shards, Resuming, AllowingChanges, Overwriting, Storage, t
         bool,
         Option(help="Add to the dataset that is there, which keeps its shards as they are.", group=Group.OUTPUT, default=False),
     ]
+    infos: Annotated[Infos, INFOS]
     policy: Annotated[
         str | None,
         Option(help="What acts, for the provenance of the data: any text.", group=Group.PLAYING, metavar="TEXT"),
@@ -178,8 +194,32 @@ class EvaluateOptions(Environment, Acting, Slots, Plugins, OwnNetwork, Trusting,
         int, Option(help="Episodes to play.", group=Group.HOW_LONG, default=100, minimum=1, short="-n", metavar="N")
     ]
     min_return: Annotated[
-        float | None,
-        Option(help="Fail with exit code 7 if the mean return is below R.", group=Group.CHECKING, metavar="R"),
+        float | str | Sequence[str] | None,
+        Option(
+            help="Fail with exit code 7 if the mean return is below R; of several agents, AGENT=R for one agent's own.",
+            group=Group.CHECKING,
+            form=Form.NAMES,
+            metavar="R",
+        ),
+    ]
+    video: Annotated[
+        str | None,
+        Option(
+            help="Folder for films of {video_episodes}, MP4 or GIF. Needs the extra [video].",
+            group=Group.OUTPUT,
+            metavar="FOLDER",
+        ),
+    ]
+    video_episodes: Annotated[
+        tuple[int, ...],
+        Option(
+            help="Episodes that are filmed, counted from 0.",
+            group=Group.OUTPUT,
+            default=(0,),
+            minimum=0,
+            form=Form.NUMBERS,
+            metavar="I,J,...",
+        ),
     ]
 
 

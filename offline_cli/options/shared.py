@@ -372,6 +372,14 @@ class Resuming(TypedDict, total=False):
     """Work that was interrupted."""
 
     resume: Annotated[bool, Option(help="Resume an interrupted run of the same command.", group=Group.OUTPUT, default=False)]
+    force_unlock: Annotated[
+        bool,
+        Option(
+            help="With {resume}: take over from a writer on another machine, which has ended as you know.",
+            group=Group.OUTPUT,
+            default=False,
+        ),
+    ]
 
 
 class AllowingChanges(TypedDict, total=False):

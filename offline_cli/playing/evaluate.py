@@ -5,32 +5,64 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Unpack
 
-from offline_cli.converting.fitting import misfits
+from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.engines.processes import ProcessEngine
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
-from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet, UsageError
+from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.modules.devices import choose_device, choose_threads, use_threads
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.devices import choose_device, choose_threads
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import EvaluateOptions
-from offline_cli.playing.plan import ROUND, EvaluationPlan
-from offline_cli.playing.returns import EvaluateResult, Played, played_by_runners, played_here, played_with, way_to_step
-from offline_cli.playing.runner_factory import policy_of
+from offline_cli.playing.plan import Plan
+from offline_cli.playing.returns import Played, Returns, played_of, stopped_by_signal
+from offline_cli.playing.video import check_video, film
+from offline_cli.playing.workers import opened_policy, played, played_by_workers
 from offline_cli.plugins import with_network
 from offline_cli.policies.by_name import is_named
-from offline_cli.policies.piped_policy import PipedPolicy, PlaySpec
+from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.policy import Policy
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
+from offline_cli.policies.seeds import Purpose
 from offline_cli.progress import OnProgress, Progress, no_progress
 
-__all__ = ["evaluate"]
+__all__ = ["EvaluateResult", "evaluate"]
 
+WHOLE: Final = ""  # what a gate is for, beside single agents: the mean return
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateResult:
+    """Whole episodes of one policy; of several agents, whole games, whose return is the sum over agents."""
+
+    episodes: int
+    return_mean: float
+    return_std: float  # sample standard deviation
+    return_ci95: float  # half the width of the 95% confidence interval of the mean
+    return_min: float
+    return_max: float
+    length_mean: float  # steps
+    environment: str
+    env_kwargs: Mapping[str, Any]  # it was made with; secret ones blanked out
+    wrappers: Sequence[str]  # around it
+    explore: bool  # actions were drawn, not the likeliest
+    seed: int
+    checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
+    observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
+    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # played between, by side; and what is `unlike_training`
+    return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
+    videos: Sequence[str] = ()  # files that were written
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; returns by agent where there are several, and videos where some were asked for."""
+        told = {**asdict(self), "videos": list(self.videos)}
+        return {name: value for name, value in told.items() if value or name not in ("return_by_agent", "videos")}
 
 
 @takes(EvaluateOptions)
@@ -46,18 +78,14 @@ def evaluate(
     after training. `env_to_module` takes their place: a pipeline file of that kind, or the learner's, pieces, or what builds
     them; what pieces of the same names learned in training goes to them. `module_to_env` likewise, after the policy.
 
-    The result is the same for any `num_envs` and `num_env_runners`. An environment's
-    own vector class, which plays where there are no pieces, has as many copies as its rounds have.
-
     Of a run that is not finished the policy of its last checkpoint plays. `network`: the code of the run's network, where it
-    was trained with `network`.
-
-    `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`, `rllib:FOLDER`, `sb3:FILE`,
-    `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with. The same seed and number of
-    episodes give the same result; none of these episodes is played during training.
+    was trained with `network`. `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`,
+    `rllib:FOLDER`, `sb3:FILE`, `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with.
+    The same command gives the same result; none of these episodes is played during training.
 
     In an environment of several agents the policy plays each of them; `policy` gives some of them others. Then a return is that
-    of a game, the sum over its agents, and `return_by_agent` has each agent's.
+    of a game, the sum over its agents, and `return_by_agent` has each agent's. `min_return`: a number for the mean return, or
+    texts: "3", "hunter=3" for an agent's own. `video`: a folder for films of the episodes `video_episodes`.
 
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
     for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
@@ -68,6 +96,8 @@ def evaluate(
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if options["num_env_runners"]:
         asked.check_travels()
+    if options["video"] is not None:
+        check_video(options["video_episodes"], options["episodes"])
     if is_named(name) and options["network"] is not None:
         fix = "leave it out" if not options["policy"] else "leave it out, or name a run folder first"
         raise UsageError(f"--network is the code of a run's network, and {name} is no run folder", where="--network", fix=fix)
@@ -75,128 +105,64 @@ def evaluate(
     if not is_named(name):
         how: dict[str, Any] = {name: options[name] for name in ("plugins", "network")}
         loaded = load_policy(open_location(run, options["storage_options"]), options["storage_options"], **how)
-    played_in = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
-    threads = 1 if loaded is None else choose_threads(loaded.module, ROUND)
-    with (
-        open_environment(played_in.id, played_in.kwargs, played_in.wrappers) as environment,
-        use_threads(threads),
-    ):
-        agents = _agents(environment, name, options)
-        plan = _plan(name, options, played_in, asked, threads, agents)
-        if loaded is None or agents:
-            played, between = _played_by_name(plan, environment, options, on_progress)
-        else:
-            played, between = _played_run(plan, loaded, environment, options, on_progress)
-    checkpoint = None if loaded is None else loaded.checkpoint
-    result = replace(_result(played, played_in, options["explore"], options["seed"], checkpoint), pieces=between)
-    if played.observations_not_finite:
-        counts = ", ".join(f"{kind} {times:,}" for kind, times in played.observations_not_finite.items())
+    spec = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
+    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+        gates = _gates(options["min_return"], environment)
+        plan = _plan(name, options, environment, asked, loaded)
+        policy = opened_policy(plan, environment, loaded=None if environment.agents else loaded)
+        outcome = _played(plan, environment, policy, options, on_progress)
+        videos: list[str] = []
+        if options["video"] is not None:
+            videos = film(plan, policy, options["video"], options["video_episodes"])
+    trained = None if loaded is None else loaded.trained
+    between = _between(asked, trained) if loaded is not None and environment.agents is None else {}
+    result = _result(outcome, plan, None if loaded is None else loaded.checkpoint, between, videos)
+    if outcome.observations_not_finite:
+        counts = ", ".join(f"{kind} {times:,}" for kind, times in outcome.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
-    return _checked(result, options["min_return"], where=f"{run} in {environment.name}")
-
-
-Between = dict[str, list[str]]
-
-
-def _plan(
-    name: str, options: EvaluateOptions, played_in: EnvironmentSpec, asked: PlaySpec, threads: int, agents: tuple[str, ...]
-) -> EvaluationPlan:
-    """Of single copies, until it is known whether the policy may play in the environment's own vector class."""
-    return EvaluationPlan(
-        env=played_in.id,
-        env_kwargs=played_in.kwargs,
-        wrappers=played_in.wrappers,
-        policy=name,
-        explore=options["explore"],
-        seed=options["seed"],
-        vectorize="sync",
-        num_envs=options["num_envs"],
-        runners=max(1, options["num_env_runners"]),
-        device=choose_device(options["device"]).type,
-        episodes=options["episodes"],
-        storage_options=options["storage_options"],
-        pieces=asked,
-        plugins=tuple(with_network(options["plugins"], options["network"])),
-        trust_pickle=options["trust_pickle"],
-        threads=threads,
-        policies=agents,
-    )
-
-
-def _reports(options: EvaluateOptions, on_progress: OnProgress) -> Callable[[int], None]:
-    return lambda done: on_progress(Progress("evaluating", done, options["episodes"], "episodes"))
-
-
-def _played_run(
-    plan: EvaluationPlan, loaded: LoadedPolicy, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
-) -> tuple[Played, Between]:
-    """The policy of a run folder, and the pieces that it plays between."""
-    pieces, module = _pieces(loaded, plan.pieces, environment, plan.policy), loaded.module
-    between = Between() if pieces is None else pieces.as_dict()
-    plan = replace(plan, vectorize=way_to_step(environment, pieces), files=loaded.files)
-    report = _reports(options, on_progress)
-    if options["num_env_runners"]:
-        return played_by_runners(plan, environment, on_episodes=report), between
-    return played_here(plan, module.to(plan.device), environment, pieces, on_episodes=report), between
-
-
-def _played_by_name(
-    plan: EvaluationPlan, environment: Environment, options: EvaluateOptions, on_progress: OnProgress
-) -> tuple[Played, Between]:
-    """A policy of another kind, or those of several agents, opened as `record` opens them."""
-    policy = policy_of(plan, environment)
-    between = isinstance(policy, PipedPolicy)
-    plan = replace(plan, vectorize=way_to_step(environment, plan.pieces if between else None))
-    report = _reports(options, on_progress)
-    if options["num_env_runners"]:
-        return played_by_runners(plan, environment, on_episodes=report), Between()
-    return played_with(plan, policy, environment, on_episodes=report), Between()
-
-
-def _agents(environment: Environment, run: str, options: EvaluateOptions) -> tuple[str, ...]:
-    """What the agents of the environment play by, see `open_agents`; none: it is of one agent. Raises BadConfig."""
-    others = tuple(options["policy"] or ())
-    if environment.agents is not None:
-        return (f"*={run}", *others)
-    if others:
-        what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
-        raise BadConfig(what, where="--policy", fix="leave it out")
-    return ()
-
-
-def _checked(result: EvaluateResult, min_return: float | None, *, where: str) -> EvaluateResult:
-    """Raise TargetNotMet where the mean return is below `min_return`; NaN fails it."""
-    if min_return is not None and not result.return_mean >= min_return:
-        what = f"a mean return of {result.return_mean:.2f} ± {result.return_ci95:.2f}, {min_return:g} wanted"
-        raise TargetNotMet(what, where=where, fix="train longer or on better data", details=result.as_dict())
+    _check_gates(gates, result, where=f"{run} in {environment.name}")
     return result
 
 
-def _pieces(loaded: LoadedPolicy, asked: PlaySpec, environment: Environment, run: str) -> PlaySpec | None:
-    """The pieces around the policy; None: none are given, it was trained without any, and it has no state.
-
-    Raises what keeps the policy from playing there, with them or without.
-    """
-    module = loaded.module
-    if asked.is_default and loaded.trained is None and not module.is_stateful():
-        _check_fits(module, environment, run)
-        return None
-    pieces = replace(asked, trained=loaded.trained)
-    pieces.check(environment, module.observation_space, module.action_space, where=run)
-    for note in pieces.as_dict()["unlike_training"]:
-        _log.warning("note: %s", note)
-    return pieces
+def _between(asked: PlaySpec, trained: PipelineSpec | None) -> Mapping[str, Sequence[str]]:
+    """The pieces that a run's policy plays between; none: it plays without any."""
+    return {} if asked.is_default and trained is None else replace(asked, trained=trained).as_dict()
 
 
-def _check_fits(module: RLModule, environment: Environment, run: str) -> None:
-    """Raise SpaceMismatch, with every difference, unless the policy can play there."""
-    problems = [
-        *misfits(module.observation_space, environment.observation_space, inferred=False, what="observations"),
-        *misfits(module.action_space, environment.action_space, inferred=False, what="actions"),
-    ]
-    if problems:
-        fix = "name the environment that the policy was trained for, wrapped as it was"
-        raise SpaceMismatch.of([text.replace("the data", "the policy") for text in problems], where=run, fix=fix)
+def _plan(name: str, options: EvaluateOptions, environment: Environment, asked: PlaySpec, loaded: LoadedPolicy | None) -> Plan:
+    """Raises BadConfig for policies of agents in an environment of one."""
+    others = tuple(options["policy"] or ())
+    if others and environment.agents is None:
+        what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
+        raise BadConfig(what, where="--policy", fix="leave it out")
+    return Plan(
+        environment=environment.spec,
+        policies=(name,) if environment.agents is None else (f"*={name}", *others),
+        explore=options["explore"],
+        seed=options["seed"],
+        purpose=Purpose.EVALUATE,
+        episodes=options["episodes"],
+        infos="none" if loaded is None and asked.is_default else "plain",
+        pieces=asked,
+        device=choose_device(options["device"]).type,
+        num_envs=options["num_envs"],
+        threads=1 if loaded is None else choose_threads(loaded.module, options["num_envs"]),
+        plugins=tuple(with_network(options["plugins"], options["network"])),
+        trust_pickle=options["trust_pickle"],
+        storage_options=options["storage_options"],
+    )
+
+
+def _played(plan: Plan, environment: Environment, policy: Policy, options: EvaluateOptions, on_progress: OnProgress) -> Played:
+    count, runners = options["episodes"], options["num_env_runners"]
+
+    def report(done: int) -> None:
+        on_progress(Progress("evaluating", done, count, "episodes"))
+
+    if not runners:
+        return played_of(played(plan, environment, policy, Returns, stopped=stopped_by_signal), count, environment, report)
+    with ProcessEngine(runners) as engine, played_by_workers(plan, Returns, engine, runners) as outcomes:
+        return played_of(outcomes, count, environment, report)
 
 
 def _environment(options: EvaluateOptions, description: Mapping[str, Any], run: str) -> EnvironmentSpec:
@@ -216,7 +182,41 @@ def _environment(options: EvaluateOptions, description: Mapping[str, Any], run: 
     return asked.among((run, one) for one in [one for one in known if one.id == name] or known)
 
 
-def _result(played: Played, environment: EnvironmentSpec, explore: bool, seed: int, checkpoint: int | None) -> EvaluateResult:
+# ---- gates ----
+
+
+def _gates(given: float | str | Sequence[str] | None, environment: Environment) -> dict[str, float]:
+    """The least mean returns, by agent, or for WHOLE. Raises BadConfig for unknown agents, UsageError for what is no number."""
+    gates: dict[str, float] = {}
+    for text in [given] if isinstance(given, str | int | float) else given or ():
+        agent, _, number = str(text).rpartition("=")
+        if agent and agent not in (environment.agents or {}):
+            there = f"the agents are {', '.join(environment.agents)}" if environment.agents else "it is of one agent"
+            what = f"no agent of {environment.name} is called {agent!r}: {there}"
+            raise BadConfig(what, where="--min-return", fix="--min-return R, or --min-return AGENT=R")
+        try:
+            gates[agent] = float(number)
+        except ValueError as err:
+            raise UsageError(f"{number!r} is no number", where="--min-return", fix="--min-return 450, or AGENT=450") from err
+    return gates
+
+
+def _check_gates(gates: Mapping[str, float], result: EvaluateResult, *, where: str) -> None:
+    """Raise TargetNotMet, naming all of them, where mean returns are below their gates; NaN fails one."""
+    problems = []
+    for agent, wanted in gates.items():
+        found = result.return_by_agent.get(agent, {}).get("return_mean", float("nan")) if agent else result.return_mean
+        if not found >= wanted:
+            spread = f" ± {result.return_ci95:.2f}" if agent == WHOLE else f" of {agent}"
+            problems.append(f"a mean return of {found:.2f}{spread}, {wanted:g} wanted")
+    if problems:
+        fix = "train longer or on better data"
+        raise TargetNotMet("; ".join(problems), where=where, fix=fix, details=result.as_dict())
+
+
+def _result(
+    played: Played, plan: Plan, checkpoint: int | None, pieces: Mapping[str, Sequence[str]], videos: Sequence[str]
+) -> EvaluateResult:
     return EvaluateResult(
         episodes=len(played.returns),
         return_mean=played.mean,
@@ -225,12 +225,14 @@ def _result(played: Played, environment: EnvironmentSpec, explore: bool, seed: i
         return_min=float(played.returns.min()),
         return_max=float(played.returns.max()),
         length_mean=float(played.lengths.mean()),
-        environment=environment.id,
-        env_kwargs=blanked_values(environment.kwargs),
-        wrappers=[*map(blanked_call, environment.wrappers)],
-        explore=explore,
-        seed=seed,
+        environment=plan.environment.id,
+        env_kwargs=blanked_values(plan.environment.kwargs),
+        wrappers=[*map(blanked_call, plan.environment.wrappers)],
+        explore=plan.explore,
+        seed=plan.seed,
         checkpoint=checkpoint,
         observations_not_finite=played.observations_not_finite,
+        pieces=pieces,
         return_by_agent=played.return_by_agent,
+        videos=videos,
     )

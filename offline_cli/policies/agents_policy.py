@@ -1,10 +1,8 @@
 """Policies of several agents as one policy of their game: `AGENT=POLICY` each, a pattern for several, one for all, or a run.
 
-An agent's policy is asked for the observations that the agent acts on, and for no others. Agents with the same policy and
-spaces share it: their rows go through it together, in blocks of a fixed number, so that results depend on nothing that plays
-beside.
-Recorded actions have one scale: the policies' own where all have the same, else the environment's. Extra model outputs are
-recorded that all policies give in one form.
+An agent's policy is asked for the observations that the agent acts on, and for no others. Recorded actions have one scale: the
+policies' own where all have the same, else the environment's. Extra model outputs are recorded that all policies give in one
+form.
 """
 
 from __future__ import annotations
@@ -13,23 +11,25 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig
-from offline_cli.games import OBS, STATE, is_acting
-from offline_cli.policies.policy import RAISED, Acted, Policy, block_rows, rows_of
+from offline_cli.games import OBS, STATE, is_acting, rewards_in
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
+from offline_cli.policies.policy import RAISED, Acted, Policy, Seen, rows_of
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["AgentsPolicy", "Player", "assigned"]
+__all__ = ["AgentsPolicy", "assigned", "open_agents"]
 
 _log = logging.getLogger(__name__)
+Spaces = tuple[Space, Space]
 
 
 def assigned(texts: Sequence[str], agents: Sequence[str], *, option: str = "--policy") -> dict[str, str]:
@@ -59,163 +59,142 @@ def assigned(texts: Sequence[str], agents: Sequence[str], *, option: str = "--po
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Player:
-    """A policy, and the agents that play by it."""
+def open_agents(
+    texts: Sequence[str], environment: Environment, opened: Callable[[str, str, Spaces, Tree | None], Policy], *, seed: int
+) -> AgentsPolicy:
+    """The policies that `texts` name, for the agents of `environment`. `opened`: opens a text for an agent of these spaces,
+    with what it is shown in a game of this seed, None where that is nothing at first. Raises what it raises.
+    """
+    assert environment.agents is not None, "an environment of several agents"
+    given = assigned(texts, tuple(environment.agents))
+    for_all = len(texts) == 1 and set(given.values()) == {texts[0]}
+    shown = _shown(environment, seed)
+    policies: dict[tuple[str, str], Policy] = {}  # agents of one policy and equal spaces share it
+    of_agents, outputs = {}, {}
+    for agent, text in given.items():
+        spaces = environment.agents[agent]
+        key = text, repr(spaces)
+        if key not in policies:
+            policies[key] = opened(text, agent, spaces, shown.get(agent))
+        of_agents[agent], outputs[agent] = policies[key], _outputs(policies[key], spaces[0], shown.get(agent))
+    modules = {agent: DEFAULT_MODULE_ID if for_all else agent for agent in given}
+    return AgentsPolicy(of_agents, environment.agents, modules, _common(outputs, environment.agents))
 
-    policy: Policy
-    agents: tuple[str, ...]
-    spaces: tuple[Space, Space]  # of an agent's observations and actions
-    module_of: Mapping[str, str]  # by agent: the module that it is recorded as
-    example: Tree | None = None  # a real observation; None: none is known
+
+def _shown(environment: Environment, seed: int) -> dict[str, Tree]:
+    """What the agents that are there first are shown in a game of this seed."""
+    try:
+        observations = environment.singles(1)[0].reset(seed=seed)[0]
+    except Exception:  # noqa: BLE001  it is reported where it is played
+        return {}
+    return {agent: part[OBS] for agent, part in observations.items() if is_acting(np.asarray(part[STATE])[None])[0]}
+
+
+def _outputs(policy: Policy, space: Space, example: Tree | None) -> dict[str, Tree]:
+    """A row of zeros of each extra model output; none where the policy raises for what it is tried with."""
+    one = zero_rows(space, 1) if example is None else map_leaves(lambda leaf: np.asarray(leaf)[None], example)
+    chance = np.full((1, policy.chance_size), 0.5)
+    seen = Seen(one, np.zeros(1, np.int64), np.ones(1, np.bool_), np.zeros(1), chance=chance)
+    try:
+        extras = policy.act(seen, None, policy.chance_size > 0).extras
+    except RAISED:  # it may do so for zeros; for what it plays with it is reported
+        return {}
+    return {name: map_leaves(np.zeros_like, tree) for name, tree in extras.items()}
+
+
+def _common(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
+    """By agent, the outputs that all agents of its spaces give in one form; a note names the others."""
+    left: set[str] = set()
+    found = {}
+    for agent, own in outputs.items():
+        alike = [other for key, other in outputs.items() if repr(spaces[key]) == repr(spaces[agent])]
+        forms = [{name: _form(tree) for name, tree in other.items()} for other in alike]
+        found[agent] = {name: tree for name, tree in own.items() if all(form.get(name) == _form(tree) for form in forms)}
+        left |= own.keys() - found[agent].keys()
+    if left:
+        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(sorted(left)))
+    return found
+
+
+def _form(tree: Tree) -> list[tuple[str, Any, Any]]:
+    return [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(tree)]
 
 
 class AgentsPolicy:
     """See Policy; observations and actions are those of a `Game`."""
 
-    rows_alike = True  # the blocks are made here
-    shows_numbers = False
-
     def __init__(
-        self, players: Sequence[Player], agents: Sequence[str], *, rows: int, slots: int, records: bool = False
+        self,
+        policies: Mapping[str, Policy],
+        spaces: Mapping[str, Spaces],
+        module_of: Mapping[str, str],
+        outputs: Mapping[str, dict[str, Tree]],
     ) -> None:
-        """`rows`: of a block, see `block_rows`; `slots`: how many games are usually played at once; `records`: extra model
-        outputs are wanted.
-        """
-        whose = {agent: player for player in players for agent in player.agents}
-        self.module_of = {agent: whose[agent].module_of[agent] for agent in agents}
-        told = [[agent, self.module_of[agent], whose[agent].policy.fingerprint] for agent in agents]
+        """All by agent; `module_of`: the module that it is recorded as; `outputs`: a row of zeros of each that is recorded."""
+        self.module_of = dict(module_of)
+        told = [[agent, self.module_of[agent], policy.fingerprint] for agent, policy in policies.items()]
         self.fingerprint = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-        scales = {player.policy.action_scale for player in players}
+        scales = {policy.action_scale for policy in policies.values()}
         self.action_scale = scales.pop() if len(scales) == 1 else "env"
-        self._as_played = bool(scales)
-        first = 0
-        places = {}
-        for agent in agents:
-            size = whose[agent].policy.chance_size
-            places[agent] = slice(first, first + size)
-            first += size
-        self.chance_size = first
-        self._agents = tuple(agents)
-        self._players = [_Shared(player, places, rows=rows, slots=slots) for player in players]
-        self._extras = _common([player.extras for player in self._players]) if records else []
+        self._is_mixed = bool(scales)
+        self.chance_size = sum(policy.chance_size for policy in policies.values())
+        self._policies, self._spaces = dict(policies), spaces
+        self._outputs = outputs
 
-    def act(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
+    def act(self, seen: Seen, state: Any, explore: bool) -> Acted:
         """See Policy."""
-        count = len(chance)
+        held = {agent: _Agent() for agent in self._policies} if state is None else state
+        count, first = len(seen.slots), 0
+        acted: dict[str, Acted | None] = {}
+        rows: dict[str, NDArray[np.int64]] = {}
+        for agent, policy in self._policies.items():
+            last = first + policy.chance_size
+            rows[agent] = np.flatnonzero(is_acting(seen.obs[agent][STATE]))
+            chance = None if seen.chance is None else seen.chance[rows[agent], first:last]
+            acted[agent] = held[agent].acted(policy, agent, seen, rows[agent], chance, explore) if len(rows[agent]) else None
+            first = last
         actions, for_env, extras = dict[str, Tree](), dict[str, Tree](), dict[str, Tree]()
-        for player in self._players:
-            for agent, acted in player.act(observations, chance, count, self._extras).items():
-                for_env[agent] = acted.for_env
-                actions[agent] = acted.for_env if self._as_played else acted.actions
-                extras[agent] = dict(acted.extras)
-        ordered = {agent: actions[agent] for agent in self._agents}
-        whole = {agent: for_env[agent] for agent in self._agents}
-        return Acted(ordered, whole, {agent: extras[agent] for agent in self._agents} if self._extras else {})
+        for agent, one in acted.items():
+            nothing = zero_rows(self._spaces[agent][1], 1)
+            for_env[agent] = _spread(nothing, None if one is None else one.for_env, rows[agent], count)
+            scaled = None if one is None else one.for_env if self._is_mixed else one.actions
+            actions[agent] = _spread(nothing, scaled, rows[agent], count)
+            extras[agent] = {
+                name: _spread(zero, None if one is None else one.extras[name], rows[agent], count)
+                for name, zero in self._outputs[agent].items()
+            }
+        return Acted(actions, for_env, extras if any(extras.values()) else {}, held)
 
 
-class _Shared:
-    """One policy for the rows of all agents that play by it."""
+class _Agent:
+    """What is remembered of one agent."""
 
-    def __init__(self, player: Player, places: Mapping[str, slice], *, rows: int, slots: int) -> None:
-        self._policy, self._agents, self._spaces = player.policy, player.agents, player.spaces
-        self._places = [places[agent] for agent in player.agents]
-        self._rows = (
-            1 if self._policy.rows_alike else block_rows(self._policy, self._spaces[0], slots * len(self._agents), rows)
-        )
-        self._none = self._nothing(player.example)
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.playing: dict[int, int] = {}  # by slot: the game that it has acted in
 
-    def _nothing(self, example: Tree | None) -> Acted | None:
-        """A row of zeros in the form of what the policy gives; None: it raises for what it is tried with."""
-        one = zero_rows(self._spaces[0], 1) if example is None else map_leaves(lambda leaf: np.asarray(leaf)[None], example)
-        rows = np.zeros(self._rows, np.int64)
-        try:
-            acted = self._policy.act(rows_of(one, rows), np.full((self._rows, self._policy.chance_size), 0.5))
-        except RAISED:  # it may do so for zeros; for what it plays with it is reported
-            return None
-        return _part(acted, slice(0, 1), zeros=True)
-
-    @property
-    def extras(self) -> Mapping[str, str]:
-        """The form of each extra model output, by name."""
-        told = {} if self._none is None else self._none.extras
-        return {
-            name: ", ".join(f"{path} {leaf.dtype}{leaf.shape[1:]}" for path, leaf in flatten(tree))
-            for name, tree in told.items()
-        }
-
-    def act(self, observations: Tree, chance: NDArray[np.float64], count: int, extras: Sequence[str]) -> dict[str, Acted]:
-        """Rows (count, ...) of each agent; zeros where it does not act. `extras`: which outputs are wanted."""
-        acting = np.stack([is_acting(observations[agent][STATE]) for agent in self._agents])
-        which, row = np.nonzero(acting)
-        acted = None
-        if len(row):
-            seen = map_leaves(
-                lambda *leaves: np.concatenate([leaf[mask] for leaf, mask in zip(leaves, acting, strict=True)]),
-                *(observations[agent][OBS] for agent in self._agents),
-            )
-            drawn = np.concatenate([chance[mask, place] for place, mask in zip(self._places, acting, strict=True)])
-            acted = self._in_blocks(seen, drawn)
-            self._none = self._none or _part(acted, slice(0, 1), zeros=True)
-        return {agent: self._spread(acted, which == number, row, count, extras) for number, agent in enumerate(self._agents)}
-
-    def _in_blocks(self, observations: Tree, chance: NDArray[np.float64]) -> Acted:
-        count, size = len(chance), self._rows if not self._policy.rows_alike else len(chance)
-        order = np.concatenate([np.arange(count), np.zeros(-count % size, np.int64)])
-        blocks = [order[first : first + size] for first in range(0, len(order), size)]
-        parts = [self._policy.act(rows_of(observations, block), chance[block]) for block in blocks]
-        if len(parts) == 1:
-            return _part(parts[0], slice(0, count))
-
-        def joined(pick: Callable[[Acted], Tree]) -> Tree:
-            return map_leaves(lambda *leaves: np.concatenate(leaves)[:count], *map(pick, parts))
-
-        return Acted(
-            joined(lambda part: part.actions),
-            joined(lambda part: part.for_env),
-            {name: joined(lambda part, name=name: part.extras[name]) for name in parts[0].extras},  # type: ignore[misc]
-        )
-
-    def _spread(
-        self, acted: Acted | None, mine: NDArray[np.bool_], row: NDArray[np.int64], count: int, extras: Sequence[str]
-    ) -> Acted:
-        """Rows of all games for one agent, from those in which it acts."""
-        if self._none is None:
-            none = zero_rows(self._spaces[1], count)
-            return Acted(none, none)
-
-        def spread(zero: Tree, found: Tree | None) -> Tree:
-            if found is None:
-                return map_leaves(lambda leaf: np.repeat(leaf, count, axis=0), zero)
-            return map_leaves(lambda leaf, new: _placed(leaf, new[mine], row[mine], count), zero, found)
-
-        none = self._none
-        for_env = spread(none.for_env, None if acted is None else acted.for_env)
-        apart = none.actions is not none.for_env
-        actions = spread(none.actions, None if acted is None else acted.actions) if apart else for_env
-        wanted = {name: spread(none.extras[name], None if acted is None else acted.extras[name]) for name in extras}
-        return Acted(actions, for_env, wanted)
+    def acted(self, policy: Policy, agent: str, seen: Seen, rows: NDArray[np.int64], chance: Any, explore: bool) -> Acted:
+        """The actions of the agent in the games of these rows."""
+        slots = seen.slots[rows]
+        games = slots if seen.episodes is None else seen.episodes[rows]
+        pairs = zip(slots.tolist(), games.tolist(), strict=True)
+        begins = np.array([self.playing.get(slot) != game for slot, game in pairs])
+        self.playing.update(zip(slots.tolist(), games.tolist(), strict=True))
+        rewards = np.where(begins, 0.0, rewards_in(seen.obs[agent][STATE][rows]))
+        infos = None if seen.infos is None else [seen.infos[row].get(agent) or {} for row in rows.tolist()]
+        own = Seen(rows_of(seen.obs[agent][OBS], rows), slots, begins, rewards, infos, games, chance)
+        acted = policy.act(own, self.state, explore)
+        self.state = acted.state
+        return acted
 
 
-def _placed(zero: NDArray[Any], new: NDArray[Any], rows: NDArray[np.int64], count: int) -> NDArray[Any]:
-    found = np.repeat(zero, count, axis=0)
-    found[rows] = new
-    return found
+def _spread(zero: Tree, found: Tree | None, rows: NDArray[np.int64], count: int) -> Tree:
+    """Rows (count, ...) of all games, zeros where the agent does not act."""
 
+    def spread(leaf: NDArray[Any], new: NDArray[Any] | None = None) -> NDArray[Any]:
+        whole = np.repeat(leaf, count, axis=0)
+        if new is not None:
+            whole[rows] = new
+        return whole
 
-def _part(acted: Acted, rows: slice, *, zeros: bool = False) -> Acted:
-    def part(tree: Tree) -> Tree:
-        return map_leaves(lambda leaf: np.zeros_like(leaf[rows]) if zeros else leaf[rows], tree)
-
-    for_env = part(acted.for_env)
-    actions = for_env if acted.actions is acted.for_env else part(acted.actions)
-    return Acted(actions, for_env, {name: part(tree) for name, tree in acted.extras.items()})
-
-
-def _common(forms: Sequence[Mapping[str, str]]) -> list[str]:
-    """The extra model outputs that all policies give in one form; a note names those left out."""
-    common = [name for name, form in forms[0].items() if all(other.get(name) == form for other in forms)]
-    left = sorted({name for form in forms for name in form} - set(common))
-    if left:
-        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(left))
-    return common
+    return map_leaves(spread, zero) if found is None else map_leaves(spread, zero, found)

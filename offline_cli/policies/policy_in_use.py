@@ -1,68 +1,152 @@
-"""A policy in a program: observations in, actions for the environment out, with the numbers of `evaluate`.
+"""A policy in a program (`load_policy`): observations in, actions for the environment out.
 
-`load_policy` (`by_name.py`) opens what `record` plays: a run folder, a model of stable-baselines3, a Python object.
-`act` takes one observation or a batch, which the observation space tells apart; pieces, action scale and memory are inside. A
-policy sees blocks of the size that `evaluate` has for 16 episodes and more, so that results agree to the bit.
-
+`act` takes one observation or a batch, which the observation space tells apart; pieces, action scale and memory are inside.
 Rows are environments that play side by side. Each has an episode with a number, as the episodes of an evaluation have, and the
 random numbers that follow from it. `reset` begins the next episodes.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
-from offline_cli.connectors.pipeline_player import frames_looked_at, steps_looked_at
-from offline_cli.connectors.pipeline_spec import PipelineSpec
-from offline_cli.connectors.slot_player import SlotError, SlotPlayer
-from offline_cli.episodes.episode_spaces import zero_rows
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
+from offline_cli.environments import Environment, open_environment
+from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
+from offline_cli.files.locations import Location
+from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.policies.module_policy import ModelPolicy, ModulePolicy
-from offline_cli.policies.piped_policy import PipedPolicy
-from offline_cli.policies.policy import EVALUATION_ROWS, Policy, block_rows, fitted, rows_of
+from offline_cli.policies import run_policy
+from offline_cli.policies.by_name import ONNX, SB3, PolicyOptions, is_named, open_policy, stand_in
+from offline_cli.policies.module_policy import ModulePolicy
+from offline_cli.policies.onnx_model import read_model
+from offline_cli.policies.piece_policy import PolicyForPieces
+from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.policy import Policy, Seen, fitted, rows_of
 from offline_cli.policies.run_policy import LoadedPolicy
+from offline_cli.policies.sb3_policy import ModelPolicy, load_model
+from offline_cli.policies.seeds import Purpose, chance_key, uniform
 from offline_cli.spaces import Space, describe
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["PolicyInUse"]
+__all__ = ["PolicyInUse", "load_policy"]
 
 WHERE: Final = "act(observation)"
-OF_EVALUATION: Final = (
-    0,
-    1,
-    0,
-)  # purpose, use and round in the key of an episode's random numbers (`EvaluationPlan.chance_key`)
 FRESH: Final = -1
 Index = NDArray[np.int64]
+
+
+def load_policy(
+    policy: str | os.PathLike[str] | Location,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    env: str | None = None,
+    explore: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: int | None = None,
+    plugins: Sequence[str] = (),
+    trust_pickle: bool = False,
+    network: str | None = None,
+) -> PolicyInUse:
+    """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
+    `rllib:FOLDER` (`trust_pickle`: run the code that is pickled in it); `python:module:attribute`.
+
+    `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, and
+    for pipelines of yours. `seed`: of drawn actions: those of episode i, counted from 0, are those that `evaluate` draws in its
+    episode i. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages
+    that the run folder may name; `network`: the code of its network, where it was trained with `network`.
+
+    Of a run that is not finished, the last checkpoint's policy, and a note says so.
+
+    Raises StorageNotFound, NoData, Uncommitted, BadData, MissingPackage for the run; BadConfig where the spaces are not known,
+    and for a policy that was trained through other code; SpaceMismatch where `env` does not fit; UnknownEnvironment;
+    MissingDevice.
+    """
+    name = policy.url if isinstance(policy, Location) else os.fspath(policy)
+    pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
+    target = choose_device(device).type
+    loaded = None if is_named(name) else run_policy.load_policy(policy, storage_options, plugins=plugins, network=network)
+    options = PolicyOptions(
+        explore=explore,
+        device=target,
+        pieces=pieces,
+        storage_options=storage_options,
+        plugins=plugins,
+        trust_pickle=trust_pickle,
+        loaded=loaded,
+    )
+    with _environment(name, env, loaded, options) as environment:
+        opened = open_policy(name, environment, options, lambda: environment.singles(1)[0].reset(seed=0)[0])
+        spaces = environment.observation_space, environment.action_space
+        return PolicyInUse(opened, spaces, explore=explore, seed=seed, run=loaded)
+
+
+@contextmanager
+def _environment(name: str, env: str | None, loaded: LoadedPolicy | None, options: PolicyOptions) -> Iterator[Environment]:
+    """The one of that name; without one, a stand-in of the spaces that are known of the policy's. Raises BadConfig."""
+    if env is None and loaded is not None:
+        if options.pieces.is_default or loaded.trained is not None:
+            yield stand_in("the spaces it was trained with", run_policy.environment_spaces(loaded, name))
+            return
+        env = loaded.description["environment"]
+        env = None if env is not None and ":" in env else env  # code, which a run folder does not get to choose
+    elif env is None:
+        yield stand_in("the spaces it was trained with", _spaces_of_model(name, options))
+        return
+    if env is None:
+        what = "what observations its environment gives is not known: the policy plays between pieces, and the run names none"
+        raise BadConfig(what, where=name, fix="load_policy(..., env=...) with the environment it was trained for")
+    with open_environment(env) as environment:
+        yield environment
+
+
+def _spaces_of_model(name: str, options: PolicyOptions) -> tuple[Space, Space]:
+    if name.startswith(ONNX):
+        told = read_model(name.removeprefix(ONNX), options.storage_options)
+        observations, actions = told.space("observation_space"), told.space("action_space")
+        if observations is not None and actions is not None:
+            return observations, actions
+    if name.startswith(SB3):
+        model, _ = load_model(name.removeprefix(SB3), device=options.device)
+        return model.observation_space, model.action_space
+    fix = "load_policy(..., env=...) with the environment it acts in"
+    raise BadConfig("it does not say for which spaces it is", where=name, fix=fix)
 
 
 class PolicyInUse:
     """A policy that is ready to act; `reset` where an episode begins. Its methods may be called by several threads in turn."""
 
     def __init__(
-        self, policy: Policy | PipedPolicy, spaces: tuple[Space, Space], *, seed: int = 0, run: LoadedPolicy | None = None
+        self,
+        policy: Policy,
+        spaces: tuple[Space, Space],
+        *,
+        explore: bool = False,
+        seed: int = 0,
+        run: LoadedPolicy | None = None,
     ) -> None:
         """`spaces`: the environment's, of observations and actions. `run`: what it was read from, if that was a run folder."""
         self.observation_space, self.action_space = spaces
         self.run = run
-        self._like = _tree_of(spaces[0])  # the leaf spaces of observations, in their structure
+        self._policy, self._explore, self._seed = policy, explore, seed
+        self._like = space_tree(spaces[0])
         self._leaves = leaves(self._like)
         self._floats = [np.dtype(space.dtype).kind == "f" for space in self._leaves] if _takes_finite(policy) else []
-        self._player = _Slots(policy) if isinstance(policy, PipedPolicy) else _Blocks(policy, spaces[0])
-        self._chance_size, self._seed = policy.chance_size, seed
         self._next = 0  # number of the next episode
-        self._numbers: Index = np.zeros(
-            0, np.int64
-        )  # (rows,) of each row's episode; FRESH: one begins with its next observation
-        self._chance: list[np.random.Generator] = []  # of each row's episode
+        self._numbers: Index = np.zeros(0, np.int64)  # (rows,) of episodes; FRESH: one begins with its next observation
+        self._t: Index = np.zeros(0, np.int64)  # (rows,) steps of these
+        self._state: Any = None
         self._lock = threading.Lock()
 
     @property
@@ -87,8 +171,8 @@ class PolicyInUse:
 
     @property
     def has_memory(self) -> bool:
-        """Whether an action depends on earlier observations of the episode: a state, stacked frames, last actions."""
-        return isinstance(self._player, _Slots) and self._player.looks_back
+        """Whether an action may depend on earlier observations of the episode: a state, stacked frames, last actions."""
+        return bool(getattr(self._policy, "looks_back", False))
 
     def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None) -> Tree:
         """The action for one observation; actions (B, ...) for a batch, whose leaves have an axis of B rows before their own.
@@ -104,19 +188,41 @@ class PolicyInUse:
         """
         rows, count = self._rows(observation)
         self._check_finite(rows)
-        alone = count is None
         size = 1 if count is None else count
         with self._lock:
-            if isinstance(self._player, _Blocks):
-                if self._chance_size:
-                    self._begun(size)
-                actions = self._player.act(rows, size, self._drawn(size)) if size else zero_rows(self.action_space, 0)
-            else:
-                new = self._begun(size)
-                infos = None if info is None else _infos([info] if alone else info, size)
-                rewards = None if reward is None else np.asarray(reward, np.float64).reshape(size)
-                actions = self._player.act(rows, size, self._drawn(size), new, self._numbers, rewards, infos)
-        return rows_of(actions, 0) if alone else actions
+            if not size and not self.has_memory:
+                return zero_rows(self.action_space, 0)
+            seen = self._seen(rows, size, reward, [info] if count is None and info is not None else info)
+            acted = self._policy.act(seen, self._state, self._explore)
+            self._state = acted.state
+            self._t[:size] += 1
+        return rows_of(acted.for_env, 0) if count is None else acted.for_env
+
+    def _seen(self, rows: Tree, size: int, reward: ArrayLike | None, infos: Any) -> Seen:
+        """Raises BadConfig, SpaceMismatch."""
+        if not size:
+            raise SpaceMismatch("a batch of no observations", where=WHERE, fix="a row for each environment")
+        self._begin(size)
+        begins = self._t[:size] == 0
+        if reward is not None:
+            rewards = np.where(begins, 0.0, np.asarray(reward, np.float64).reshape(size))
+        elif self._reads_rewards and not begins.all():
+            what = "no rewards, and what plays looks at them"
+            raise BadConfig(what, where=WHERE, fix="act(observation, reward=...) with what the last action was rewarded with")
+        else:
+            rewards = np.where(begins, 0.0, np.nan)  # for pieces of the user's own: not known
+        if infos is not None and (len(infos) != size or not all(isinstance(one, Mapping) for one in infos)):
+            raise BadConfig("infos that are not one mapping for each observation", where=WHERE, fix="a list of mappings")
+        numbers, draws = self._numbers[:size].copy(), self._policy.chance_size
+        chance = uniform(chance_key(self._seed, Purpose.EVALUATE), numbers, self._t[:size], draws) if draws else None
+        return Seen(rows, np.arange(size), begins, rewards, infos, numbers, chance)
+
+    @property
+    def _reads_rewards(self) -> bool:
+        if isinstance(self._policy, PolicyForPieces):
+            pieces = getattr(self._policy.player.env_to_module, "connectors", ())
+            return any(getattr(piece, "n_prev_rewards", 0) for piece in pieces)
+        return bool(getattr(self._policy, "reads_rewards", False))
 
     def reset(self, rows: ArrayLike | None = None, *, seed: int | None = None) -> None:
         """New episodes begin with the next observations: of all rows, however many come; or of `rows` alone, indices or a mask.
@@ -127,7 +233,8 @@ class PolicyInUse:
             if seed is not None:
                 self._seed, self._next = seed, 0
             if rows is None:
-                self._numbers, self._chance = np.zeros(0, np.int64), []
+                self._numbers = self._t = np.zeros(0, np.int64)
+                self._state = None
             elif len(self._numbers):
                 self._numbers[_chosen(rows, len(self._numbers))] = FRESH
 
@@ -158,143 +265,30 @@ class PolicyInUse:
                 what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
                 raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
 
-    def _begun(self, size: int) -> Index:
-        """The rows whose episodes begin now; they get their numbers. Raises BadConfig."""
+    def _begin(self, size: int) -> None:
+        """Give the rows whose episodes begin now their numbers. Raises BadConfig."""
         held = len(self._numbers)
         if self.has_memory and held and size != held and (self._numbers >= 0).any():
             what = f"{size} observations, and {held} before: the policy remembers an episode for each"
             raise BadConfig(what, where=WHERE, fix=f"{held} observations in the same order, or reset() before another number")
-        if self.has_memory and size < held:
-            self._numbers, self._chance = self._numbers[:size], self._chance[:size]
-        if size > len(self._numbers):
-            self._numbers = np.concatenate([self._numbers, np.full(size - len(self._numbers), FRESH)])
+        if size > held:
+            self._numbers = np.concatenate([self._numbers, np.full(size - held, FRESH)])
+            self._t = np.concatenate([self._t, np.zeros(size - held, np.int64)])
         new = np.flatnonzero(self._numbers[:size] < 0)
-        if len(new):
-            self._numbers[new] = np.arange(self._next, self._next + len(new))
-            self._next += len(new)
-            self._chance += [np.random.default_rng()] * (len(self._numbers) - len(self._chance)) if self._chance_size else []
-            for row in new.tolist() if self._chance_size else ():
-                key = [self._seed, *OF_EVALUATION, int(self._numbers[row])]
-                self._chance[row] = np.random.Generator(np.random.PCG64(key))
-        return new
-
-    def _drawn(self, size: int) -> NDArray[np.float64]:
-        """(size, chance_size) uniform numbers of the next step."""
-        drawn = np.zeros((size, self._chance_size))
-        for row in range(size) if self._chance_size else ():
-            self._chance[row].random(out=drawn[row])
-        return drawn
-
-
-class _Blocks:
-    """A policy that looks at observations alone."""
-
-    def __init__(self, policy: Policy, space: Space) -> None:
-        self._policy, self._space = policy, space
-        self._sizes: dict[int, int] = {}  # of a block, by what holds the rows
-
-    def act(self, observations: Tree, count: int, chance: NDArray[np.float64]) -> Tree:
-        """Actions (count, ...) as the environment takes them."""
-        size = self._size(count)
-        missing = -count % size
-        observations = map_leaves(lambda leaf: _padded(leaf, missing), observations)
-        chance = _padded(chance, missing)
-        if count + missing == size:
-            actions = self._policy.act(observations, chance).for_env
-        else:
-            blocks = [slice(first, first + size) for first in range(0, count, size)]
-            parts = [self._policy.act(rows_of(observations, block), chance[block]).for_env for block in blocks]
-            actions = map_leaves(lambda *found: np.concatenate(found), *parts)
-        return rows_of(actions, slice(0, count)) if missing else actions
-
-    def _size(self, count: int) -> int:
-        if self._policy.rows_alike:
-            return count
-        held = 1 << (count - 1).bit_length()
-        if held not in self._sizes:
-            self._sizes[held] = block_rows(self._policy, self._space, held, EVALUATION_ROWS)
-        return self._sizes[held]
-
-
-def _padded(leaf: NDArray[Any], missing: int) -> NDArray[Any]:
-    """With copies of the first row; an array that torch takes as it is."""
-    if not missing:
-        return leaf if leaf.flags.writeable and leaf.flags.c_contiguous else leaf.copy()
-    return np.concatenate([leaf, np.broadcast_to(leaf[:1], (missing, *leaf.shape[1:]))])
-
-
-class _Slots:
-    """A module between its pieces, a slot for each row."""
-
-    def __init__(self, policy: PipedPolicy) -> None:
-        self._policy = policy
-        self._slots: SlotPlayer | None = None
-        self._plays = np.zeros(0, np.bool_)  # (slots,)
-        pipelines = policy.pipelines
-        sides = pipelines.sides().values()
-        self._with_episodes = any(side.wants_episodes for side in sides)
-        self.looks_back = (
-            self._with_episodes or policy.is_stateful or frames_looked_at(pipelines) > 1 or steps_looked_at(pipelines) > 0
-        )
-        self._reads_rewards = any(getattr(piece, "n_prev_rewards", 0) for piece in pipelines.env_to_module.pieces())
-
-    def act(
-        self,
-        observations: Tree,
-        count: int,
-        chance: NDArray[np.float64],
-        new: Index,
-        numbers: Index,
-        rewards: NDArray[np.float64] | None,
-        infos: NDArray[Any] | None,
-    ) -> Tree:
-        """Actions (count, ...) as the environment takes them; `new`: rows whose episodes begin."""
-        if not count:
-            raise SpaceMismatch("a batch of no observations", where=WHERE, fix="a row for each environment")
-        player = self._player_for(count)
-        self._plays[new] = False
-        going, begins = np.flatnonzero(self._plays[:count]), np.flatnonzero(~self._plays[:count])
-        for slot in np.flatnonzero(self._plays[count:]).tolist():
-            player.drop(count + slot)
-        self._plays[count:] = False
-        try:
-            if len(going):
-                player.step(going, rows_of(observations, going), self._rewards(rewards, going), _of(infos, going))
-            if len(begins):
-                ids = [f"episode-{number}" for number in numbers[begins].tolist()]
-                player.begin(begins, rows_of(observations, begins), _of(infos, begins), ids=ids)
-        except SlotError as err:
-            raise err.cause from None
-        self._plays[:count] = True
-        drawn = torch.zeros(len(self._plays), chance.shape[1])
-        drawn[:count] = torch.from_numpy(chance)
-        acts = player.act(chance=drawn.to(self._policy.device) if chance.shape[1] else None)
-        return rows_of(acts.actions_for_env, slice(0, count))
-
-    def _rewards(self, rewards: NDArray[np.float64] | None, going: Index) -> NDArray[np.float64]:
-        if rewards is not None:
-            return rewards[going]
-        if self._reads_rewards:
-            what = "no rewards, and a piece before the policy looks at them"
-            raise BadConfig(what, where=WHERE, fix="act(observation, reward=...) with what the last action was rewarded with")
-        return np.full(len(going), np.nan)  # for pieces of the user's own: not known
-
-    def _player_for(self, count: int) -> SlotPlayer:
-        slots = len(self._plays)
-        if self._slots is None or count > slots or (self.looks_back and count != slots):
-            self._slots = self._policy.slot_player(count, block=EVALUATION_ROWS)
-            self._plays = np.zeros(count, np.bool_)
-        return self._slots
+        self._numbers[new] = np.arange(self._next, self._next + len(new))
+        self._t[new] = 0
+        self._next += len(new)
 
 
 # ---- what is given ----
 
 
-def _takes_finite(policy: Policy | PipedPolicy) -> bool:
+def _takes_finite(policy: Policy) -> bool:
     """Whether it is a network that sees the observations as they are, or after pieces of ours: yours may fill in NaN."""
-    if not isinstance(policy, PipedPolicy):
-        return isinstance(policy, ModulePolicy | ModelPolicy)
-    return all(type(piece).__module__.startswith("offline_cli.") for piece in policy.pipelines.env_to_module.pieces())
+    if isinstance(policy, PolicyForPieces):
+        pieces = getattr(policy.player.env_to_module, "connectors", ())
+        return all(type(piece).__module__.startswith("offline_cli.") for piece in pieces)
+    return isinstance(policy, ModulePolicy | ModelPolicy)
 
 
 def _arrays(value: Any, space: Space, path: str = "") -> Tree:
@@ -316,14 +310,7 @@ def _arrays(value: Any, space: Space, path: str = "") -> Tree:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"an observation of {array.dtype}{at}, which is not numeric")
-    return array
-
-
-def _tree_of(space: Space) -> Tree:
-    """The leaf spaces of `space`, in its structure."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _tree_of(part) for key, part in space.spaces.items()}
-    return tuple(map(_tree_of, space.spaces)) if isinstance(space, gym.spaces.Tuple) else space
+    return array if array.flags.writeable and array.flags.c_contiguous else array.copy()  # as torch takes it
 
 
 def _chosen(rows: ArrayLike, held: int) -> Index:
@@ -337,16 +324,3 @@ def _chosen(rows: ArrayLike, held: int) -> Index:
         fix = f"indices from 0 to {held - 1}, or a mask of {held}"
         raise BadConfig(f"rows {np.asarray(rows).tolist()}, of {held}", where="reset(rows)", fix=fix)
     return given.astype(np.int64)
-
-
-def _infos(infos: Sequence[Mapping[str, Any]], size: int) -> NDArray[Any]:
-    """(size,) mappings. Raises BadConfig."""
-    if isinstance(infos, Mapping) or len(infos) != size or not all(isinstance(info, Mapping) for info in infos):
-        raise BadConfig("infos that are not one mapping for each observation", where=WHERE, fix="a list of mappings")
-    found = np.empty(size, object)
-    found[:] = [dict(info) for info in infos]
-    return found
-
-
-def _of(infos: NDArray[Any] | None, rows: Index) -> NDArray[Any] | None:
-    return None if infos is None else infos[rows]

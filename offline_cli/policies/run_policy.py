@@ -9,10 +9,11 @@ pieces learned in msgpack. A network of another package is imported where the us
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -65,12 +66,10 @@ __all__ = [
     "NETWORK",
     "VERSION",
     "LoadedPolicy",
-    "RunFiles",
     "described_form",
     "environment_spaces",
     "load_policy",
     "policy_of",
-    "read_run",
 ]
 
 _log = logging.getLogger(__name__)
@@ -94,27 +93,8 @@ class LoadedPolicy:
     module: RLModule  # on the CPU
     description: Mapping[str, Any]  # policy.json
     trained: PipelineSpec | None  # what it takes to play it; None: it plays without pieces
+    sha256: str  # of the file with its weights
     checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
-    files: RunFiles | None = None  # what it was read from, where that was a run folder
-
-
-@dataclass(frozen=True, slots=True)
-class RunFiles:
-    """The files that a run's policy is read from, as bytes that travel between processes."""
-
-    text: bytes = field(repr=False)  # policy.json
-    weights: bytes = field(repr=False)  # policy.safetensors, or a checkpoint's tensors
-    learned: bytes | None = field(repr=False)  # connectors.msgpack; None: there is none
-    where: str
-    checkpoint: int | None  # the update of the checkpoint that the weights are of; None: the run is finished
-    plugins: tuple[str, ...] = ()  # packages whose code these files may name, and the code of their network
-
-    def loaded(self) -> LoadedPolicy:
-        """The policy. Raises BadData for broken files, BadConfig and MissingPackage as `load_policy` does."""
-        is_checkpoint = self.checkpoint is not None
-        files = self.text, self.weights, self.learned
-        found = policy_of(*files, where=self.where, of_checkpoint=is_checkpoint, plugins=self.plugins)
-        return replace(found, checkpoint=self.checkpoint, files=self)
 
 
 def load_policy(
@@ -135,19 +115,6 @@ def load_policy(
     files.
     """
     check_plugins(plugins)
-    files = replace(read_run(run, storage_options), plugins=with_network(plugins, network))
-    loaded = files.loaded()
-    if files.checkpoint is not None:
-        _log.warning(
-            "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d",
-            files.where,
-            files.checkpoint,
-        )
-    return loaded
-
-
-def read_run(run: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> RunFiles:
-    """The files of a run's policy. Raises StorageNotFound, NoData, Uncommitted as `load_policy` does."""
     folder = open_location(run, storage_options)
     if folder.exists() and not folder.join(CONFIG).is_file():
         fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name the folder that train-bc --out made"
@@ -160,7 +127,13 @@ def read_run(run: str | os.PathLike[str] | Location, storage_options: Mapping[st
     text = folder.join(POLICY).read_bytes()
     learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
     update, weights = (None, folder.join(WEIGHTS).read_bytes()) if last is None else last
-    return RunFiles(text, weights, learned, str(folder), update)
+    code = with_network(plugins, network)
+    found = policy_of(text, weights, learned, where=str(folder), of_checkpoint=last is not None, plugins=code)
+    if update is None:
+        return found
+    what = "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d"
+    _log.warning(what, str(folder), update)
+    return replace(found, checkpoint=update)
 
 
 def policy_of(
@@ -204,7 +177,7 @@ def policy_of(
     if broken:  # buffers may: a mask of -inf, for instance
         what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
         raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
-    return LoadedPolicy(module, description, trained)
+    return LoadedPolicy(module, description, trained, hashlib.sha256(weights).hexdigest())
 
 
 def _load(module: RLModule, tensors: Mapping[str, Tensor], kind: type[Network]) -> None:

@@ -1,7 +1,8 @@
 """Divides recorded games into the episodes of their agents, by whole arrays.
 
 An episode is what its agent was shown, in order; it has the id of the game with module and agent, as episodes of other sources
-with several agents have (`agent_episode_id`). A reward that an agent got before its first action belongs to its first step. An
+with several agents have (`agent_episode_id`). A dataset has one observation and one action space: agents of other spaces have a
+dataset of their own. A reward that an agent got before its first action belongs to its first step. An
 agent that never acted has no episode; it is counted.
 
 A resumed recording plays the last game of which anything is there again, and writes what is missing of it (`begun`).
@@ -20,12 +21,11 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.formats.step_rows import agent_episode_id
-from offline_cli.games import OBS, STATE, common_spaces, has_ended, is_acting, is_shown, rewards_in
+from offline_cli.games import OBS, STATE, has_ended, is_acting, is_shown, rewards_in
 from offline_cli.playing.plan import Plan
 from offline_cli.policies.agents_policy import AgentsPolicy
-from offline_cli.policies.piped_policy import PipedPolicy
 from offline_cli.policies.policy import Policy
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, same_space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AgentEpisodes"]
@@ -33,24 +33,29 @@ __all__ = ["AgentEpisodes"]
 
 @dataclass(slots=True, eq=False)
 class AgentEpisodes:
-    """For the games of one recording."""
+    """Of the agents of one kind, in the games of one recording."""
 
     spaces: tuple[Space, Space]  # of each agent's observations and actions
     module_of: Mapping[str, str]  # by agent, in order
+    name: str  # of their dataset, below the recording's folder; empty: all agents are of one kind
     written: frozenset[str] = frozenset()  # ids that are there already
     without_steps: int = 0  # agents of games that never acted
     _seen: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, environment: Environment, policy: Policy | PipedPolicy, plan: Plan) -> AgentEpisodes | None:
-        """None: the environment is of one agent. Raises BadConfig for agents of several spaces, UsageError for a number of
-        steps.
-        """
+    def of(cls, environment: Environment, policy: Policy, plan: Plan) -> list[AgentEpisodes | None]:
+        """Of each kind of agents; [None]: the environment is of one agent. Raises UsageError for a number of steps."""
         if environment.agents is None or not isinstance(policy, AgentsPolicy):
-            return None
+            return [None]
         if plan.steps is not None:
             raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
-        return cls(common_spaces(environment.agents, plan.env), policy.module_of)
+        kinds: list[tuple[tuple[Space, Space], dict[str, str]]] = []
+        for agent, spaces in environment.agents.items():
+            alike = [agents for known, agents in kinds if all(map(same_space, known, spaces))]
+            if not alike:
+                kinds.append((spaces, {}))
+            (alike[0] if alike else kinds[-1][1])[agent] = policy.module_of[agent]
+        return [cls(spaces, agents, "" if len(kinds) == 1 else next(iter(agents))) for spaces, agents in kinds]
 
     def begun(self, plan: Plan, fingerprint: str, written: frozenset[str]) -> int:
         """How many games are whole where episodes of these ids are there; what is there of the next one is left out."""

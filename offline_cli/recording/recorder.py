@@ -2,41 +2,50 @@
 
 What the loop gets is what the environment returns, unchanged. Recorded are observations as the wrapped environment returns
 them, actions as it takes them, rewards, ends, infos, and extra model outputs that `add_outputs` names. An episode that the
-loop leaves before its end is kept as truncated, and counted (`unfinished-episode`).
+loop leaves before its end is kept as truncated, and counted (`unfinished-episode`). Whole episodes go to the dataset's writer
+as soon as they fill a shard: a killed process loses the open one, and one on its way.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
-from collections.abc import Mapping
+import threading
+import uuid
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 import gymnasium as gym
-import gymnasium.vector
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.datasets.manifest import Environment
-from offline_cli.episodes.episode_spaces import zero_rows
-from offline_cli.errors import UsageError
-from offline_cli.files.locations import Location
+from offline_cli.datasets.appending import dataset_to_append_to
+from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.errors import BadData, OfflineCliError, UsageError
+from offline_cli.files.blanking import blanked, without_folders
+from offline_cli.files.locations import Location, open_location
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecorderOptions
-from offline_cli.playing.slots import owned
-from offline_cli.policies.policy import category_check, row_writer
-from offline_cli.recording.live_episodes import LiveEpisodes, broken
+from offline_cli.playing.infos import DROPPED, KeptInfo, kept_info
+from offline_cli.policies.policy import Acted, Seen, category_check, fitter, stacked_rows
+from offline_cli.recording.episode_store import EpisodeStore
 from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
+from offline_cli.tally import UNFINISHED, Tally
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["Recorder"]
 
 OF_VECTORS: Final = frozenset({"num_envs", "vectorization_mode"})
 ONE: Final = np.zeros(1, np.int64)
-LIVE: Final = np.ones(1, np.bool_)
+NO: Final = np.zeros(1, np.bool_)
+NOTHING: Final = KeptInfo({})
+CLOSING: Final = "close the recorder, or open it in a `with`"
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -55,17 +64,35 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self, env: gym.Env[Any, Any], out: str | os.PathLike[str] | Location, **options: Unpack[RecorderOptions]
     ) -> None:
         super().__init__(env)
+        place = open_location(out, options["storage_options"])
+        if options["append"] and options["overwrite"]:
+            raise UsageError("append and overwrite are mutually exclusive", where=place.url, fix="give one of them")
+        self.url, self._name = place.url, _name(env)
+        self._infos_kept, self._rows_of_file = options["infos"], options["max_rows_per_file"]
+        self._counts_episodes = options["format"] == "episodes"
         spaces = env.observation_space, env.action_space
-        self._live = LiveEpisodes(out, 1, spaces, _environment(env, options), code_of(env), options)
-        self._name, self._check = _name(env), category_check(spaces[1], "the action")
-        self._obs, self._action = zero_rows(spaces[0], 1), zero_rows(spaces[1], 1)
-        self._write_obs, self._write_action = row_writer(self._obs), row_writer(self._action, "an action")
-        self._info: NDArray[Any] | None = None  # (1,) that came with the observation
+        self._see = fitter(spaces[0])
+        self._take, self._check = fitter(spaces[1], "an action"), category_check(spaces[1], "the action")
+        session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
+        self._store = EpisodeStore(1, spaces, lambda numbers: tuple(f"{session}-{number}" for number in numbers.tolist()))
+        self._tally = Tally()
+        self._writer = _writer(place, spaces, _environment(env, options), code_of(env), options, self._tally)
+        self._obs: Tree = None  # leaves (1, ...): the latest
+        self._info = NOTHING  # that came with it
+        self._outputs: dict[str, Tree] = {}  # of the next step: leaves (1, ...)
+        self._named: frozenset[str] | None = None  # the outputs that every step has
+        self._begun = self._t = 0  # episodes; steps of the one under way
+        self._is_under_way = self._is_closed = False
+        self._rows = self._rows_written = 0  # of whole episodes, and of those that the writer has
+        self._lock = threading.Lock()
+        self._writer.__enter__()
+        self._episodes = len(self._writer.ids_written) if options["resume"] else 0
+        _OPEN.add(self)
 
     @property
     def episodes_recorded(self) -> int:
         """Whole episodes so far; with `resume`, those that are there already included: a loop of seeds goes on there."""
-        return self._live.episodes
+        return self._episodes
 
     def __enter__(self) -> Self:
         return self
@@ -74,71 +101,174 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         """As `close`; where the block raises, what is whole is committed as incomplete, which `resume=True` continues."""
         try:
             if kind is not None:
-                self._live.close(complete=False)
+                self._commit(complete=False)
         finally:
             self.close()
 
     def add_outputs(self, **outputs: Any) -> None:
         """Extra model outputs of the next step, `action_logp=-0.7` for one: numbers, arrays, dicts of them; the same names
         before every step."""
-        self._live.outputs = {name: map_leaves(lambda leaf: np.array(leaf)[None], value) for name, value in outputs.items()}
+        self._outputs = {name: map_leaves(lambda leaf: np.array(leaf)[None], value) for name, value in outputs.items()}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See gymnasium. An episode that is not over is kept as truncated."""
         observation, info = super().reset(seed=seed, options=options)
-        self._cut(self._live.playing)
-        self._live.at_start[:] = True
-        self._see(observation, info, "reset")
+        self._cut()
+        self._is_under_way, self._t = True, 0
+        self._seen("reset", observation, info)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See gymnasium. Raises UsageError without a `reset` before an episode."""
-        live = self._live
-        if not (live.playing[0] or live.at_start[0]):
+        if not self._is_under_way:
             fix = "env.reset() before the first step of an episode; a wrapper that resets by itself goes around the recorder"
             raise UsageError("a step outside of an episode", where=self._name, fix=fix)
-        try:
-            self._write_action(0, action)
-            self._check(self._action)
-        except ValueError as err:
-            raise broken(err, "the action given to step", self._name) from err
-        live.act(self._obs, self._info, self._action)
+        if self._is_closed:
+            raise UsageError("a step after the recorder was closed", where=self.url, fix="close it after the last step")
+        taken = stacked_rows([self._fitted("the action given to step", lambda: self._take(action))])
+        self._fitted("the action given to step", lambda: self._check(taken))
+        acted = Acted(taken, taken, self._outputs_of_step())
+        kept = map_leaves(np.copy, taken), self._info  # an environment may write into what it is given
         observation, reward, terminated, truncated, info = super().step(action)
-        try:
-            rewards, flags = np.array([reward_of(reward)]), (np.array([flag_of(terminated)]), np.array([flag_of(truncated)]))
-        except ValueError as err:
-            raise broken(err, "step", self._name) from err
-        live.stepped(rewards, LIVE)
-        self._see(observation, info, "step")
+        rewards = self._fitted("step", lambda: np.array([reward_of(reward)]))
+        flags = self._fitted("step", lambda: (np.array([flag_of(terminated)]), np.array([flag_of(truncated)])))
+        if not self._t:
+            self._store.begin(ONE, np.array([self._begun]))
+            self._begun += 1
+        seen = Seen(self._obs, ONE, NO, rewards)
+        self._store.act(seen, [kept[1]], Acted(kept[0], kept[0], acted.extras))
+        self._store.reward(ONE, rewards)
+        self._t += 1
+        self._seen("step", observation, info)
         if flags[0][0] or flags[1][0]:
-            live.ended(ONE, flags, self._copy(), self._info)
-        live.flush()
+            self._end(*flags)
+        if self._store.held_bytes > HELD_BYTES or self._fills_a_file():
+            self._write()
         return observation, reward, terminated, truncated, info
 
-    def _see(self, observation: Any, info: Mapping[str, Any], doing: str) -> None:
+    def _outputs_of_step(self) -> dict[str, Tree]:
+        outputs, self._outputs = self._outputs, {}
+        if self._named is None:
+            self._named = frozenset(outputs)
+        elif outputs.keys() != self._named:
+            differing = ", ".join(sorted(outputs.keys() ^ self._named))
+            what = f"extra model outputs are of every step or of none, and this one differs from the first: {differing}"
+            raise BadData(what, where=self.url, fix="call add_outputs with the same names before each step")
+        return outputs
+
+    def _seen(self, doing: str, observation: Any, info: Mapping[str, Any]) -> None:
+        self._obs = map_leaves(lambda leaf: np.array(leaf)[None], self._fitted(doing, lambda: self._see(observation)))
+        self._info = self._fitted(doing, lambda: kept_info(info, self._infos_kept)) or NOTHING
+
+    def _fitted(self, doing: str, fit: Callable[[], T]) -> T:
+        """What `fit` gives. Raises BadData for a value that no dataset can hold, which environment or loop gave."""
         try:
-            self._write_obs(0, observation)
-            kept = owned(info) if info else None
+            return fit()
         except ValueError as err:
-            raise broken(err, doing, self._name) from err
-        self._info = None
-        if kept:
-            self._info = np.full(1, None)
-            self._info[0] = kept
+            fix = "return what the spaces say, rewards as numbers, ends as bools; infos='plain' leaves the others out"
+            raise BadData(str(err), where=f"{self._name}: {doing}", fix=fix) from err
+
+    def _end(self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
+        self._store.end(ONE, terminated, truncated, self._obs, [self._info])
+        self._is_under_way = False
+        self._episodes += 1
+        self._rows += 1 if self._counts_episodes else self._t
+
+    def _cut(self) -> None:
+        """The caller leaves an episode before its end: it is kept as truncated, and counted."""
+        if self._is_under_way and self._t and not self._is_closed:
+            self._tally.assume(UNFINISHED)
+            self._end(NO, ~NO)
+
+    def _fills_a_file(self) -> bool:
+        rows = self._rows_of_file
+        return rows is not None and self._rows // rows > self._rows_written // rows
+
+    def _write(self) -> None:
+        """Hand whole episodes to the writer."""
+        self._rows_written = self._rows
+        recorded = self._store.take()
+        if recorded is not None:
+            for key, times in recorded.dropped.items():
+                self._tally.assume(f"{DROPPED}: {key}", times)
+            self._writer.write(recorded.batch)
 
     def close(self) -> None:
         """Commit what was recorded, and close the environment. A second call changes nothing more."""
         try:
-            self._cut(self._live.playing)
-            self._live.close(complete=True)
+            self._cut()
+            self._commit(complete=True)
         finally:
             super().close()  # type: ignore[no-untyped-call]
 
-    def _copy(self) -> Tree:
-        return map_leaves(np.array, self._obs)
+    def _commit(self, *, complete: bool) -> Manifest | None:
+        """Commit all whole episodes; None where that is done already, or there is none: then nothing is left there."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            self._is_closed = True
+        _OPEN.discard(self)
+        try:
+            self._write()
+            if not self._writer.episodes_written:
+                _log.warning("note: no episode had a step, so that nothing is written to %s", self.url)
+                return None
+            return self._writer.commit(complete=complete, episodes_lost=0, count_not_finite=True)
+        finally:
+            self._writer.__exit__(None, None, None)
 
-    def _cut(self, slots: NDArray[np.bool_]) -> None:
-        self._live.cut(np.flatnonzero(slots), self._copy(), self._info)
+    def save(self) -> None:
+        """The program ends with the recorder open: commit what is whole, as incomplete."""
+        try:
+            manifest = self._commit(complete=False)
+        except (OfflineCliError, RuntimeError, OSError) as err:  # RuntimeError: the interpreter starts no threads any more
+            _log.warning("%s: the recorder was not closed, and not all of it could be saved: %s", self.url, err)
+            return
+        if manifest is not None:
+            text = "%s: the recorder was not closed; %d episodes are saved as incomplete. Next time, %s"
+            _log.warning(text, self.url, manifest.counts.episodes, CLOSING)
+
+
+def _save_open() -> None:
+    for recorder in [*_OPEN]:
+        recorder.save()
+
+
+_OPEN: Final[set[Recorder]] = set()
+HELD_BYTES: Final = 8 << 20  # of whole episodes, before they are written
+# While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
+getattr(threading, "_register_atexit", atexit.register)(_save_open)
+
+
+def _writer(
+    place: Location,
+    spaces: tuple[Any, Any],
+    environment: Environment | None,
+    code: Mapping[str, str],
+    options: RecorderOptions,
+    tally: Tally,
+) -> DatasetWriter:
+    """Raises as `DatasetWriter` does."""
+    policy = {} if options["policy"] is None else {"policy": without_folders(blanked(options["policy"]))}
+    identity = {**policy, **code}
+    return DatasetWriter(
+        place,
+        format=options["format"],
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        action_scale="env",
+        environment=environment,
+        provenance={**policy, IDENTITY: identity},
+        compression=options["compression"],
+        max_rows_per_file=options["max_rows_per_file"],
+        max_bytes_per_file=options["max_bytes_per_file"],
+        overwrite=options["overwrite"],
+        resume=options["resume"],
+        base=dataset_to_append_to(place, resume=options["resume"]) if options["append"] else None,
+        tally=tally,
+        identity=identity,
+        allow_changes=options["allow_changes"],
+    )
 
 
 def _name(env: Any) -> str:

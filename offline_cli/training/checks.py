@@ -22,8 +22,8 @@ from offline_cli.errors import BadData
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
-from offline_cli.playing.slots import Purpose
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested
 from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config import BCConfig

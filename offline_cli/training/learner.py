@@ -9,7 +9,6 @@ minimised.
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -224,11 +223,9 @@ class Start:
 
     def told(self, learner: Learner) -> dict[str, Any]:
         """Where a run that begins so is from, as JSON values."""
-        assert self.loaded.files is not None, "of a run folder"
         taken = [POLICY, *self.shared(learner)]
         fresh = [name for name in learner.modules if name not in taken]
-        digest = hashlib.sha256(self.loaded.files.weights).hexdigest()
-        return {"run": self.url, "sha256": digest, "modules": taken, "fresh": fresh}
+        return {"run": self.url, "sha256": self.loaded.sha256, "modules": taken, "fresh": fresh}
 
 
 def _in_words(options: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ from torch import Tensor
 from offline_cli.columns import Columns as ColumnNames
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.playing.slots import draw
+from offline_cli.policies.seeds import draw
 from offline_cli.training.metrics_file import RecordForm
 from offline_cli.trees import Tree, map_leaves
 

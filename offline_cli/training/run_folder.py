@@ -12,7 +12,7 @@
 Every file but metrics.jsonl on a local disk is put under its name whole: renamed there, one upload to an object store. What
 counts is written in this order, which needs no rename of folders:
 
-1. _training.json, the lock that datasets have too (`datasets/lease.py`). Its name is another one, because `_writing.json`
+1. _training.json, the lock that datasets have too (`datasets/lock.py`). Its name is another one, because `_writing.json`
    marks a folder as an unfinished dataset, which other commands would take for theirs.
 2. config.toml marks the folder as a run; then policy.json and connectors.msgpack. Over an older run first its checkpoints are
    removed, then its result, weights and metrics.

@@ -6,8 +6,8 @@ are the user's, and so is every folder below checkpoints/ whose name is not one 
 checkpoints.
 
 _training.json says which process trains in a run folder; while it is at work, a second one is refused. It is the lock of
-dataset folders (`datasets/lease.py`) under another name: created where none is, renewed every few seconds, taken over where its
-trainer is gone. It is there only while a trainer is at work: what is needed to resume a run is in its checkpoints.
+dataset folders (`datasets/lock.py`) under another name: created where none is, taken over where its trainer is gone.
+It is there only while a trainer is at work: what is needed to resume a run is in its checkpoints.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Final
 
-from offline_cli.datasets.lease import Changed, WritingLock
-from offline_cli.datasets.lease_record import WritingNote, refuse_if_at_work
-from offline_cli.datasets.ownership import is_link, is_note, is_own_part, is_regular
+from offline_cli.datasets.lock import Changed, WritingLock, WritingNote, is_note, refuse_if_at_work
+from offline_cli.datasets.ownership import is_link, is_own_part, is_regular
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import whole_file

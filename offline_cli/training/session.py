@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, ClusterLost, Diverged, TrainingDiverged
-from offline_cli.playing.slots import draw
 from offline_cli.policies.run_files import (
     BEST,
     REFRESHED,
@@ -27,6 +26,7 @@ from offline_cli.policies.run_files import (
     part,
     prefixed,
 )
+from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.source_code import allowed_changes
 from offline_cli.stop_signals import requested

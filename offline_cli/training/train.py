@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.connectors.pipeline_spec import Given
+from offline_cli.datasets.lock import unlock
 from offline_cli.engines.ranks import is_first, joined
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, UsageError
@@ -28,8 +29,8 @@ from offline_cli.modules.devices import choose_device, choose_threads, use_threa
 from offline_cli.options.keywords import takes
 from offline_cli.options.option import declared_in
 from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
-from offline_cli.playing.slots import draw
 from offline_cli.plugins import check_plugins, network_named
+from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, signals_noted
@@ -42,6 +43,7 @@ from offline_cli.training.mixing import Selection, Weights, place_named
 from offline_cli.training.outcomes import finished, interrupted, notes_on, result_of, unless_missed
 from offline_cli.training.read_run import ReadRun
 from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.run_lock import TRAINING
 from offline_cli.training.session import CHANCE, Session, check_same_run
 from offline_cli.training.training_data import TrainingData, load_data
 
@@ -199,7 +201,10 @@ def _prepared(
     asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     beside = [out, *asked, *filter(None, [options.get("init_from")])]  # all that storage options may be for
     weights = Weights.of(weight, asked)
-    folder = (RunFolder if is_first() else ReadRun)(open_location(out, storage_options, beside=beside))
+    place = open_location(out, storage_options, beside=beside)
+    folder = (RunFolder if is_first() else ReadRun)(place)
+    if options["force_unlock"] and is_first():
+        unlock(place, TRAINING)
     folder.claim(resume=resume, overwrite=options["overwrite"])
     tables = TableOptions.of(others)
     check_plugins(options["plugins"])

@@ -38,7 +38,7 @@ from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import PLAIN_TABLES, TableOptions
 from offline_cli.modules.devices import use_threads
 from offline_cli.options.shared import SOURCE_FORMAT
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.training.algorithms.algorithm import bootstraps

@@ -52,7 +52,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.meanings import Meanings
-from offline_cli.policies.piped_policy import PlaySpec, beside_learner
+from offline_cli.policies.play_spec import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces

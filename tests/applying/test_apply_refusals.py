@@ -234,6 +234,6 @@ def test_an_output_inside_the_source_is_refused(episodes: EpisodeBatch, dataset:
 def test_a_dataset_is_never_overwritten(episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline) -> None:
     source = dataset(episodes)
     before = sorted(Path(source).rglob("*"))
-    with pytest.raises(OutputExists, match="holds no set of train batches"):
+    with pytest.raises(OutputExists):
         apply(source, source, pipeline=pipeline_file(), overwrite=True)
     assert sorted(Path(source).rglob("*")) == before

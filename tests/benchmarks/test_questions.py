@@ -131,4 +131,4 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_files_that_loading_enters_are_counted(tmp_path: Path) -> None:
     calls = files_entered.entered(files_entered.made_dataset(tmp_path / "D"), streaming=False, pipeline=None)
-    assert {"training/training_data.py", "episodes/codec/batch_decoder.py"} <= calls.keys()
+    assert {"training/training_data.py", "episodes/codec/unpack.py"} <= calls.keys()

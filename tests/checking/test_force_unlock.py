@@ -5,28 +5,20 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offline_cli.checking.repair import repair
-from offline_cli.datasets import lease_record
-from offline_cli.datasets.lease_record import Process
+from offline_cli.datasets.lock import WritingNote
 from offline_cli.errors import Locked, UsageError
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_record, "BEAT", 0.2)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a writer elsewhere left, with times in the future, and all that may lie beside its note."""
+    """What a writer elsewhere left, and all that may lie beside its note."""
     place = tmp_path / "D"
     (place / "data").mkdir(parents=True)
     for name in ("data/shard-0123abcd-000000.parquet", "data/notes.txt", "_part-half", "manifest.json"):
@@ -36,21 +28,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write_note(folder: Path, **changes: Any) -> None:
-    note = {
-        "version": 1,
-        "generation": "0123abcd",
-        "options": {},
-        "first_quarantine": 0,
-        "changes": [],
-        "host": "elsewhere",
-        "pid": 1,
-        "process_started": "1",
-        "started": "2126-01-01T00:00:00+00:00",
-        "command": "offline-cli convert a --out D",
-        "token": "0" * 32,
-        "beat": "2126-01-01T00:00:00+00:00",
-    }
-    (folder / "_writing.json").write_text(json.dumps({**note, **changes}))
+    note = WritingNote.of_this_process("0123abcd", {}, 0, "offline-cli convert a --out D")
+    (folder / "_writing.json").write_bytes(replace(note, **{"host": "elsewhere", "pid": 1, **changes}).to_bytes())
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -80,15 +59,42 @@ def test_it_is_asked_for_alone(folder: Path, other: dict[str, Any]) -> None:
 
 
 def test_a_note_stays_whose_process_lives_on_this_machine(folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        process = Process(socket.gethostname(), Process.this().machine, other.pid, "")
-        write_note(folder, host=process.host, machine=process.machine, pid=process.pid, process_started="")
-        old = time.time() - 10_000
-        os.utime(folder / "_writing.json", (old, old))
-        with pytest.raises(Locked, match="runs on this machine"):
-            repair(str(folder), force_unlock=True)
-        assert (folder / "_writing.json").exists()
-        other.kill()
+    write_note(folder, host=socket.gethostname(), pid=os.getppid(), process_started="")
+    with pytest.raises(Locked):
+        repair(str(folder), force_unlock=True)
+    assert (folder / "_writing.json").exists()
+
+
+def test_a_writer_of_another_machine_is_not_repaired_under_until_then(folder: Path) -> None:
+    with pytest.raises(Locked) as caught:
+        repair(str(folder))
+    assert "--force-unlock" in caught.value.fix
+
+
+@pytest.mark.parametrize("words", [["convert", "SRC"], ["filter", "SRC", "--where", "length > 0"], ["merge", "SRC"]])
+def test_a_writer_of_another_machine_is_taken_over_from_by_the_same_command(tmp_path: Path, words: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from offline_cli.cli.app import app
+
+    def run(*given: str) -> int:
+        return (
+            CliRunner()
+            .invoke(app, [*(word.replace("SRC", str(tmp_path / "S")) for word in words), "--out", out, *given])
+            .exit_code
+        )
+
+    out = str(tmp_path / "D")
+    record = ["record", "CartPole-v1", "--policy", "random", "--episodes", "3", "--seed", "1", "--out", str(tmp_path / "S")]
+    assert CliRunner().invoke(app, record).exit_code == 0
+    assert run() == 0
+    (tmp_path / "D" / "manifest.json").unlink()
+    document = json.loads((tmp_path / "S" / "manifest.json").read_text(encoding="utf-8"))
+    assert document["counts"]["episodes"] == 3
+    write_note(tmp_path / "D")
+    assert run("--resume") == 5
+    assert run("--overwrite", "--force-unlock") == 0
+    assert (tmp_path / "D" / "manifest.json").exists()
 
 
 def test_the_command_says_what_it_removed(folder: Path) -> None:

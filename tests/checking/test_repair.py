@@ -15,7 +15,7 @@ import pytest
 from offline_cli.checking.repair import RepairResult, repair
 from offline_cli.checking.validate import validate
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.lease import WritingLock
+from offline_cli.datasets.lock import WritingLock
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, Locked, NoData, UsageError
@@ -387,7 +387,7 @@ def prepared(folder: Folder, case: str) -> tuple[dict[str, Any], list[str]]:
 def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:
     """Raise Crash before the change of that number that a repair makes; the list is not empty once it was raised."""
 
-    from offline_cli.checking.repair import plan
+    from offline_cli.checking.repair import repairing
 
     raised: list[int] = []
     count = [0]
@@ -403,7 +403,12 @@ def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:
 
         return call
 
-    for holder, name in ((plan, "set_aside"), (plan, "write_whole"), (Location, "remove"), (staging.StagedFile, "commit")):
+    for holder, name in (
+        (repairing, "set_aside"),
+        (repairing, "write_whole"),
+        (Location, "remove"),
+        (staging.StagedFile, "commit"),
+    ):
         patch.setattr(holder, name, counting(getattr(holder, name)))
     return raised
 

@@ -74,7 +74,7 @@ def test_progress_goes_to_stderr_and_not_at_all_with_quiet(recording: Path, call
     assert call("inspect", recording, "--quiet").stderr == ""
 
 
-NEEDLESS = ("torch", "polars", "jsonschema", "pydantic", "pandas", "matplotlib")
+NEEDLESS = ("torch", "polars", "jsonschema", "pandas", "matplotlib")
 
 
 def test_commands_that_neither_play_nor_learn_import_no_torch(recording: Path, shell: Call) -> None:

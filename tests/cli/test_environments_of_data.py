@@ -37,7 +37,7 @@ def rewritten(folder: Path, **changes: Any) -> None:
     if "kwargs" in changes:
         manifest["environment"]["kwargs"] = changes["kwargs"]
     if "wrappers" in changes:
-        manifest["provenance"]["recording"]["wrappers"] = changes["wrappers"]
+        manifest["environment"]["wrappers"] = changes["wrappers"]
     place.write_text(json.dumps(manifest), encoding="utf-8")
 
 
@@ -108,8 +108,6 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "one that is loaded on demand": ({"wrappers": ["JaxToNumpy"]}, "--wrapper JaxToNumpy"),
     "an unknown one": ({"wrappers": ["NoSuchWrapper"]}, "--wrapper NoSuchWrapper"),
     "a part of the package that is no wrapper": ({"wrappers": ["vector"]}, "--wrapper vector"),
-    "a wrapper that is no text": ({"wrappers": [{"a": 1}]}, "--wrapper '{\"a\": 1}'"),
-    "wrappers that are no list": ({"wrappers": "TimeLimit;rm"}, "--wrapper 'TimeLimit;rm'"),
     "a path in the arguments of a wrapper": (
         {"wrappers": ["TimeLimit:max_episode_steps=/etc"]},
         "--wrapper TimeLimit:max_episode_steps=/etc",
@@ -133,6 +131,12 @@ def test_a_manifest_makes_nothing_be_imported_or_written(what: str, recorded: Pa
     assert (code, told["error"]["code"]) == (4, "bad-config")
     assert told["error"]["fix"].endswith(flags)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["D"]
+
+
+@pytest.mark.parametrize("wrappers", ["TimeLimit;rm", [{"a": 1}]])
+def test_wrappers_of_another_form_make_a_bad_manifest(wrappers: Any, recorded: Path, call_json: Call) -> None:
+    rewritten(recorded, wrappers=wrappers)
+    assert call_json("validate", recorded, "--env", "Pendulum-v1")[0] == 3
 
 
 def test_every_refusal_is_named_at_once(recorded: Path, tmp_path: Path, call_json: Call) -> None:

@@ -69,9 +69,12 @@ def test_a_recording_names_files_and_no_folders(home: Path, call: Call) -> None:
     done = recorded(home, call)
     assert done.exit_code == 0, done.stderr
     manifest = said(home / "D")["D"]
-    assert manifest["environment"] == {"id": "python:code.py:make_env", "kwargs": {"asset": "***/robot.xml"}}
+    assert manifest["environment"] == {
+        "id": "python:code.py:make_env",
+        "kwargs": {"asset": "***/robot.xml"},
+        "wrappers": ["code.py:Same"],
+    }
     assert manifest["provenance"]["policy"] == "python:code.py:act"
-    assert manifest["provenance"]["recording"]["wrappers"] == ["code.py:Same"]
     assert "code.py:make_env" in manifest["provenance"]["commands"][0]
     assert recorded(home, call, "--resume").exit_code == 0, "nothing is left to do"
     same = ("--env", f"python:{home / 'code.py'}:make_env", "--env-kwargs", json.dumps({"asset": f"{home}/robot.xml"}))

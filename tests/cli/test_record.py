@@ -31,7 +31,6 @@ def test_what_is_recorded_trains_and_the_run_is_recorded_again(tmp_path: Path, c
         (("CartPole-v1", "--episodes", "1", "--env-kwargs", "{gravity: 9}"), 4, "bad-config", "--env-kwargs"),
         (("CartPole-v1", "--episodes", "1", "--env-kwargs", "[1]"), 4, "bad-config", "--env-kwargs"),
         (("CartPole-v1", "--episodes", "1", "--wrapper", "Nothing"), 4, "bad-config", "--wrapper Nothing"),
-        (("Pendulum-v1", "--episodes", "1", "--vectorize", "vector_entry_point"), 4, "bad-config", "--vectorize"),
     ],
 )
 def test_what_cannot_be_recorded_says_where_and_leaves_nothing(

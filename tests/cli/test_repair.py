@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offline_cli.cli.app import command_named
+from offline_cli.datasets.lock import WritingNote
 
 Call = Callable[..., Any]
 
@@ -26,22 +28,11 @@ def left(dataset: Path, recording: Path) -> Path:
     """The same as a killed writer leaves it: a note, no manifest, a shard too few, and half of it."""
     provenance = json.loads((dataset / "manifest.json").read_text())
     shards = sorted((dataset / "data").iterdir())
-    note = {
-        "version": 1,
-        "generation": shards[0].name[6:14],
-        "options": {name: provenance[name] for name in ("format", "observation_space", "action_space", "action_scale")},
-        "first_quarantine": 0,
-        "changes": [],
-        "host": "elsewhere",
-        "pid": 1,
-        "process_started": "1",
-        "started": "2020-01-01T00:00:00+00:00",
-        "command": "offline-cli convert recording --out D",
-        "left": True,
-    }
-    (dataset / "_writing.json").write_text(json.dumps(note))
+    options = {name: provenance[name] for name in ("format", "observation_space", "action_space", "action_scale")}
+    note = WritingNote.of_this_process(shards[0].name[6:14], options, 0, "offline-cli convert recording --out D")
+    (dataset / "_writing.json").write_bytes(replace(note, host="elsewhere", pid=1, left=True).to_bytes())
     (dataset / "manifest.json").unlink()
-    shards[-1].rename(dataset / "_part-shard-01234567-000009.parquet")
+    shards[-1].rename(dataset / "_part-0badcafe-shard-01234567-000009.parquet")
     return dataset
 
 
@@ -63,11 +54,8 @@ def test_a_dry_run_changes_nothing(left: Path, call_json: Call) -> None:
 
 
 def test_a_live_writer_is_exit_5_and_named(left: Path, call_json: Call) -> None:
-    import datetime
-
     note = json.loads((left / "_writing.json").read_text())
-    now = datetime.datetime.now(datetime.UTC).isoformat()
-    (left / "_writing.json").write_text(json.dumps({**note, "left": False, "beat": now}))
+    (left / "_writing.json").write_text(json.dumps({**note, "left": False, "host": "elsewhere", "pid": 1}))
     code, told = call_json("repair", left)
     assert (code, told["error"]["code"]) == (5, "locked")
     assert (told["error"]["holder"]["host"], told["error"]["holder"]["pid"]) == ("elsewhere", 1)

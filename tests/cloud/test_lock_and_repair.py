@@ -103,7 +103,7 @@ def test_a_second_writer_is_told_of_the_first(cloud: Cloud, place: Location) -> 
                 pass
         first.write(episode(0))
         first.commit()
-    assert [file.name for file in place.children()] == ["data", "manifest.json"]
+    assert [file.name for file in place.children()] == ["README.md", "data", "manifest.json"]
 
 
 def test_a_writer_that_was_replaced_commits_nothing(place: Location) -> None:

@@ -18,7 +18,7 @@ from offline_cli.checking.validate import validate
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset, open_dataset
-from offline_cli.datasets.lease_record import WritingNote
+from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -308,7 +308,7 @@ def test_repair_keeps_the_dataset_and_what_was_added_to_it(
 def test_nobody_appends_beside_a_writer_at_work(parts: tuple[Path, Path]) -> None:
     old, new = parts
     manifest = open_dataset(old).manifest
-    from offline_cli.datasets.shard_sequence import dataset_to_append_to
+    from offline_cli.datasets.appending import dataset_to_append_to
 
     writer = DatasetWriter(
         open_location(old),

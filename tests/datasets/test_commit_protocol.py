@@ -53,7 +53,7 @@ class TestOrder:
             assert len(complete) == 5
             assert "manifest.json" not in paths_of(place)
             writer.commit()
-        assert [path for path in paths_of(place) if not path.startswith("data/")] == ["manifest.json"]
+        assert [path for path in paths_of(place) if not path.startswith("data/")] == ["README.md", "manifest.json"]
 
     def test_the_note_says_who_writes(self, place: Location, writer_for: WriterFor, make_batch: Make) -> None:
         with writer_for(place) as writer:
@@ -85,7 +85,7 @@ class TestOrder:
             writer.write(make_batch())
             monkeypatch.setattr("offline_cli.datasets.target_folder.TargetFolder.finish", crash)
             writer.commit()
-        assert {path.partition("/")[0] for path in paths_of(place)} == {"_writing.json", "data", "manifest.json"}
+        assert {path.partition("/")[0] for path in paths_of(place)} == {"README.md", "_writing.json", "data", "manifest.json"}
 
 
 class TestEarlyEnds:
@@ -190,7 +190,7 @@ class TestOverwrite:
             writer.quarantine([Reject("a", "bad-data", "x", b"")])
             writer.commit()
         manifest = write_dataset(place, make_batch((2,), seed=1), format=format, overwrite=True)
-        assert paths_of(place) == sorted([*(shard.path for shard in manifest.shards), "manifest.json"])
+        assert paths_of(place) == sorted([*(shard.path for shard in manifest.shards), "README.md", "manifest.json"])
         assert Dataset.open(place).manifest.counts.steps == 2
 
     def test_old_manifest_and_shards_stand_until_the_new_manifest(
@@ -268,7 +268,7 @@ def test_a_half_written_local_file_of_a_killed_writer_is_removed_by_the_next(
     with pytest.raises(Crash), writer_for(folder, max_rows_per_file=1) as writer:
         writer.write(make_batch((1, 1)))
         raise Crash
-    put(folder.join("_part-shard-01234567-000001.parquet"), b"PAR1half")
+    put(folder.join("_part-0123abcd-shard-01234567-000001.parquet"), b"PAR1half")
     with writer_for(folder, max_rows_per_file=1, resume=True) as writer:
         assert not [path for path in paths_of(folder) if path.startswith("_part-")]
         writer.commit()

@@ -1,4 +1,4 @@
-"""`kill -9` of record, convert, filter and split, at storage operations and moments: `--resume` ends as if undisturbed."""
+"""`kill -9` of record, convert, filter, merge and split, at storage operations and moments: `--resume` ends undisturbed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,11 @@ def filter(out: str, source: Path) -> list[str]:
     return [*words, "--max-rows-per-file", "2", "--json", "--quiet"]
 
 
-@pytest.fixture(params=["record", "convert", "filter"])
+def merge(out: str, source: Path) -> list[str]:
+    return ["merge", str(source), "--out", out, "--max-rows-per-file", "2", "--json", "--quiet"]
+
+
+@pytest.fixture(params=["record", "convert", "filter", "merge"])
 def command(request: pytest.FixtureRequest, zygote: Zygote, tmp_path: Path) -> Any:
     """A function from an --out to a command line."""
     if request.param == "record":
@@ -73,7 +77,8 @@ def command(request: pytest.FixtureRequest, zygote: Zygote, tmp_path: Path) -> A
     words = record(str(source))
     words[words.index("recording_envs:Slow-v0")] = "recording_envs:Count-v0"
     assert zygote.run(words).code == 0, zygote.complaints()
-    return lambda out: (convert if request.param == "convert" else filter)(out, source)
+    words_of = {"convert": convert, "filter": filter, "merge": merge}[request.param]
+    return lambda out: words_of(out, source)
 
 
 def files(folder: Location) -> dict[str, bytes]:

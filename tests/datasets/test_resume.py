@@ -95,14 +95,14 @@ def test_a_crash_while_infos_get_their_columns_is_finished_by_resume(
     with monkeypatch.context() as patch, pytest.raises(Crash), writer_for(target, max_rows_per_file=40) as writer:
         from offline_cli.datasets.shard_sequence import ShardSequence
 
-        real = ShardSequence.rewrite
+        real = ShardSequence._rewritten
 
         def crash(self: ShardSequence, shard: Shard, *more: Any) -> Shard:
             if shard.path.endswith("-000002.parquet"):
                 raise Crash
             return real(self, shard, *more)
 
-        patch.setattr(ShardSequence, "rewrite", crash)
+        patch.setattr(ShardSequence, "_rewritten", crash)
         writer.write(long_batch)
         writer.commit()
     with writer_for(target, resume=True, max_rows_per_file=40) as writer:

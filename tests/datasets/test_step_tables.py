@@ -13,9 +13,10 @@ import pytest
 from gymnasium import spaces
 from hypothesis import HealthCheck, assume, given, settings
 
+from offline_cli.datasets.reading import run_starts
 from offline_cli.datasets.step_tables import extra_fields, from_table, step_schema, to_table
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.episode_spaces import check_shapes, conform
+from offline_cli.episodes.fit import check_shapes, conform
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
@@ -34,7 +35,8 @@ def table_of(batch: EpisodeBatch, *, infos: bool | None = None, tally: Tally | N
 
 def batch_of(table: pa.Table, like: EpisodeBatch, **options: Any) -> EpisodeBatch:
     spaces_ = {"observation_space": like.observation_space, "action_space": like.action_space}
-    return from_table(table, where="shard", **{**spaces_, **options})
+    starts = np.append(run_starts(table["eps_id"]), table.num_rows)
+    return from_table(table, starts, where="shard", **{**spaces_, **options})
 
 
 def storable(batch: EpisodeBatch) -> EpisodeBatch:

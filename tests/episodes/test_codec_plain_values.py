@@ -10,7 +10,7 @@ import pytest
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import decode, encode, encode_batch
-from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.errors import BadData
 from offline_cli.tally import Tally
 

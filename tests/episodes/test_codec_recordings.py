@@ -15,8 +15,6 @@ from gymnasium import spaces as gym_spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import decode, decode_batch, encode_batch
-from offline_cli.episodes.codec.batch_decoder import batch_of_state
-from offline_cli.episodes.codec.states import unpack_state
 from offline_cli.spaces import space_to_rllib
 from offline_cli.tally import Rejects, Tally
 from offline_cli.testing import assert_same_batch, assert_same_tree
@@ -182,5 +180,4 @@ def test_infos_before_the_first_step_are_left_out() -> None:
     state = state_of(infos=[{"n": 0}, {"n": 1}, {"n": 2}], observations=[np.zeros(2), *[np.ones(2, np.float32)] * 2], t=1)
     for name in ("observations", "actions", "rewards", "infos"):
         state[name]["lookback"] = 1
-    alone = batch_of_state(unpack_state(packed(state), where="test"), where="test", tally=Tally())
-    assert alone.infos == read([packed(state)]).infos == [{"n": 1}, {"n": 2}]
+    assert decode(packed(state), where="test").get_infos() == read([packed(state)]).infos == [{"n": 1}, {"n": 2}]

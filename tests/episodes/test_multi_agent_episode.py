@@ -105,29 +105,6 @@ def test_nothing_comes_before_the_first_reset_or_after_the_end() -> None:
         episode.cut()
 
 
-def test_an_action_hangs_until_the_next_observation_and_gathers_rewards() -> None:
-    episode = begun("a", "b")
-    episode.add_env_step({"b": 1}, {"a": 7, "b": 0}, {"a": 1.0, "b": 0.0}, extra_model_outputs={"a": {"logp": -1.0}, "b": {}})
-    episode.add_env_step({"b": 2}, {"b": 0}, {"a": 2.0, "b": 0.0}, extra_model_outputs={"b": {}})
-    assert len(episode.agent_episodes["a"]) == 0
-    assert episode.get_return() == 0
-    assert episode.get_return(include_hanging_rewards=True) == 3
-    episode.add_env_step({"a": 3}, {"b": 1}, {"a": 4.0}, extra_model_outputs={"b": {}})
-    part = episode.agent_episodes["a"]
-    assert (part.get_actions(), part.get_rewards(), part.get_extra_model_outputs("logp")) == ([7], [7.0], [-1.0])
-    assert episode.env_t_to_agent_t["a"].data == [0, "S", "S", 1]
-
-
-def test_an_agent_that_comes_late_starts_at_its_own_timestep_0() -> None:
-    episode = begun("a")
-    episode.add_env_step({"a": 1}, {"a": 0}, {"a": 0.0, "late": 5.0})
-    episode.add_env_step({"a": 2, "late": 9}, {"a": 0}, {"a": 0.0})
-    episode.add_env_step({"a": 3, "late": 8}, {"a": 0, "late": 1}, {"a": 0.0, "late": 1.0})
-    assert episode.env_t_to_agent_t["late"].data == ["S", "S", 0, 1]
-    assert episode.agent_episodes["late"].get_rewards() == [1.0]  # rewards from before it saw anything belong to no step
-    assert episode.get_return(include_hanging_rewards=True) == 6
-
-
 def test_an_agent_terminated_without_an_observation_sees_its_last_one_again() -> None:
     episode = MultiAgentEpisode()
     episode.add_env_reset(observations={"a": 0, "b": 0}, infos={"a": {"n": 1}, "nobody": {}})
@@ -212,21 +189,6 @@ def test_an_agent_that_others_left_behind_is_terminated_and_without_steps_is_gon
 
 
 # ---- getters ----
-
-
-def test_getters_go_by_environment_timesteps_and_leave_out_who_saw_nothing() -> None:
-    episode = sparse()
-    assert episode.get_observations(1) == {"b": 1}
-    assert episode.get_observations([0, 3]) == {"a": [0, 3], "b": [0, 3]}
-    assert episode.get_observations(slice(3, None)) == {"a": [3, 4], "b": [3]}
-    assert episode.get_rewards(-1) == {"a": 4.0, "b": 4.0}  # b's is what it got so far for the action that hangs
-
-
-def test_fill_stands_for_every_moment_at_which_an_agent_saw_nothing() -> None:
-    assert sparse().get_observations(slice(-2, 3), fill=-1, neg_index_as_lookback=True) == {
-        "a": [-1, -1, 0, -1, -1],
-        "b": [-1, -1, 0, 1, 2],
-    }
 
 
 def test_extra_model_outputs_come_from_agents_that_have_them() -> None:

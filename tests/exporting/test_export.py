@@ -212,4 +212,4 @@ def test_what_rllibs_default_module_has_no_shape_for_is_told(kind: Kind, said: s
 def test_an_export_goes_to_other_storage_as_well(exports: Exports) -> None:
     found = export(exports.run("mlp"), "memory://exports/checkpoint", to="rllib")
     names = {child.name for child in open_location(found.out).children()}
-    assert names == {"README.md", "class_and_ctor_args.pkl", "metadata.json", "module.json", "module_state.msgpack"}
+    assert names == {"README.md", "class_and_ctor_args.pkl", "metadata.json", "module_state.msgpack"}

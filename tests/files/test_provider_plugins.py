@@ -69,7 +69,7 @@ def test_a_command_reads_from_and_writes_to_the_storage_of_another_package(
     assert {
         name.removeprefix("data/"): data for name, data in shop.below("shelf/out").items() if name.startswith("data/")
     } == local
-    assert sorted(name for name in shop.below("shelf/out") if not name.startswith("data/")) == ["manifest.json"]
+    assert sorted(name for name in shop.below("shelf/out") if not name.startswith("data/")) == ["README.md", "manifest.json"]
     assert (tmp_path / "back" / "manifest.json").is_file()
 
 

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.errors import BadData, NoData, Uncommitted, UsageError
-from offline_cli.formats.opening import open_source, open_sources
-from offline_cli.formats.registry import OURS
+from offline_cli.errors import BadData, NoData
+from offline_cli.formats.opening import open_source
 from offline_cli.tally import Rejects, Tally
 
 STEP = {"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}
@@ -71,24 +70,11 @@ def test_batches_without_a_type_are_recognised_by_what_they_hold(line: dict[str,
     assert open_source(str(path)).info.format == "sample-batch"
 
 
-def test_empty_files_and_notes_beside_recordings_do_not_hide_them(tmp_path: Path) -> None:
-    text(tmp_path / "a.json", LINE)
-    text(tmp_path / "params.json", '{"lr": 0.1}')
-    text(tmp_path / "z.json", "  \n{}")
-    assert open_source(str(tmp_path)).info.format == "sample-batch"
-
-
 def test_markers_checksums_hidden_files_and_texts_are_passed_over(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", STEP)
     for name in ("_SUCCESS", ".a.parquet.crc", "a.crc", ".hidden/b.json", "_tmp/c.json", "README.md"):
         text(tmp_path / name, LINE if name.endswith("json") else "some words")
     assert open_source(str(tmp_path)).info.format == "rllib-columns"
-
-
-def test_a_list_of_files_and_a_glob_are_one_source(tmp_path: Path) -> None:
-    files = [str(parquet(tmp_path / f"{i}.parquet", STEP)) for i in range(3)]
-    assert len(open_sources(files)) == 1
-    assert len(open_sources(str(tmp_path / "*.parquet"))) == 1
 
 
 @pytest.mark.parametrize("second", ["lines", "parquet"])
@@ -104,12 +90,6 @@ def test_from_forces_a_reader(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", {**STEP, "item": [b"x"]})
     assert open_source(str(tmp_path)).info.format == "rllib-episodes"
     assert open_source(str(tmp_path), from_="columns").info.format == "rllib-columns"
-
-
-def test_an_unknown_reader_is_refused_with_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        open_source(str(tmp_path), from_="flashbax")
-    assert f"auto, {', '.join(OURS)}" in caught.value.fix
 
 
 @pytest.mark.parametrize("content", [None, "_SUCCESS", "notes.txt"])
@@ -155,10 +135,3 @@ def test_a_parquet_file_cut_in_half_is_refused_by_name_and_remedy(tmp_path: Path
         open_source(str(tmp_path))
     assert caught.value.where == str(path)
     assert "again" in caught.value.fix
-
-
-def test_a_dataset_that_is_not_finished_says_how_to_go_on(tmp_path: Path) -> None:
-    text(tmp_path / "_writing.json", "{}")
-    with pytest.raises(Uncommitted) as caught:
-        open_source(str(tmp_path))
-    assert "--resume" in caught.value.fix

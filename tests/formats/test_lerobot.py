@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,10 @@ from offline_cli.converting.operations.differences import diff
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
     BadData,
-    OutputExists,
     UnsafeData,
     UnsupportedSpace,
-    UsageError,
 )
-from offline_cli.formats.lerobot.paths import Template
+from offline_cli.formats.lerobot.dataset import checked_template
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "lerobot"
 LENGTHS = [4, 5, 3]
@@ -78,13 +77,6 @@ def test_frames_are_what_lerobots_own_reader_gives(layout: str, tmp_path: Path, 
     np.testing.assert_array_equal(extra["count"], answers["count"])
     assert batch.terminated.tolist() == [True, False, True]
     assert batch.truncated.tolist() == [False, True, False]
-
-
-def test_tasks_and_fps_are_fields_of_each_episode(tmp_path: Path) -> None:
-    data = episodes(TESTDATA / "v30", tmp_path / "out").custom_data
-    assert data is not None
-    assert [one["task"] for one in data] == ["push the cube", "lift the cube", "push the cube"]
-    assert {(one["fps"], one["robot_type"]) for one in data} == {(10, "so100")}
 
 
 def test_what_is_not_read_is_named_and_counted(tmp_path: Path) -> None:
@@ -162,30 +154,6 @@ def test_a_shuffled_file_is_put_in_order(v30: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.actions, whole.select([0]).actions)
 
 
-def test_an_interrupted_conversion_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"max_rows_per_file": 1}
-    convert([str(TESTDATA / "v30")], str(tmp_path / "whole"), **options)
-    with pytest.MonkeyPatch.context() as patch:
-        write, left = DatasetWriter.write, [2]
-
-        def failing(self: DatasetWriter, batch: EpisodeBatch) -> None:
-            for at in range(len(batch)):
-                left[0] -= 1
-                if left[0] < 0:
-                    raise KeyboardInterrupt
-                write(self, batch.select([at]))
-
-        patch.setattr(DatasetWriter, "write", failing)
-        with pytest.raises(Exception, match="interrupted"):
-            convert([str(TESTDATA / "v30")], str(tmp_path / "cut"), **options)
-    convert([str(TESTDATA / "v30")], str(tmp_path / "cut"), resume=True, **options)
-    names = sorted(path.name for path in (tmp_path / "whole" / "data").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "cut" / "data").iterdir())
-    assert all(
-        (tmp_path / "whole" / "data" / one).read_bytes() == (tmp_path / "cut" / "data" / one).read_bytes() for one in names
-    )
-
-
 # ---- what is wrong ----
 
 
@@ -209,7 +177,7 @@ def test_an_episode_with_fewer_frames_than_its_record_says_is_named(v30: Path, t
 )
 def test_a_path_template_is_filled_with_named_numbers_only(template: object, error: type[Exception]) -> None:
     with pytest.raises(error):
-        Template.parsed(template, ("chunk_index", "file_index"), where="info.json")
+        checked_template(template, ("chunk_index", "file_index"), "info.json")
 
 
 def test_a_link_out_of_the_dataset_is_refused(v30: Path, tmp_path: Path) -> None:
@@ -219,16 +187,6 @@ def test_a_link_out_of_the_dataset_is_refused(v30: Path, tmp_path: Path) -> None
         convert([str(v30)], str(tmp_path / "out"))
 
 
-def test_the_links_of_hugging_faces_cache_are_followed(tmp_path: Path) -> None:
-    snapshot = tmp_path / "datasets--us--sample" / "snapshots" / "abc"
-    shutil.copytree(TESTDATA / "v30", snapshot)
-    blobs = tmp_path / "datasets--us--sample" / "blobs"
-    blobs.mkdir()
-    shutil.move(frames(snapshot), blobs / "0123")
-    frames(snapshot).symlink_to(Path("../../../../blobs/0123"))
-    assert convert([str(snapshot)], str(tmp_path / "out")).episodes == 3
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -236,7 +194,7 @@ def test_the_links_of_hugging_faces_cache_are_followed(tmp_path: Path) -> None:
         (lambda info: info.update(fps=0), "fps is 0"),
         (lambda info: info.update(features={}), "features is no object"),
         (lambda info: info["features"]["action"].update(shape=[1 << 60]), "has no dtype and shape"),
-        (lambda info: info["features"].pop("action"), "no feature action"),
+        (lambda info: info["features"].pop("action"), "no feature of numbers is called action"),
         (lambda info: info["features"].update(missing={"dtype": "float32", "shape": [1]}), "not in the data files"),
         (lambda info: info["features"].update({"observation.state.x": info["features"]["action"]}), "not in the data files"),
     ],
@@ -278,14 +236,6 @@ def test_a_tuple_has_no_place_in_lerobot(tmp_path: Path, random_batch: Callable[
     assert not (tmp_path / "theirs").exists()
 
 
-def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    with pytest.raises(OutputExists):
-        convert([str(TESTDATA / "v30")], str(tmp_path / "theirs"), to="lerobot")
-    with pytest.raises(UsageError):
-        convert([str(TESTDATA / "v30")], str(tmp_path / "more"), to="lerobot", overwrite=True)
-
-
 def test_steps_of_several_tasks_keep_their_task(v30: Path, tmp_path: Path) -> None:
     records = v30 / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
     both = pa.array([["push the cube", "lift the cube"], ["lift the cube"], ["push the cube"]])
@@ -298,3 +248,62 @@ def test_steps_of_several_tasks_keep_their_task(v30: Path, tmp_path: Path) -> No
     convert([str(tmp_path / "ours")], str(tmp_path / "theirs"), to="lerobot")
     wrote = pq.read_table(frames(tmp_path / "theirs"))["task_index"].to_pylist()
     assert wrote == steps.to_pylist()
+
+
+# ---- features of other names, numbers of other kinds ----
+
+
+@pytest.fixture
+def other_names(tmp_path: Path) -> Path:
+    """A dataset of layout v2.0 whose features are called state and actions."""
+    folder, steps = tmp_path / "other", 5
+    (folder / "meta").mkdir(parents=True)
+    (folder / "data" / "chunk-000").mkdir(parents=True)
+    columns = {"state": [[float(i)] * 3 for i in range(steps)], "actions": [[float(i)] * 2 for i in range(steps)]}
+    numbers = {
+        "frame_index": list(range(steps)),
+        "episode_index": [0] * steps,
+        "index": list(range(steps)),
+        "task_index": [0] * steps,
+    }
+    times = [i / 10 for i in range(steps)]
+    pq.write_table(
+        pa.table({**columns, "timestamp": times, **numbers}), folder / "data" / "chunk-000" / "episode_000000.parquet"
+    )
+    features = {"state": ("float64", 3), "actions": ("float64", 2), "timestamp": ("float32", 1)} | dict.fromkeys(
+        numbers, ("int64", 1)
+    )
+    info = {
+        "codebase_version": "v2.0",
+        "fps": 10,
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "features": {name: {"dtype": dtype, "shape": [size], "names": None} for name, (dtype, size) in features.items()},
+    }
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    (folder / "meta" / "episodes.jsonl").write_text(json.dumps({"episode_index": 0, "tasks": ["x"], "length": steps}))
+    return folder
+
+
+def test_features_of_other_names_are_listed_and_read_with_a_mapping(other_names: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"state \[3\], actions \[2\]") as caught:
+        convert(other_names, tmp_path / "D")
+    assert "mapping" in caught.value.fix
+    columns = {"eps_id": "episode_index", "t": "frame_index", "obs": "state", "actions": "actions"}
+    result = convert(other_names, tmp_path / "D", mapping={"columns": columns, "action_scale": "env", "unmapped": "drop"})
+    assert (result.episodes, result.steps) == (1, 5)
+
+
+def test_the_largest_whole_numbers_and_fields_of_two_kinds_are_written(
+    tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
+) -> None:
+    largest = 2**64 - 1
+    batch = random_batch(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), lengths=(2, 3))
+    ticks = np.full(batch.num_steps, largest, np.uint64)
+    data = ({"note": "a", "seed": largest}, {"note": 1, "seed": 3})
+    source = ours(
+        tmp_path / "D", replace(batch, extra={"ticks": ticks}, custom_data=data), spaces.Box(-1, 1, (2,)), spaces.Discrete(3)
+    )
+    result = convert(source, tmp_path / "L", to="lerobot")
+    assert result.assumptions["custom-data-not-kept"] == 2
+    back = episodes(tmp_path / "L", tmp_path / "E")
+    np.testing.assert_array_equal(back.extra["ticks"], ticks)

@@ -174,23 +174,9 @@ def metadata(folder: Path, **said: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **said}))
 
 
-def test_an_episode_that_is_wrong_is_set_aside_and_counted(tmp_path: Path) -> None:
-    shutil.copytree(FOREIGN / "minari_hdf5", tmp_path / "M")
-    with h5py.File(tmp_path / "M/data/main_data.hdf5", "a") as file:
-        del file["episode_0/actions/grip"]
-    stream, batch = read(tmp_path / "M", on_error="skip")
-    assert (batch.ids, stream.episodes_lost) == (("1",), 1)
-
-
 def test_large_episodes_are_read_in_parts_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read(FOREIGN / "minari_hdf5")[1]
-    monkeypatch.setattr("offline_cli.formats.hdf5.episode_groups.PART", 64)
+    monkeypatch.setattr("offline_cli.formats.hdf5.episodes.PART", 64)
     stream, parts = read(FOREIGN / "minari_hdf5")
     assert stream.tally.fragments_stitched > 2
     assert [whole.digest(i) for i in range(2)] == [parts.digest(i) for i in range(2)]
-
-
-def test_recordings_by_minari_have_the_known_counts(real_data: Path) -> None:
-    for name, episodes, steps in (("cartpole/heuristic-v0", 30, 15_000), ("pendulum/random-v0", 10, 2_000)):
-        batch = read(real_data / "minari" / name)[1]
-        assert (len(batch), batch.num_steps, batch.truncated.all()) == (episodes, steps, True)

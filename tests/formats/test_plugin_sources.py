@@ -15,7 +15,7 @@ from offline_cli import convert, validate
 from offline_cli.cli.failures import explain
 from offline_cli.cli.invocation import Invocation
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData
+from offline_cli.errors import BadData
 from offline_cli.formats.reader import PluginSource
 from offline_cli.formats.source import FileSource, Fragments
 from offline_cli.tally import Rejects, Tally
@@ -67,11 +67,6 @@ def test_fragments_of_another_form_are_refused_by_reader_and_array(fault: str) -
     with pytest.raises(BadData, match=words) as caught:
         read(item)
     assert "the reader 'given'" in caught.value.what
-
-
-def test_a_source_that_lacks_members_is_refused_with_their_names() -> None:
-    with pytest.raises(BadConfig):
-        PluginSource(FileSource([], "here"), "given")  # type: ignore[arg-type, type-var]
 
 
 @pytest.fixture

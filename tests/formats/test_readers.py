@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import struct
 import sys
 from collections.abc import Callable
@@ -16,12 +15,12 @@ import pytest
 from installed_packages import Install
 
 from offline_cli.converting.convert import convert
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
+from offline_cli.errors import BadConfig, BadData, NoData
 from offline_cli.files.locations import open_location
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.opening import open_source
 from offline_cli.formats.reader import LIKELY, NO, SURE
-from offline_cli.formats.registry import OURS, reader_named
+from offline_cli.formats.registry import OURS
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 FIRST_RECORD = struct.pack("<Q", 5) + bytes.fromhex("eab2043e") + bytes(20)  # of a TFRecord file, for which there is no reader
@@ -107,20 +106,9 @@ def test_one_reader_of_ours_at_most_is_the_surest_of_a_file(
     assert max(found.values()) == score
 
 
-@pytest.mark.parametrize("which", ["EQUALLY", "NEVER", "NAN"])
-def test_a_plugin_that_is_no_surer_than_ours_is_not_taken(notes: Callable[[str], None], table: str, which: str) -> None:
-    notes(which)
-    assert open_source(table).info.format == "table"
-
-
 def test_a_plugin_reads_what_none_of_ours_knows(notes: Callable[[str], None], tmp_path: Path) -> None:
     notes("EQUALLY")
     assert open_source(str(written(tmp_path / "a.book", b"some words\n"))).info.format == "notes"
-
-
-def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
-    install("note-books", {"readers": {"table": "noted:SURELY"}}, noted=NOTED)
-    assert reader_named("table") is OURS["table"]
 
 
 def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chosen(
@@ -139,16 +127,6 @@ def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chos
 # ---- plug-ins that fail ----
 
 
-def test_a_plugin_that_cannot_be_imported_is_one_note_while_auto_asks(
-    install: Install, table: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    install("torn-package", {"readers": {"torn": "torn:Torn"}}, torn="raise RuntimeError('no licence')")
-    with caplog.at_level(logging.WARNING):
-        assert open_source(table).info.format == "table"
-    (note,) = caplog.messages
-    assert note.startswith("note: reader 'torn' of the package torn-package cannot be imported")
-
-
 @pytest.mark.parametrize("code", ["raise RuntimeError('no licence')", "raise SystemExit(0)", "import nowhere_at_all"])
 def test_a_plugin_that_is_asked_for_and_cannot_be_imported_is_a_missing_package(
     install: Install, table: str, call: Call, tmp_path: Path, code: str
@@ -157,14 +135,6 @@ def test_a_plugin_that_is_asked_for_and_cannot_be_imported_is_a_missing_package(
     exit_code, found = call("convert", table, "--out", tmp_path / "D", "--from", "torn")
     assert (exit_code, "reader 'torn' of the package torn-package" in found["error"]["what"]) == (6, True)
     assert not (tmp_path / "D").exists()
-
-
-def test_what_a_plugin_raises_while_it_opens_is_told_with_its_package(
-    notes: Callable[[str], None], table: str, call: Call
-) -> None:
-    notes("RAISES")
-    code, found = call("inspect", table, "--from", "notes")
-    assert (code, found["error"]["what"]) == (3, "the package note-books raised RuntimeError('boom')")
 
 
 # ---- names ----
@@ -178,12 +148,6 @@ def test_a_name_in_a_manifest_selects_no_plugin(install: Install, dataset: Path)
     (dataset / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BadData):
         open_source(str(dataset))
-    assert "spying" not in sys.modules
-
-
-def test_a_dataset_of_ours_imports_no_plugin(install: Install, dataset: Path) -> None:
-    install("spying", {"readers": {"spied": "spying:x"}}, spying="raise AssertionError('imported')")
-    assert open_source(str(dataset)).info.format == "episodes"
     assert "spying" not in sys.modules
 
 
@@ -218,19 +182,6 @@ def test_a_reader_of_ones_own_file_reads(table: str) -> None:
 def test_what_names_no_reader_is_refused_before_anything_is_opened(name: str, error: type[Exception], what: str) -> None:
     with pytest.raises(error, match=what):
         open_source("there-is-no-such-file", from_=name)
-
-
-@pytest.mark.parametrize(
-    ("code", "error", "what"),
-    [
-        ("import nowhere_at_all", MissingPackage, "needs a package"),
-        ("raise SystemExit(0)", BadConfig, "importing broken_notes raised SystemExit"),
-    ],
-)
-def test_a_file_that_cannot_be_imported_is_refused(own: Path, code: str, error: type[Exception], what: str) -> None:
-    (own / "broken_notes.py").write_text(code)
-    with pytest.raises(error, match=what):
-        open_source("there-is-no-such-file", from_="python:broken_notes:x")
 
 
 def test_files_that_nobody_knows_are_no_data_and_all_readers_of_ours_are_named(tmp_path: Path) -> None:

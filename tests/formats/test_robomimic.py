@@ -39,12 +39,6 @@ def test_demonstrations_come_in_the_order_of_their_numbers_with_their_last_obser
     np.testing.assert_array_equal(batch.extra["step_dones"][:7], arrays["data/demo_0/dones"])
 
 
-def test_splits_are_made_again(tmp_path: Path) -> None:
-    convert(robomimic(tmp_path / "a.hdf5"), tmp_path / "D")
-    result = split(tmp_path / "D", tmp_path / "parts", by="mask")
-    assert {name: part["episodes"] for name, part in result.parts.items()} == {"train": 8, "valid": 3}
-
-
 def test_splits_that_overlap_travel_too(tmp_path: Path) -> None:
     import h5py
 
@@ -78,11 +72,3 @@ def test_a_demonstration_without_observations_names_the_script_that_makes_them(t
     with pytest.raises(BadData) as caught:
         read(write(tmp_path / "a.hdf5", rows))
     assert "dataset_states_to_obs.py" in caught.value.fix
-
-
-def test_without_rewards_and_dones_both_are_counted(tmp_path: Path) -> None:
-    rows = {"data/demo_0/actions": np.zeros((3, 2)), "data/demo_0/obs/x": np.zeros((3, 2))}
-    stream, batch = read(write(tmp_path / "a.hdf5", rows))
-    assert stream.tally.assumptions["missing-rewards"] == 3
-    assert stream.tally.assumptions["missing-end-flags"] == 1
-    assert batch.truncated.all()

@@ -82,7 +82,7 @@ def test_letters_of_another_encoding_are_refused_and_read_where_the_mapping_says
     (tmp_path / "a.csv").write_bytes("e,x,y,a\nå,0.5,1,0\n".encode("latin-1"))
     with pytest.raises(BadData) as caught:
         read_table(tmp_path / "a.csv", MAPPING)
-    assert caught.value.where == str(tmp_path / "a.csv")
+    assert caught.value.where == f"{tmp_path / 'a.csv'} row 0"
     _, batch = read_table(tmp_path / "a.csv", MAPPING + '[csv]\nencoding = "latin-1"\n')
     assert [data["source_id"] for data in batch.custom_data] == ["å"]
 

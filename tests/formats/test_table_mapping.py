@@ -15,7 +15,6 @@ from offline_cli.errors import BadMapping, StorageNotFound, UsageError
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.tables import TableOptions
 from offline_cli.formats.tables.mapping import mapping_of, preset_names, preset_text
-from offline_cli.formats.tables.proposals import starting_mapping
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
@@ -169,7 +168,9 @@ def test_without_a_mapping_other_names_are_refused_with_one_to_start_from(write_
 
 def test_the_mapping_to_start_from_is_one_that_reads_the_table(read_table: Read, write_lines: Write) -> None:
     path = write_lines("a.jsonl", {**ROW, "d": False}, {**ROW, "step": 1})
-    _, batch = read_table(path, starting_mapping(list(ROW)))
+    with pytest.raises(BadMapping) as caught:
+        read_table(path)
+    _, batch = read_table(path, caught.value.details["starting_mapping"])
     assert batch.num_steps == 2
 
 

@@ -91,8 +91,9 @@ class Canary:
             return f"{event} {args!r:.200}"
         if event in CHANGES:
             folders = [arg for arg in args if type(arg) is int and arg >= 0] if event in ("os.remove", "os.rmdir") else []
-            paths = [_below(folders, arg) for arg in args if isinstance(arg, (str, bytes, os.PathLike))]
-            outside = [path for path in paths if not _within(path, self.writable)]
+            changed = args[1:] if event == "os.symlink" else args  # what a link points to stays as it is
+            paths = [_itself(_below(folders, arg)) for arg in changed if isinstance(arg, (str, bytes, os.PathLike))]
+            outside = [path for path in paths if not _below_any(path, self.writable)]
             return f"{event} of {outside[0]!r}" if outside else ""
         return ""
 
@@ -105,11 +106,20 @@ class Canary:
         return f"{'writing' if writes else 'reading'} {path!r}"
 
 
+def _itself(path: Any) -> str:
+    """The path of a link, not of what it points to: that is what these calls change."""
+    folder, name = os.path.split(os.fsdecode(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
 def _below(folders: list[int], path: Any) -> Any:
     """A path by an open folder: shutil removes a tree that way."""
     return os.path.join(os.readlink(f"/proc/self/fd/{folders[-1]}"), os.fsdecode(path)) if folders else path
 
 
 def _within(path: Any, folders: Collection[str]) -> bool:
-    name = os.path.realpath(os.fsdecode(path))
+    return _below_any(os.path.realpath(os.fsdecode(path)), folders)
+
+
+def _below_any(name: str, folders: Collection[str]) -> bool:
     return any(name == folder or name.startswith(folder.rstrip("/") + "/") for folder in folders)

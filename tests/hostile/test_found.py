@@ -33,7 +33,7 @@ from offline_cli.errors import (
 )
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.rllib.packed import unpack
-from offline_cli.formats.tables.files import TableFile
+from offline_cli.formats.tables.files import TableFiles
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.json_documents import from_json
 from offline_cli.modules.policy_modules import build_module
@@ -106,9 +106,9 @@ def test_a_line_of_a_small_packed_file_is_bounded_and_the_next_one_is_read() -> 
 
 @pytest.mark.parametrize("line", [b'{"a": "\\ud800", "b": NaN}', b'{"a": "\xed\xa0\x80", "b": NaN}'])
 def test_half_a_letter_is_no_json(line: bytes) -> None:
-    table = TableFile(File(line + b'\n{"b": 1}\n'), "json")
-    (chunk,) = table.chunks(None, CsvForm(), chunk_bytes=1 << 12, temp_dir=None)
-    assert [bad.row for bad in chunk.bad] == [0]
+    table = TableFiles([File(line + b'\n{"b": 1}\n')], "json", CsvForm(), 1 << 28)
+    table.open()
+    assert [bad.row for bad in table.bad] == [0]
     with pytest.raises(ValueError):  # noqa: PT011  any of them: that is what callers catch
         from_json(line)
 
@@ -116,10 +116,10 @@ def test_half_a_letter_is_no_json(line: bytes) -> None:
 @pytest.mark.parametrize(("opening", "closing", "before"), [('{"a":', "}", ""), ("[", "]", '"x": "]]]]}}}}", ')])
 def test_nesting_that_would_end_polars_and_the_process_is_a_bad_line(opening: str, closing: str, before: str) -> None:
     deep = f'{{{before}"a": {opening * 600}1{closing * 600}}}'.encode()
-    table = TableFile(File(deep + b'\n{"b": 1}\n'), "json")
-    (chunk,) = table.chunks(None, CsvForm(), chunk_bytes=1 << 15, temp_dir=None)
-    assert [bad.row for bad in chunk.bad] == [0]
-    assert chunk.table.column("b").to_pylist() == [1]
+    table = TableFiles([File(deep + b'\n{"b": 1}\n')], "json", CsvForm(), 1 << 28)
+    table.open()
+    assert [bad.row for bad in table.bad] == [0]
+    assert table.one(f"SELECT {table.column('b')} FROM {table.relation(['b'])}") == (1,)
 
 
 # ---- pipelines, and what their pieces learned ----

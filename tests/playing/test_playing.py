@@ -5,7 +5,6 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
 
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import open_environment
@@ -13,7 +12,7 @@ from offline_cli.errors import BadData
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.returns import Played, play
-from offline_cli.playing.slots import Purpose, episode_seed
+from offline_cli.policies.seeds import Purpose, reset_seed
 from offline_cli.spaces import Space
 
 
@@ -24,14 +23,14 @@ def policy_for(name: str) -> RLModule:
 
 
 def lengths_by_hand(count: int, seed: int) -> list[int]:
-    return [int(np.random.default_rng(episode_seed(seed, Purpose.EVALUATE, i)).integers(5, 25)) for i in range(count)]
+    return [int(np.random.default_rng(reset_seed(seed, i, Purpose.EVALUATE)).integers(5, 25)) for i in range(count)]
 
 
 def test_exactly_the_first_n_started_count_each_with_its_own_seed(seeds: list[int | None]) -> None:
     env = open_environment("Sign-v0")
     played = play(policy_for("Sign-v0"), env, 50, seed=3, purpose=Purpose.EVALUATE)
     assert played.lengths.tolist() == lengths_by_hand(50, 3)
-    assert sorted(filter(None, seeds)) == sorted(episode_seed(3, Purpose.EVALUATE, index) for index in range(50))
+    assert sorted(filter(None, seeds)) == sorted(reset_seed(3, index, Purpose.EVALUATE) for index in range(50))
 
 
 @pytest.mark.parametrize(("name", "explore"), [("CartPole-v1", True), ("Sign-v0", False)])
@@ -54,35 +53,8 @@ def test_drawn_actions_differ_from_the_likeliest() -> None:
     assert greedy.returns.tolist() != drawn.returns.tolist()
 
 
-def test_an_environments_own_vector_class_gives_what_single_copies_give() -> None:
-    """CartPole's rewards are 1 per step, in single copies and in its vector class, and no step after an end counts."""
-    module = policy_for("CartPole-v1")
-    fast = open_environment("CartPole-v1")
-    assert fast.has_vector_class
-    played = play(module, fast, 300, seed=0, purpose=Purpose.EVALUATE)
-    slow = open_environment("CartPole-v1")
-    slow._make_vector = None
-    reference = play(module, slow, 300, seed=0, purpose=Purpose.EVALUATE)
-    assert len(played.returns) == 300
-    assert played.returns.tolist() == played.lengths.tolist()
-    assert played.mean == pytest.approx(reference.mean, abs=3 * (played.ci95 + reference.ci95))
-
-
-def test_a_vector_class_of_other_spaces_does_not_play() -> None:
-    """Atari's has frames of another size than the environment that the policy was trained in."""
-    module = policy_for("Sign-v0")
-    own = open_environment("Sign-v0")
-    other = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-    own._make_vector = lambda count: SyncVectorEnv(
-        [lambda: gym.wrappers.TransformObservation(gym.make("Sign-v0"), lambda obs: np.append(obs, 0), other)] * count
-    )
-    assert own.has_vector_class
-    played = play(module, own, 12, seed=0, purpose=Purpose.EVALUATE)
-    assert played.lengths.tolist() == lengths_by_hand(12, 0)
-
-
 def test_no_two_purposes_share_a_seed() -> None:
-    drawn = [{episode_seed(0, purpose, index) for index in range(5000)} for purpose in Purpose]
+    drawn = [{reset_seed(0, index, purpose) for index in range(5000)} for purpose in Purpose]
     assert sum(map(len, drawn)) == len(set().union(*drawn))
     assert all(0 <= seed < 2**31 for seeds in drawn for seed in seeds)
 
@@ -92,12 +64,6 @@ def test_the_interval_is_that_of_the_mean() -> None:
     assert (played.mean, played.std) == (2.0, pytest.approx(np.sqrt(2)))
     assert played.ci95 == pytest.approx(1.96)
     assert Played(np.array([5.0]), np.array([2])).ci95 == 0.0
-
-
-def test_an_environment_that_raises_is_blamed_with_the_place() -> None:
-    with pytest.raises(BadData, match="motor is on fire") as caught:
-        play(policy_for("Failing-v0"), open_environment("Failing-v0"), 1, seed=0, purpose=Purpose.EVALUATE)
-    assert caught.value.where == "Failing-v0, episode 0, step 2"
 
 
 @pytest.mark.parametrize(("name", "match"), [("Numberless-v0", "a return of nan"), ("Misshapen-v0", r"shape \(1,\)")])

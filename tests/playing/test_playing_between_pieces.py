@@ -20,14 +20,14 @@ from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
-from offline_cli.modules import build_module, build_recurrent_module
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
+from offline_cli.modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
-from offline_cli.playing.slots import Purpose
-from offline_cli.policies.piped_policy import PlaySpec
+from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import load_policy
+from offline_cli.policies.seeds import Purpose
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
@@ -56,14 +56,6 @@ def policy_for(name: str, scale: str = "env") -> RLModule:
 # ---- the same episodes ----
 
 
-@pytest.mark.parametrize("explore", [False, True])
-def test_pieces_that_change_nothing_change_no_episode(explore: bool) -> None:
-    module = policy_for("Sign-v0")
-    alone, between = (played(module, "Sign-v0", pieces, 40, explore=explore) for pieces in (None, PlaySpec()))
-    assert alone.lengths.tolist() == between.lengths.tolist()
-    assert explore or alone.returns.tolist() == between.returns.tolist()
-
-
 @pytest.mark.parametrize(("scale", "bounds"), [("env", 2.0), ("normalized", 0.5), ("env", np.inf)])
 def test_actions_reach_the_environment_as_they_do_without_pieces(given: list[Any], scale: str, bounds: float) -> None:
     """Also where the policy learned from other bounds than the environment's [-2, 2]."""
@@ -80,14 +72,6 @@ def test_actions_reach_the_environment_as_they_do_without_pieces(given: list[Any
         np.testing.assert_array_equal(action, action_between)
 
 
-def test_an_environments_own_vector_class_is_left_alone() -> None:
-    environment = open_environment("CartPole-v1")
-    assert environment.has_vector_class
-    environment.vector = None  # type: ignore[assignment,method-assign]
-    found = play(policy_for("CartPole-v1"), environment, 3, seed=0, purpose=Purpose.EVALUATE, pieces=PlaySpec())
-    assert found.returns.tolist() == found.lengths.tolist()
-
-
 def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learns_nothing_while_it_plays() -> None:
     module = policy_for("Sign-v0")
     with pytest.raises(BadConfig, match="MeanStdFilter has learned nothing"):
@@ -97,14 +81,6 @@ def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learn
     pieces = PlaySpec(PipelineSpec("env_to_module", custom=[piece]))
     one, two = (played(module, "Sign-v0", pieces, 40, num_envs=slots) for slots in (1, 4))
     assert one.returns.tolist() == two.returns.tolist()
-
-
-def test_a_policy_with_memory_plays_between_pieces() -> None:
-    env = gym.make("Sign-v0")
-    module = build_recurrent_module(env.observation_space, env.action_space, hidden=[8], lstm_size=4, max_seq_len=4)
-    one, two = (played(module, "Sign-v0", PlaySpec(), 20, explore=explore) for explore in (False, True))
-    assert one.lengths.tolist() == two.lengths.tolist()
-    assert one.returns.tolist() == played(module, "Sign-v0", PlaySpec(), 20).returns.tolist()
 
 
 def test_a_module_to_env_file_changes_what_is_played() -> None:
@@ -209,21 +185,10 @@ def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episod
 @pytest.mark.parametrize(("episodes", "ending", "steps", "place"), [(1, "-0", 3, "0, step 3"), (20, "-2", 4, "2, step 4")])
 def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, ending: str, steps: int, place: str) -> None:
     pieces = PlaySpec(file_of({"use": "odd_pieces:RaisesOn", "steps": steps, "ending": ending}))
-    with pytest.raises(BadData, match=r"connector piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
+    with pytest.raises(BadData, match=r"piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
         played(policy_for("Sign-v0"), "Sign-v0", pieces, episodes)
     assert caught.value.where == f"Sign-v0, episode {place}"
     assert caught.value.exit_code == 3
-
-
-def test_an_environment_that_raises_is_blamed_and_no_piece() -> None:
-    with pytest.raises(BadData, match="the environment raised RuntimeError"):
-        played(policy_for("Failing-v0"), "Failing-v0", PlaySpec(file_of({"use": "odd_pieces:Scaled"})), 1)
-
-
-def test_a_piece_that_gives_other_shapes_than_it_announced_is_refused_with_both() -> None:
-    with pytest.raises(BadPiece, match=r"observations of \(2,\) for the policy, which takes \(3,\)") as caught:
-        played(policy_for("Sign-v0"), "Sign-v0", PlaySpec(file_of({"use": "odd_pieces:Lies"})), 2)
-    assert "Sign-v0, episode 0, step 0" in caught.value.where
 
 
 # ---- evaluate ----

@@ -1,4 +1,4 @@
-"""Atari: single copies between gymnasium's wrappers, and its own vector class where that is asked for by name."""
+"""Atari plays between gymnasium's wrappers."""
 
 from __future__ import annotations
 
@@ -28,23 +28,11 @@ def recorded(out: Path, **options: Any) -> Dataset:
 
 def test_single_copies_play_between_gymnasiums_wrappers(tmp_path: Path) -> None:
     pytest.importorskip("cv2", reason="OpenCV comes with the extra [atari]")
-    told = {"env_kwargs": SHORT | {"frameskip": 1}, "wrappers": ["AtariPreprocessing:noop_max=0"], "vectorize": "auto"}
+    told = {"env_kwargs": SHORT | {"frameskip": 1}, "wrappers": ["AtariPreprocessing:noop_max=0"]}
     with recorded(tmp_path / "data", **told) as dataset:
         assert dataset.manifest.observation_space == spaces.Box(0, 255, (84, 84), np.uint8)
         assert len(dataset) == 3
-        assert "spaces_of" not in dataset.manifest.provenance["recording"]
         assert dataset[0].get_observations(0).shape == (84, 84)
-
-
-@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_its_vector_class_by_name_gives_the_dataset_its_own_spaces_and_the_manifest_says_so(
-    runners: int, tmp_path: Path
-) -> None:
-    with recorded(tmp_path / "data", vectorize="vector_entry_point", num_env_runners=runners) as dataset:
-        assert dataset.manifest.observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
-        told = dataset.manifest.provenance["recording"]
-        assert (told["vectorize"], told["spaces_of"]) == ("vector_entry_point", "ale_py.vector_env:AtariVectorEnv")
-        assert [len(episode) for episode in dataset] == [30, 30, 30]
 
 
 def test_a_game_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

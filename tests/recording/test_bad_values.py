@@ -21,13 +21,13 @@ from offline_cli.step_values import flag_of, reward_of
 
 Read = Callable[[Path], EpisodeBatch]
 OPTIONS: dict[str, Any] = {"policy": "random", "device": "cpu", "num_envs": 3, "episodes": 12}
-MANNERS = [{"vectorize": "sync"}, {"vectorize": "vector_entry_point"}]
-ENV = {"sync": "recording_envs:Odd-v0", "async": "recording_envs:Odd-v0", "vector_entry_point": "recording_envs:OwnOdd-v0"}
-by_manner = pytest.mark.parametrize("manner", MANNERS, ids=lambda manner: manner["vectorize"])
+MANNERS = [{"vectorize": "sync"}, pytest.param({"vectorize": "async"}, marks=pytest.mark.integration)]
+ENV = "recording_envs:Odd-v0"
+by_manner = pytest.mark.parametrize("manner", MANNERS, ids=str)
 
 
 def play_odd(out: Path, manner: dict[str, Any], **odd: Any) -> Any:
-    return record(ENV[manner["vectorize"]], out, **OPTIONS, **manner, env_kwargs=odd)
+    return record(ENV, out, **OPTIONS, **manner, env_kwargs=odd)
 
 
 @by_manner
@@ -60,7 +60,7 @@ def test_numbers_and_flags_of_other_types_are_taken_for_what_they_say(
     assert set(batch.rewards[third].tolist()) == {7.0}
 
 
-@pytest.mark.parametrize("manner", [MANNERS[0], pytest.param({"vectorize": "async"}, marks=pytest.mark.integration)], ids=str)
+@by_manner
 def test_nan_and_infinity_are_recorded_as_they_are_and_counted(
     manner: dict[str, Any], tmp_path: Path, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,7 +55,6 @@ def test_an_environment_that_raises_loses_no_whole_episode_and_can_be_gone_on_wi
     [
         ("exits", r"SystemExit\(5\)"),
         ("shape", r"shape \(2,\), and the space says \(3,\)"),
-        ("info", "info, key 'handle' with a value of type builtins.object"),
         ("four", r"expected 5, got 4"),
     ],
 )
@@ -70,6 +69,17 @@ def test_an_environment_that_goes_wrong_in_any_way_is_named_and_what_is_whole_is
     assert 0 < open_dataset(str(out)).manifest.counts.episodes <= int(episode.removeprefix("episode "))
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+def test_a_copy_in_a_process_of_its_own_that_hangs_or_dies_is_named_and_what_is_whole_is_kept(how: str, tmp_path: Path) -> None:
+    out, options = tmp_path / "D", {"policy": "random", "device": "cpu", "vectorize": "async", "step_timeout": 2.0}
+    with pytest.raises(BadData, match="no answer within 2 s" if how == "hangs" else "exit code 9") as caught:
+        record("recording_envs:Spoiled-v0", out, **options, num_envs=2, episodes=150, env_kwargs={"how": how})
+    name, episode, step = caught.value.where.split(", ")
+    assert (name, step) == ("recording_envs:Spoiled-v0", "step 3")
+    assert 0 < open_dataset(str(out)).manifest.counts.episodes <= int(episode.removeprefix("episode "))
+
+
 def test_a_failure_before_any_episode_is_whole_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadData):
         record(ENV, tmp_path / "D", **OPTIONS, episodes=5, first_episode=_first_of(20), env_kwargs={"fail_at": 20})
@@ -79,7 +89,7 @@ def test_a_failure_before_any_episode_is_whole_leaves_nothing(tmp_path: Path) ->
 def _first_of(length: int) -> int:
     import numpy as np
 
-    from offline_cli.playing.plan import environment_seed
+    from offline_cli.policies.seeds import reset_seed as environment_seed
 
     lengths = (int(np.random.default_rng(environment_seed(0, i)).integers(1, 31)) for i in range(10_000))
     return next(i for i, found in enumerate(lengths) if found == length)
@@ -121,7 +131,8 @@ def test_overwriting_replaces(tmp_path: Path, read: Read) -> None:
         ({}, "one of --episodes and --steps"),
         ({"episodes": 1, "steps": 1}, "one of --episodes and --steps"),
         ({"episodes": 0, "num_envs": 0}, "--episodes 0 is less than 1; --num-envs 0"),
-        ({"episodes": 1, "vectorize": "quickly"}, "not one of auto, sync"),
+        ({"episodes": 1, "step_timeout": 2.0}, "--step-timeout is for --vectorize async"),
+        ({"episodes": 1, "vectorize": "quickly"}, "not one of sync, async"),
     ],
 )
 def test_options_that_make_no_sense_are_told_all_at_once(options: dict[str, Any], told: str, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.connectors.pipeline_spec import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
-from offline_cli.playing.plan import environment_seed
 from offline_cli.policies.run_policy import load_policy
+from offline_cli.policies.seeds import reset_seed as environment_seed
 from offline_cli.recording.record import record
 from offline_cli.trees import map_leaves
 
@@ -126,17 +126,6 @@ def test_box_actions_are_recorded_as_the_network_put_them_out(recorded: Record, 
     assert open_dataset(str(out)).manifest.action_scale == "normalized"
     assert batch.actions.dtype == np.float32
     assert np.abs(batch.actions).max() > 1.5, "drawn actions leave the bounds, and nothing clips them here"
-
-
-def test_pieces_see_episodes_with_the_ids_that_they_have_in_the_dataset(
-    recorded: Record, read: Read, pipeline_file: File
-) -> None:
-    from recording_pieces import Where
-
-    file = pipeline_file({"use": "recording_pieces:Where"}, kind="module_to_env")
-    Where.ids.clear()
-    batch = read(recorded(policy="python:recording_pieces:net", module_to_env=file, num_envs=5))
-    assert set(batch.ids) == Where.ids
 
 
 # ---- what is refused ----

@@ -14,8 +14,10 @@ from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
-from offline_cli.playing.plan import environment_seed
+from offline_cli.playing.evaluate import evaluate
+from offline_cli.policies.seeds import reset_seed as environment_seed
 from offline_cli.recording.record import record
+from offline_cli.training.train import train
 
 WALKERS, HEAP = "python:agent_games:Walkers", "python:agent_games:Heap"
 EXPERTS = {WALKERS: "python:agent_games:walk", HEAP: "python:agent_games:leave_four"}
@@ -141,7 +143,6 @@ def test_an_environment_that_breaks_a_rule_of_pettingzoo_is_named(rule: str, sai
     [
         (WALKERS, ["left=random"], "nothing is given for right, helper"),
         (WALKERS, ["left=random", "up=random", "right=random"], "no agent is called so; the agents are left, right, helper"),
-        ("python:agent_games:Unlike", "random", "agents of other spaces"),
         ("CartPole-v1", ["a=random", "b=random"], "not an environment of several agents"),
     ],
 )
@@ -150,6 +151,53 @@ def test_policies_that_do_not_fit_the_agents_are_a_mistake(env: str, policy: Any
         played(tmp_path / "D", env, policy=policy)
     assert said in str(caught.value)
     assert not (tmp_path / "D").exists()
+
+
+UNLIKE = "python:agent_games:Unlike"
+
+
+def test_agents_of_other_spaces_are_recorded_apart_each_with_its_own_and_learned_and_measured(
+    tmp_path: Path, read: Read
+) -> None:
+    out = tmp_path / "D"
+    told = record(UNLIKE, out, policy="random", episodes=6, device="cpu", seed=2)
+    assert told.datasets == [str(out / "left"), str(out / "right")]
+    kinds = {name: read(out / name) for name in ("left", "right")}
+    assert {name: batch.obs.shape[1] for name, batch in kinds.items()} == {"left": 3, "right": 4}
+    assert {name: set(batch.agent_ids or ()) for name, batch in kinds.items()} == {
+        "left": {"left"},
+        "right": {"right", "helper"},
+    }
+    assert told.episodes == sum(map(len, kinds.values()))
+    returns = [sum(map(float, batch.rewards)) for batch in kinds.values()]
+    assert told.return_mean == pytest.approx(sum(returns) / told.episodes)
+    train(out / "left", tmp_path / "run", updates=2, hidden=(8,), device="cpu")
+    found = evaluate("random", env=UNLIKE, policy=[f"left={tmp_path / 'run'}"], episodes=3, device="cpu")
+    assert set(found.return_by_agent) >= {"left", "right"}
+
+
+def test_agents_of_other_spaces_are_resumed_to_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"policy": "random", "num_envs": 2, "max_rows_per_file": 2}
+    played(tmp_path / "A", UNLIKE, **options)
+    write, written = DatasetWriter.write, 0
+
+    def failed(self: Any, batch: EpisodeBatch) -> None:
+        nonlocal written
+        for number in range(len(batch)):
+            if written == 16:
+                raise RuntimeError("the lamp fell over")
+            written += 1
+            write(self, batch.select(slice(number, number + 1)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DatasetWriter, "write", failed)
+        with pytest.raises(RuntimeError):
+            played(tmp_path / "B", UNLIKE, **options)
+    for _ in range(2):  # the second time there is nothing left to do
+        played(tmp_path / "B", UNLIKE, resume=True, **options)
+        for kind in ("left", "right"):
+            files = [sorted((tmp_path / where / kind / "data").iterdir()) for where in "AB"]
+            assert [file.read_bytes() for file in files[0]] == [file.read_bytes() for file in files[1]]
 
 
 def test_games_are_counted_and_not_their_steps(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.playing import env_runner
-from offline_cli.playing.plan import environment_seed
+from offline_cli.playing import loop
+from offline_cli.policies.seeds import reset_seed as environment_seed
 from offline_cli.recording.record import record
 from offline_cli.spaces import same_space
 
@@ -95,8 +95,8 @@ def test_an_environment_is_named_by_a_function_made_with_arguments_and_wrapped(r
     first = read(out).obs[0]
     assert first[0] == 20.0
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["environment"] == {"id": "python:recording_envs:make_count", "kwargs": {"shift": 10}}
-    assert manifest["provenance"]["recording"]["wrappers"] == ["recording_envs:Doubled"]
+    environment = {"id": "python:recording_envs:make_count", "kwargs": {"shift": 10}, "wrappers": ["recording_envs:Doubled"]}
+    assert manifest["environment"] == environment
 
 
 def test_the_manifest_tells_policy_environment_scale_and_seeds(recorded: Record) -> None:
@@ -120,7 +120,7 @@ def test_long_episodes_hold_back_new_ones_and_change_nothing(
     recorded: Record, read: Read, same: Same, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = read(recorded(episodes=50, num_envs=8))
-    monkeypatch.setattr(env_runner, "HELD_BYTES", 1500)
+    monkeypatch.setattr(loop, "HELD_BYTES", 1500)
     same(plain, read(recorded(episodes=50, num_envs=8)))
 
 

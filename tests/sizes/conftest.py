@@ -38,10 +38,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Write]:
 
 
 SMALL_BLOCKS = {
-    "offline_cli.formats.tables.csv_files.LEAST_BLOCK": 1 << 10,
-    "offline_cli.formats.tables.source.MAX_CHUNK_BYTES": 2 << 10,
-    "offline_cli.formats.tables.json_files.WALKED_BYTES": 1 << 10,
-    "offline_cli.formats.tables.files.MAX_ROWS": 16,
+    "offline_cli.formats.tables.files.BATCH_BYTES": 2 << 10,
+    "offline_cli.formats.tables.files.BATCH_ROWS": 16,
+    "offline_cli.formats.tables.files.JSON_BLOCK": 1 << 10,
     "offline_cli.formats.parquet_files.ROWS": 16,
     "offline_cli.formats.parquet_files.BIG": 1,
     "offline_cli.formats.rllib.sample_batch.BLOCK_BYTES": 1 << 10,

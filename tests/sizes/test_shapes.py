@@ -65,7 +65,7 @@ def test_an_episode_of_a_table_that_is_too_long_for_the_limit_is_refused_by_its_
 ) -> None:
     source = written("arrow", 1, 700_000, dims=1)
     code, found = call("convert", *source.arguments, "--out", tmp_path / "out", "--memory-limit", "256MiB")
-    assert (code, found["error"]["where"]) == (6, "eps_id = 0")
+    assert (code, found["error"]["where"]) == (6, "episode 0")
     assert not (tmp_path / "out").exists()
 
 

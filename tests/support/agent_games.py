@@ -176,6 +176,10 @@ class Unlike(Walkers):
     def observation_space(self, agent):
         return spaces.Box(-1.0, 1.0, (3 if agent == "left" else 4,), np.float32)
 
+    def _see(self, agent):
+        seen = super()._see(agent)
+        return seen if agent == "left" else np.append(seen, np.float32(0.5))
+
 
 def first_legal(observation):
     """The first action that the mask of a classic game of PettingZoo allows."""

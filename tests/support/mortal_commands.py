@@ -92,7 +92,7 @@ def main() -> None:
             importlib.import_module(name)
     import offline_cli.cli.app
     import offline_cli.converting.convert
-    import offline_cli.playing.env_runner
+    import offline_cli.playing.loop
     import offline_cli.recording.record
     import offline_cli.training.train  # noqa: F401
 
@@ -177,12 +177,11 @@ def live(wish: dict[str, Any], counter: int) -> None:
 
 
 def by_count() -> None:
-    """Every run has the same storage operations: checkpoints and notes come by count and not by the clock."""
-    from offline_cli.datasets import lease_record
+    """Every run has the same storage operations: checkpoints come by count and not by the clock."""
     from offline_cli.training import pace, run_folder
 
     sys.dont_write_bytecode = True
-    run_folder.EVERY, pace.SHARE, lease_record.BEAT = 0.0, 1e9, 1e6  # type: ignore[misc]
+    run_folder.EVERY, pace.SHARE = 0.0, 1e9  # type: ignore[misc]
 
 
 def count_requests(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

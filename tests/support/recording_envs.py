@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
 
 
 class Count(gym.Env):
@@ -75,76 +74,6 @@ class Nested(Count):
         return super().step(action[0] - 5)
 
 
-class OwnVector(VectorEnv):
-    """Resets in each of gymnasium's three ways; slot s plays episodes of 1 + s, 2 + s, ... steps. Seen: t, episode, s."""
-
-    def __init__(self, num_envs=1, mode="NextStep", **kwargs):
-        self.num_envs = num_envs
-        self.metadata = {"autoreset_mode": AutoresetMode(mode)} if mode else {}
-        self.mode = mode
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.single_action_space = spaces.Discrete(3)
-        self.action_space = spaces.MultiDiscrete([3] * num_envs)
-
-    def _seen(self):
-        return np.stack([self.t, self.episode, np.arange(self.num_envs)], 1).astype(np.float32)
-
-    def _infos(self, mask):
-        return {"t": self.t.copy(), "_t": mask} if mask.any() else {}
-
-    def reset(self, *, seed=None, options=None):
-        mask = (options or {}).get("reset_mask")
-        if mask is None:
-            self.t, self.episode = np.zeros((2, self.num_envs), np.int64)
-            self.over = np.zeros(self.num_envs, bool)
-        else:
-            self.t[mask], self.over[mask] = 0, False
-            self.episode[mask] += 1
-        return self._seen(), {}
-
-    def step(self, actions):
-        assert self.action_space.contains(actions)
-        assert self.mode == "NextStep" or not self.over.any()
-        reset = self.over.copy()
-        self.t = np.where(reset, 0, self.t + 1)
-        self.episode += reset
-        self.over = self.t == 1 + np.arange(self.num_envs) + self.episode
-        rewards, over = np.where(reset, 0.0, self.t), self.over.copy()
-        infos = self._infos(~reset)
-        if self.mode == "SameStep" and over.any():
-            infos = {"final_obs": self._seen(), "_final_obs": over, "final_info": self._infos(over), "_final_info": over}
-            self.t[over], self.over = 0, np.zeros_like(over)
-            self.episode += over
-            infos |= self._infos(~over)
-        return self._seen(), rewards, over, np.zeros_like(over), infos
-
-
-class OwnOther(OwnVector):
-    """Says other spaces than the single environment, as Atari's does."""
-
-    def __init__(self, num_envs=1, observations=None, actions=None):
-        super().__init__(num_envs)
-        self.single_observation_space = observations or self.single_observation_space
-        self.single_action_space = actions or self.single_action_space
-
-
-class OwnNested(OwnOther):
-    """Of Nested: with other bounds of one number, deep inside."""
-
-    def __init__(self, num_envs=1):
-        pair = spaces.Tuple([spaces.Discrete(31), spaces.Box(np.array([-9, -8]), 9, (2,), np.float64)])
-        actions = spaces.Tuple([spaces.Discrete(3, start=5), spaces.Box(0.0, np.inf, (1,), np.float32)])
-        super().__init__(num_envs, spaces.Dict({"pair": pair, "bits": spaces.MultiBinary(2)}), actions)
-
-
-class OwnSpaceless(OwnVector):
-    """Says no spaces of a single copy."""
-
-    def __init__(self, num_envs=1):
-        super().__init__(num_envs)
-        self.single_observation_space = None
-
-
 class Spoiled(Count):
     """One episode of 20 steps goes wrong, in one of the ways that environments do."""
 
@@ -161,8 +90,10 @@ class Spoiled(Count):
                 raise SystemExit(5)
             case "shape":
                 return observation[:2], reward, terminated, truncated, info
-            case "info":
-                return observation, reward, terminated, truncated, {"handle": object()}
+            case "hangs":
+                time.sleep(60)
+            case "dies":
+                os._exit(9)
         return observation, reward, terminated, truncated
 
 
@@ -258,6 +189,26 @@ class Odd(Count):
         return observation, self.reward, *self.flags, {}
 
 
+class Telling(Count):
+    """Its infos hold what can be stored, and at every step a thing that cannot."""
+
+    def step(self, action):
+        answer = super().step(action)
+        return *answer[:4], {"t": self.t, "motor": {"heat": 0.5, "handle": self}, "engine": self}
+
+
+class Pictures(Count):
+    """Observations with an image beside a vector."""
+
+    def __init__(self):
+        super().__init__()
+        image = spaces.Box(0, 255, (6, 5, 3), np.uint8)
+        self.observation_space = spaces.Dict({"image": image, "count": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
+
+    def _seen(self):
+        return {"image": np.full((6, 5, 3), self.t, np.uint8), "count": super()._seen()}
+
+
 class Guarded(Odd):
     """Takes a secret and a label."""
 
@@ -265,33 +216,10 @@ class Guarded(Odd):
         super().__init__(fail_after=fail_after)
 
 
-class OwnOdd(VectorEnv):
-    """Copies of it; each is reset at the step after its end."""
-
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-
-    def __init__(self, num_envs=1, **kwargs):
-        self.num_envs, self.copies = num_envs, [Odd(**kwargs) for _ in range(num_envs)]
-        self.single_observation_space, self.single_action_space = self.copies[0].observation_space, spaces.Discrete(3)
-        self.action_space = spaces.MultiDiscrete([3] * num_envs)
-
-    def reset(self, *, seed=None, options=None):
-        self.over = [False] * self.num_envs
-        return np.stack([copy.reset(seed=seed + i)[0] for i, copy in enumerate(self.copies)]), {}
-
-    def step(self, actions):
-        gave = [
-            (copy.reset()[0], 0.0, False, False) if over else copy.step(action)[:4]
-            for copy, over, action in zip(self.copies, self.over, actions, strict=True)
-        ]
-        observations, *others = zip(*gave, strict=True)
-        self.over = [terminated is True or truncated is True for *_, terminated, truncated in gave]
-        return np.stack(observations), *others, {}
-
-
 gym.register("Guarded-v0", Guarded)
 gym.register("Odd-v0", Odd)
-gym.register("OwnOdd-v0", Odd, vector_entry_point=OwnOdd)
+gym.register("Telling-v0", Telling)
+gym.register("Pictures-v0", Pictures)
 gym.register("Count-v0", Count)
 gym.register("Slow-v0", Slow)
 gym.register("Aim-v0", Aim)
@@ -299,20 +227,6 @@ gym.register("Spoiled-v0", Spoiled)
 gym.register("Bytes-v0", Bytes)
 gym.register("Reusing-v0", Reusing)
 gym.register("Nested-v0", Nested)
-for name in ("NextStep", "SameStep", "Disabled"):
-    gym.register(f"Own{name}-v0", Count, vector_entry_point=partial(OwnVector, mode=name))
-boxes = {"Shape": ((4,), np.float32), "Dtype": ((3,), np.float64)}
-for name, (shape, dtype) in boxes.items():
-    other = spaces.Box(-np.inf, np.inf, shape, dtype)
-    gym.register(f"OwnOther{name}-v0", Count, vector_entry_point=partial(OwnOther, observations=other))
-other = spaces.Box(-1.0, np.inf, (3,), np.float32)
-gym.register("OwnOtherBounds-v0", Count, vector_entry_point=partial(OwnOther, observations=other))
-other = spaces.Dict({"seen": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
-gym.register("OwnOtherDict-v0", Count, vector_entry_point=partial(OwnOther, observations=other))
-gym.register("OwnOtherActions-v0", Count, vector_entry_point=partial(OwnOther, actions=spaces.Discrete(3, start=1)))
-gym.register("OwnOtherNested-v0", Nested, vector_entry_point=OwnNested)
-gym.register("OwnOtherNone-v0", Count, vector_entry_point=OwnSpaceless)
-gym.register("OwnSilent-v0", Count, vector_entry_point=partial(OwnVector, mode=None))
 
 
 def make_count(**kwargs: Any) -> Count:
@@ -389,6 +303,18 @@ class Teacher:
 
         drawn = torch.randint(0, 3, (len(observations),)).numpy()
         return (np.full(len(observations), 2) if deterministic else drawn), None
+
+
+class Viewer(Teacher):
+    """Was trained with the images of Pictures turned, channels first, as stable-baselines3 turns them."""
+
+    observation_space = spaces.Dict(
+        {"image": spaces.Box(0, 255, (3, 6, 5), np.uint8), "count": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
+    )
+
+    def predict(self, observations: Any, deterministic: bool = True) -> tuple[Any, None]:
+        """The count, of which the image is made."""
+        return observations["image"][:, 0, 0, 0].astype(int) % 3, None
 
 
 class Stranger(Teacher):

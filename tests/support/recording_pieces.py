@@ -15,7 +15,7 @@ from odd_pieces import Scaled
 
 from offline_cli import ConnectorV2
 from offline_cli.modules import build_module, build_recurrent_module
-from offline_cli.playing.env_runner import REPORT_SECONDS
+from offline_cli.playing.loop import REPORT_SECONDS
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 STACKED = spaces.Box(-np.inf, np.inf, (12,), np.float32)

@@ -27,7 +27,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOADED = ("torch", "pandas", "jsonschema", "gymnasium.wrappers", "stable_baselines3")
-OURS = ("converting.convert", "datasets.dataset", "playing.env_runner", "recording.record", "training.bc", "applying.apply")
+OURS = ("converting.convert", "datasets.dataset", "playing.loop", "recording.record", "training.bc", "applying.apply")
 START = f"""
 import sys
 sys.path.append({str(Path(__file__).parent)!r})

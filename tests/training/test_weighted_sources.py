@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,17 @@ def test_every_epoch_has_exactly_the_share_of_each_source(sources: list[str], st
         assert (len(epoch), sum(row in small for row in epoch)) == (total, round(0.3 * total))
         assert sum(row in large for row in epoch) == total - round(0.3 * total)
     data.close()
+
+
+@MANNERS
+def test_the_sources_come_mixed_within_an_epoch(sources: list[str], streaming: bool) -> None:
+    small = steps_of(sources[1])
+    data = loaded(sources, {sources[1]: 0.3}, streaming=streaming)
+    (epoch,) = drawn(data, 1)
+    data.close()
+    is_small = [row in small for row in epoch]
+    changes = sum(one != following for one, following in pairwise(is_small))
+    assert changes > len(epoch) / 4  # of independent draws with these shares: 0.42 of the steps
 
 
 @MANNERS

@@ -9,21 +9,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from offline_cli.checking.repair.plan import LEFT_OUT
+from offline_cli.checking.repair import LEFT_OUT
 from offline_cli.checking.validate.against_manifest import ManifestFigures, PlainColumns
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.checking.validate.problem_codes import Severity
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset
-from offline_cli.datasets.file_names import DATA, MANIFEST, MANIFEST_PARTS, PART_PREFIX
+from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.ownership import manifest_parts, quarantine_files
+from offline_cli.datasets.ownership import quarantine_files
 from offline_cli.datasets.reading import ShardReader
-from offline_cli.datasets.shard_list import parts_of
-from offline_cli.datasets.target_folder import REPAIRED_FIX, UNFINISHED_WRITING
+from offline_cli.datasets.target_folder import REPAIRED_FIX
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
 from offline_cli.files.locations import Location
 from offline_cli.files.uploads import open_uploads
@@ -88,7 +86,7 @@ class OwnFolder:
     def check(self, findings: Findings, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False) -> None:
         """Report what is wrong with the folder, and find the shards to read."""
         try:
-            self.manifest = self._with_parts(Dataset.open(self.location).manifest)
+            self.manifest = Dataset.open(self.location).manifest
         except Uncommitted as error:
             said = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # which the code's text includes
             findings.add(self.location.url, "uncommitted", 1, [error.where], example=said, fix=error.fix)
@@ -107,14 +105,9 @@ class OwnFolder:
         """That of the dataset that was being overwritten, if there is one."""
         if self.location.join(MANIFEST).exists():
             try:
-                self.manifest = self._with_parts(Manifest.read(self.location))
+                self.manifest = Manifest.read(self.location)
             except BadData as error:
                 self._broken_manifest(findings, error)
-
-    def _with_parts(self, found: Manifest) -> Manifest:
-        """`found`, all of whose parts have been read. Raises BadData."""
-        deque(found.shards, maxlen=0)
-        return found
 
     def _broken_manifest(self, findings: Findings, error: BadData) -> None:
         wrong = error.details.get("problems", [error.what])
@@ -137,9 +130,7 @@ class OwnFolder:
             if f"{DATA}/{below}" not in listed:
                 hidden = any(part.startswith((".", "_")) for part in below.split("/"))  # readers skip these
                 findings.add(source, "unlisted-file", 1, [file.url], severity="warning" if hidden else None)
-        parts = {part.path for part in parts_of(self.manifest.shards)}
-        left = [file for file in manifest_parts(self.location) if f"{MANIFEST_PARTS}/{file.name}" not in parts]
-        for child in [*left, *(child for child in self.location.children() if child.name.startswith(PART_PREFIX))]:
+        for child in (child for child in self.location.children() if child.name.startswith(PART_PREFIX)):
             findings.add(source, "leftover-file", 1, [child.url])
 
     def _facts(self, findings: Findings, *, allow_lost: bool) -> None:

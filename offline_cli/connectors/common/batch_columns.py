@@ -17,9 +17,8 @@ from torch import Tensor
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import filed_rows, key_of
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
@@ -42,7 +41,6 @@ class AddObservationsFromEpisodesToBatch(TwoSidedPiece):
     """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
 
     whole_arrays = True
-    slots_too = True
     fills_obs = True
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
@@ -63,11 +61,6 @@ class AddObservationsFromEpisodesToBatch(TwoSidedPiece):
             batch[Columns.OBS] = filed_rows((key for key, *_ in moved), rows, (count for *_, count in moved))
         return batch
 
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
-        """The latest observations (P, ...)."""
-        batch.setdefault(Columns.OBS, slots.obs)
-        return batch, slots
-
 
 class NumpyToTensor(ConnectorV2):
     """Every array becomes a tensor on `device` (None: the CPU): float64 as float32, other numbers as they are, `infos` stay.
@@ -77,7 +70,6 @@ class NumpyToTensor(ConnectorV2):
     """
 
     whole_arrays = True
-    slots_too = True
 
     def __init__(
         self,
@@ -135,7 +127,6 @@ class TensorToNumpy(ConnectorV2):
     """Every tensor of the batch becomes an array in main memory; those on the CPU share it."""
 
     whole_arrays = True
-    slots_too = True
 
     def __call__(self, *, batch: Batch, **_: Any) -> Batch:
         """The batch with arrays, in new dicts, lists and tuples."""

@@ -19,7 +19,6 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, is_multi
 from offline_cli.spaces import Space
@@ -67,7 +66,6 @@ class BatchIndividualItems(ConnectorV2):
     """
 
     whole_arrays = True
-    slots_too = True
 
     def __init__(
         self,
@@ -93,15 +91,6 @@ class BatchIndividualItems(ConnectorV2):
         own = {column: held for column, held in batch.items() if column not in rl_module}
         kept = {module_id: part for module_id, part in batch.items() if module_id in rl_module}
         return kept | {DEFAULT_MODULE_ID: kept.get(DEFAULT_MODULE_ID, {}) | _stack_columns(own)}
-
-    def on_slots(
-        self, *, batch: Batch, slots: SlotWindows, shared_data: dict[str, Any] | None = None, **call: Any
-    ) -> tuple[Batch, Any]:
-        """The same; most columns are stacked already."""
-        slots.is_stacked = True
-        if shared_data is not None and slots.has_episodes:
-            shared_data["memorized_map_structure"] = slots.ids
-        return self(batch=batch, **call), slots
 
 
 def _stack_columns(columns: Batch) -> Batch:

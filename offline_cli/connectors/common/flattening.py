@@ -21,13 +21,10 @@ from numpy.typing import NDArray
 
 from offline_cli.connectors.common.frame_stacking import windows
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
-from offline_cli.connectors.connector_v2 import Batch
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.indexing import one_hot
-from offline_cli.episodes.buffers.stacking import row_count, stack
-from offline_cli.episodes.episode_spaces import hot_size
+from offline_cli.episodes.episode_spaces import hot_size, one_hot
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import row_count, stack
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, map_leaves
 
@@ -131,8 +128,6 @@ class PrevActionsPrevRewards(ObservationTransform):
     Actions of any space are one row of `size` numbers each, Discrete and MultiDiscrete one-hot. With n = 0 the key is left out.
     """
 
-    slots_too = True
-
     ORIG_OBS_KEY: ClassVar[str] = "_orig_obs"
     PREV_ACTIONS_KEY: ClassVar[str] = "prev_n_actions"
     PREV_REWARDS_KEY: ClassVar[str] = "prev_n_rewards"
@@ -186,27 +181,6 @@ class PrevActionsPrevRewards(ObservationTransform):
             changed = self._joined(last, actions, rewards, agent_id)
             episode.observation_space = self.space_after(agent_id)
             episode.set_observations(at_indices=-1, new_data=map_leaves(lambda leaf: leaf[0], changed))
-
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
-        """The batch as it is; the latest observations are changed."""
-        self._check(batch)
-        joined = {self.ORIG_OBS_KEY: slots.obs}
-        if self.n_prev_actions:
-            joined[self.PREV_ACTIONS_KEY] = self._recent_actions(slots).reshape(len(slots.live), -1)
-        if self.n_prev_rewards:
-            recent = slots.rewards(self.n_prev_rewards).astype(np.float32)
-            joined[self.PREV_REWARDS_KEY] = np.where(slots.there(self.n_prev_rewards), recent, np.float32(0))
-        slots.change(joined, self.observation_space)
-        return batch, slots
-
-    def _recent_actions(self, slots: SlotWindows) -> NDArray[np.float32]:
-        """(P, n, size): zeros before the first step."""
-        space = self._of_agent(self.input_action_space, None)
-        recent = np.zeros((len(slots.live), self.n_prev_actions, flat_size(space)), np.float32)
-        actions, there = slots.actions(self.n_prev_actions), slots.there(self.n_prev_actions)
-        if actions is not None and there.any():
-            recent[there] = flat_rows(map_leaves(lambda leaf: leaf[there], actions), space)
-        return recent
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
         """Overwrite all observations of each."""

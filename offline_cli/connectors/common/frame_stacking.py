@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.observation_transform import changed_leaves
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import row_count, stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import row_count, stack
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
@@ -41,7 +40,6 @@ class FrameStacking(ConnectorV2):
     """
 
     whole_arrays = True
-    slots_too = True
     fills_obs = before_obs = True
 
     def __init__(
@@ -101,13 +99,6 @@ class FrameStacking(ConnectorV2):
             else:
                 self.add_batch_item(batch, Columns.OBS, self._latest(episode), episode)
         return batch
-
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
-        """`obs` with a row per slot. Raises BadPiece as above."""
-        self._check(batch)
-        frames = map_leaves(lambda leaf: self._with_channel(leaf, axes=2), slots.frames(self.num_frames))
-        batch[Columns.OBS] = map_leaves(_joined, frames)
-        return batch, slots
 
     def _check(self, batch: Batch) -> None:
         if Columns.OBS in batch:

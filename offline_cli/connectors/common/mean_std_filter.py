@@ -22,8 +22,8 @@ from offline_cli.connectors.common.observation_transform import ObservationTrans
 from offline_cli.connectors.common.rllib_filter_states import PLACE, is_from_rllib, moments_from_rllib, options_from_rllib
 from offline_cli.connectors.connector_v2 import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, unflatten_like

@@ -17,10 +17,9 @@ from gymnasium import spaces
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import stack, unstack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
@@ -35,7 +34,6 @@ class ObservationTransform(ConnectorV2):
     """
 
     whole_arrays = True
-    slots_too = True
     writes_episodes = True
     before_obs = True
 
@@ -127,12 +125,6 @@ class ObservationTransform(ConnectorV2):
             singles = list(episodes)
             return self(batch=batch, episodes=singles), singles
         return batch, replace(episodes, obs=self.transformed_batch(episodes), observation_space=self.observation_space)
-
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
-        """The batch as it is; the latest observations are changed. Raises BadPiece as above."""
-        self._check(batch)
-        slots.change(self.transform_last(slots.obs, self.space_before(None), None), self.observation_space)
-        return batch, slots
 
     def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
         """Leaves (N+E, ...) for the observations of a batch of episodes of a single agent."""

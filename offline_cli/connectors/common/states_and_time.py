@@ -20,7 +20,6 @@ from offline_cli.connectors.batch_items import is_filed, key_of, refiled
 from offline_cli.connectors.common.batching import stacked
 from offline_cli.connectors.common.frame_stacking import taken
 from offline_cli.connectors.connector_v2 import Batch, Episodes, Items, TwoSidedPiece
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, BadPiece, EpisodeIndexError
@@ -101,7 +100,6 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
     """
 
     whole_arrays = True
-    slots_too = True
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadEpisode for a chunk with `state_out`s but without the one before its first step."""
@@ -121,12 +119,6 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
             for column, states in _states_of_episode(module, episode, cut, with_next).items():
                 self.add_n_batch_items(batch, column, states, len(cut), episode)
         return batch
-
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, rl_module: Any = None, **_: Any) -> tuple[Batch, Any]:
-        """The states before the latest observations (P, ...)."""
-        if is_stateful(rl_module):
-            batch.setdefault(Columns.STATE_IN, slots.states)
-        return batch, slots
 
 
 def _latest(module: Any, episode: SingleAgentEpisode) -> Tree:
@@ -202,7 +194,6 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
     """
 
     whole_arrays = True
-    slots_too = True
 
     def __call__(
         self,

@@ -31,8 +31,8 @@ from offline_cli.connectors.common.flattening import FlattenObservations
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.connectors.piece_options import what_it_wants
-from offline_cli.episodes.buffers.stacking import stack, unstack
 from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
+from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage
 from offline_cli.spaces import Space, describe
 from offline_cli.trees import Tree

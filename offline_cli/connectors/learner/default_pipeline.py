@@ -26,7 +26,7 @@ from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
 from offline_cli.connectors.learner.added_columns import AddColumnsFromEpisodesToBatch
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space

@@ -27,8 +27,8 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.common.states_and_time import Cut
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import stack
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi, module_of
 from offline_cli.spaces import Space

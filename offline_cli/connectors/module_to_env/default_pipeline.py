@@ -28,7 +28,7 @@ from offline_cli.connectors.module_to_env.unbatching import (
     UnBatchToIndividualItems,
 )
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
-from offline_cli.episodes.buffers.stacking import unstack
+from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.action_units import Span, for_environment, span_of
 from offline_cli.spaces import Space
@@ -46,8 +46,6 @@ class NormalizeAndClipActions(ConnectorV2):
     `stretched_by`: a space of the same structure, to whose bounds actions are stretched in place of the action space's own:
     those by which a policy's data was scaled down. Who plays the policy sets it.
     """
-
-    slots_too = True
 
     def __init__(
         self,

@@ -22,9 +22,8 @@ from torch import Tensor
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.connectors.slot_windows import SlotWindows
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.buffers.stacking import row_count, unstack
+from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import drawn_actions
@@ -78,8 +77,6 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
     several modules only for the items of stateful ones.
     """
 
-    slots_too = True
-
     def __call__(
         self,
         *,
@@ -104,19 +101,6 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
             self.foreach_batch_item_change_in_place(batch, column, squeezed)
         return batch
 
-    def on_slots(
-        self, *, batch: Batch, slots: SlotWindows, shared_data: dict[str, Any] | None = None, **call: Any
-    ) -> tuple[Batch, Any]:
-        """The same for columns (P, 1, ...)."""
-        if not (shared_data or {}).get("_added_single_ts_time_rank"):
-            return batch, slots
-        if slots.is_stacked:  # for good: the helper says so
-            return self(batch=batch, episodes=(), shared_data=shared_data, **call), slots
-        for column in batch:
-            if column != Columns.STATE_OUT:
-                batch[column] = map_leaves(lambda leaf, column=column: _first(leaf, column, axis=1), batch[column])
-        return batch, slots
-
 
 def _first(leaf: Any, column: str, *, axis: int = 0) -> Any:
     shape = getattr(leaf, "shape", ())[axis:]
@@ -133,7 +117,6 @@ class UnBatchToIndividualItems(ConnectorV2):
     """
 
     whole_arrays = True
-    slots_too = True
 
     def __call__(
         self,
@@ -151,14 +134,6 @@ class UnBatchToIndividualItems(ConnectorV2):
                 if not isinstance(held, list) and not is_filed(held):
                     part[column] = _filed(column, unstack(held), keys)
         return batch
-
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
-        """The batch as it is: columns stay stacked until a piece wants items. Raises BadPiece as above."""
-        for column, held in batch.items():
-            if not isinstance(held, list) and not is_filed(held):
-                _check(column, row_count(held), len(slots.live))
-        slots.is_stacked = False
-        return batch, slots
 
 
 def _check(column: str, rows: int, wanted: int) -> None:
@@ -183,7 +158,6 @@ class GetActions(ConnectorV2):
     """
 
     whole_arrays = True
-    slots_too = True
 
     def __call__(
         self,
@@ -240,8 +214,6 @@ class ListifyDataForVectorEnv(ConnectorV2):
     With several agents an entry is a dict by agent, in every column. Columns that are not filed by episode stay as they are.
     """
 
-    slots_too = True
-
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadPiece where a column has an item too many, too few or for an unknown episode."""
         for column, held in batch.items():
@@ -252,12 +224,6 @@ class ListifyDataForVectorEnv(ConnectorV2):
                 stacked = column in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
                 batch[column] = map_leaves(lambda *leaves: np.stack(leaves), *items) if stacked else items
         return batch
-
-    def on_slots(self, *, batch: Batch, slots: SlotWindows, **_: Any) -> tuple[Batch, Any]:
-        """The same; columns that no piece took apart are stacked in the order of the slots already."""
-        if any(map(is_filed, batch.values())):
-            return self(batch=batch, episodes=slots.episodes()), slots
-        return batch, slots
 
 
 def _in_order(column: str, held: dict[tuple[Any, ...], list[Any]], ids: list[str]) -> list[Any]:

@@ -1,11 +1,8 @@
 """Operations on datasets: a selection of whole episodes from any sources, and one writer for each target.
 
-What all of them share: `Operation`, one call with its sources and options; how its sources are read and its targets written
-(`stream`, `writer`, `copy`); `OperationResult`. Sources are read as `convert` reads them, and commits, `--resume`, limits of
-memory and refusals are those of `convert` too.
-
-Rows of a dataset whose row format is the target's, and whose episodes are not changed on the way, are written as they were read
-(`KeptRows`); they are decoded all the same, to be checked and for the statistics.
+`Operation` is one call, with its sources and options. Datasets of ours that agree in what they are go row by row: nothing is
+decoded (`survey.py`), and figures of columns are left out of the manifest. Other sources are read as `convert` reads them.
+Commits, `--resume`, limits of memory and refusals are those of `convert` in both.
 """
 
 from __future__ import annotations
@@ -14,19 +11,19 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.converting.convert import assumptions_of, interrupted, listed, not_written, provenance_of
 from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
-from offline_cli.datasets.manifest import Environment, Manifest, content_hash
-from offline_cli.datasets.row_groups import KeptRows
-from offline_cli.datasets.target_folder import check_apart
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import spaces_of_env
@@ -39,15 +36,12 @@ from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
-from offline_cli.parquet.safety import MAX_BYTES
-from offline_cli.parquet.shards import READING
 from offline_cli.progress import OnProgress
 from offline_cli.source_code import content_hash_of
 from offline_cli.tally import OnError
 
-__all__ = ["Copied", "Operation", "OperationResult", "Share"]
+__all__ = ["Operation", "OperationResult", "Share"]
 
-AHEAD: Final = 3 * READING * MAX_BYTES  # of memory, from which on three row groups within the bound may be held at once
 Share = Callable[[EpisodeBatch], NDArray[np.int64]]
 """(E,) the number of the target that each episode of a batch goes to; -1: none."""
 
@@ -74,17 +68,6 @@ class OperationResult:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """What `copy` has written and counted."""
-
-    manifests: tuple[Manifest, ...]  # of the targets, in their order
-    duplicates_dropped: int
-    episodes_lost: int | None
-    assumptions: Mapping[str, int]
-    action_scale: str
-
-
 @dataclass(slots=True)
 class Operation:
     """One call of an operation. Its sources are open and not yet read; they can be read several times, one after the other."""
@@ -98,8 +81,6 @@ class Operation:
     command: Sequence[str]
     on_progress: OnProgress
     started: float = field(default_factory=time.monotonic)
-    kept: KeptRows | None = field(init=False)  # None: rows are made again
-    engine: EngineSpec = field(init=False)
 
     @classmethod
     def begun(
@@ -123,24 +104,20 @@ class Operation:
         opened = open_sources(places, from_=options["from_"], tables=tables, storage_options=storage_options)
         return cls(name, places, target, options, tables, opened, command, on_progress)
 
-    def __post_init__(self) -> None:
-        self.kept = KeptRows()
-        self.engine = EngineSpec.of(self.options)
-
     @property
     def where(self) -> str:
         """The sources, for messages."""
         return ", ".join(place.url for place in self.places)
 
     @property
-    def manifests(self) -> list[Manifest]:
-        """Of those sources that are datasets of ours."""
-        return [source.dataset.manifest for source in self.sources if isinstance(source, OwnSource)]
+    def datasets(self) -> list[Dataset]:
+        """Those of the sources that are datasets of ours."""
+        return [source.dataset for source in self.sources if isinstance(source, OwnSource)]
 
     @property
     def all_own(self) -> bool:
         """Whether all sources are datasets of ours."""
-        return len(self.manifests) == len(self.sources)
+        return len(self.datasets) == len(self.sources)
 
     @property
     def format(self) -> str:
@@ -153,29 +130,28 @@ class Operation:
         return self._as_sources("compression", COMPRESSION.default)
 
     def _as_sources(self, name: str, default: str) -> str:
-        found = {getattr(manifest, name) for manifest in self.manifests}
+        found = {getattr(one.manifest, name) for one in self.datasets}
         return self.options[name] or (found.pop() if self.all_own and len(found) == 1 else default)
+
+    def check_target(self, place: Location | None = None) -> None:
+        """Raise, before anything is read, what beginning to write to `place` (the target) would raise."""
+        how = {name: self.options[name] for name in ("overwrite", "resume", "force_unlock")}
+        check_target(self.target if place is None else place, **how)
 
     # ---- reading ----
 
     def stream(
-        self,
-        sources: Sequence[Source] | None = None,
-        *,
-        only_looking: bool = False,
-        extras: Extras = None,
-        distinct: bool = False,
+        self, sources: Sequence[Source] | None = None, *, only_looking: bool = False, extras: Extras = None
     ) -> EpisodeStream:
         """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does.
 
-        `only_looking`: no row that is set aside has to be kept. `extras`, `distinct`: as in `read_opened`.
+        `only_looking`: no row that is set aside has to be kept. `extras`: as in `read_opened`.
         """
         options, env = self.options, AskedEnvironment.of(self.options)
         spec = None if env is None else env.among((source.info.location, source.info.environment) for source in self.sources)
         on_error = OnError(options["on_error"])
-        read = [self._keeping(source) for source in (self.sources if sources is None else sources)]
         return read_opened(
-            read,
+            self.sources if sources is None else sources,
             on_error=OnError.SKIP if only_looking and on_error is OnError.QUARANTINE else on_error,
             env=spec,
             env_spaces=None if spec is None else spaces_of_env(spec),
@@ -184,23 +160,10 @@ class Operation:
             memory_limit=self.tables.memory_limit,
             episode_limit=EpisodeLimit.within(self.tables.memory_limit),
             extras=extras,
-            distinct=distinct,
-            engine=self.engine,
+            engine=EngineSpec.of(options),
             temp_dir=self.tables.temp_dir,
             on_progress=self.on_progress,
         )
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether memory allows for a row group beside the one that is worked on, and one that is written."""
-        return self.tables.memory_limit >= AHEAD
-
-    def _keeping(self, source: Source) -> Source:
-        """`source`, read ahead where memory allows, keeping the rows that it reads where they can be written as they are."""
-        if not isinstance(source, OwnSource):
-            return source
-        kept = self.kept if source.info.format == self.format else None
-        return replace(source, dataset=replace(source.dataset, kept=kept, ahead=self.reads_ahead))
 
     # ---- writing ----
 
@@ -214,7 +177,7 @@ class Operation:
         known = {
             "the command": self.name,
             "a source": listed(self.places),
-            "the content of a source": content_hash(shard for known in self.manifests for shard in known.shards),
+            "the content of a source": [(one.path, one.sha256) for found in self.datasets for one in found.manifest.shards],
             "an option of reading": read_as,
             "the mapping": self.tables.identity(options["storage_options"]),
             "the choice of episodes": chosen,
@@ -228,9 +191,12 @@ class Operation:
         *,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
-        check_ids: bool = False,
+        decoded: bool = True,
     ) -> DatasetWriter:
-        """The writer of one target, which gets what is known of `stream`. `provenance`: what `convert` does not write."""
+        """The writer of one target, which gets what is known of `stream`. `provenance`: what `convert` does not write.
+
+        `decoded`: False where rows are moved.
+        """
         options = self.options
         return DatasetWriter(
             target,
@@ -249,71 +215,59 @@ class Operation:
             resume=options["resume"],
             tally=stream.tally,
             identity=identity,
-            check_ids=check_ids,  # reading has done so
+            check_ids=False,  # reading has done so
+            decoded=decoded,
         )
 
-    def copy(self, stream: EpisodeStream, writers: Sequence[DatasetWriter], share: Share | None = None) -> Copied:
-        """Write each episode of `stream` by the writer that `share` says, by default the first; then commit them in order.
-
-        Rows that are set aside go to the first. Raises what reading and writing raise, and Interrupted.
-        """
+    @contextmanager
+    def written(self, stream: EpisodeStream, writers: Sequence[DatasetWriter]) -> Iterator[None]:
+        """Within it, `writers` write what `stream`, or its rows, give. Raises Interrupted for Ctrl-C."""
         try:
             with stream, ExitStack() as stack:
                 for writer in writers:
                     stack.enter_context(writer)
-                stream.set_aside_to(writers[0].quarantine)
-                for batch in stream:
-                    self._put(batch, writers, share)
-                stream.rejects.hand_on()
-                return _committed(stream, writers)
+                yield
         except KeyboardInterrupt as interrupt:
             raise interrupted(writers[0].location, is_ours=True) from interrupt
 
-    def write(
-        self, stream: EpisodeStream, by: Mapping[str, Any], share: Share | None = None, *, dropped: int | None = None
-    ) -> dict[str, Any]:
-        """Write the episodes of `stream` to the one target, as `copy` does; the fields of `OperationResult`.
+    def copy(self, stream: EpisodeStream, writers: Sequence[DatasetWriter], share: Share | None = None) -> list[Manifest]:
+        """Write each episode of `stream` by the writer that `share` says, by default the first; then commit them in order.
 
-        `by`: what was asked for. `dropped`: episodes that were not chosen; None: the duplicates.
+        Rows that are set aside go to the first. Raises what reading and writing raise, and Interrupted.
         """
-        provenance = {"operation": {"name": self.name, **by}}
-        writer = self.writer(stream, self.target, identity=self.identity(**by), provenance=provenance)
-        copied = self.copy(stream, [writer], share)
-        manifest = copied.manifests[0]
-        return self.figures(
-            stream,
-            episodes=manifest.counts.episodes,
-            steps=manifest.counts.steps,
-            shards=len(manifest.shards),
-            dropped=copied.duplicates_dropped if dropped is None else dropped,
-            duplicates_dropped=copied.duplicates_dropped,
-            assumptions=copied.assumptions,
-        )
+        with self.written(stream, writers):
+            stream.set_aside_to(writers[0].quarantine)
+            for batch in stream:
+                goes_to = np.zeros(len(batch), np.int64) if share is None else share(batch)
+                for number, writer in enumerate(writers):
+                    mine = (goes_to == number) & not_written(batch, writer)
+                    if mine.all():
+                        writer.write(batch)
+                    elif mine.any():
+                        writer.write(batch.select(np.flatnonzero(mine)))
+            stream.rejects.hand_on()
+            return self.committed(stream, writers)
 
-    def figures(self, stream: EpisodeStream, **counts: Any) -> dict[str, Any]:
+    def committed(self, stream: EpisodeStream, writers: Sequence[DatasetWriter]) -> list[Manifest]:
+        """The manifests of the writers, in their order."""
+        counted, lost = assumptions_of(stream), stream.episodes_lost
+        return [writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers]
+
+    def figures(self, stream: EpisodeStream, written: Sequence[Manifest], **counts: Any) -> dict[str, Any]:
         """The fields of `OperationResult`, with `counts` among them, once `stream` is read as far as it will be."""
+        duplicates = stream.tally.duplicates_dropped
         return {
             "out": self.target.url,
             "format": self.format,
-            "action_scale": stream.action_scale,
+            "episodes": sum(manifest.counts.episodes for manifest in written),
+            "steps": sum(manifest.counts.steps for manifest in written),
+            "shards": sum(len(manifest.shards) for manifest in written),
+            "dropped": duplicates,
+            "duplicates_dropped": duplicates,
             "episodes_lost": stream.episodes_lost,
+            "assumptions": dict(assumptions_of(stream) if written else stream.tally.assumptions),
+            "action_scale": stream.action_scale,
             "dry_run": self.options["dry_run"],
             "seconds": time.monotonic() - self.started,
             **counts,
         }
-
-    def _put(self, batch: EpisodeBatch, writers: Sequence[DatasetWriter], share: Share | None) -> None:
-        rows = None if self.kept is None else self.kept.taken(batch)
-        goes_to = np.zeros(len(batch), np.int64) if share is None else share(batch)
-        for number, writer in enumerate(writers):
-            mine = (goes_to == number) & not_written(batch, writer)
-            if mine.all():
-                writer.write(batch, rows)
-            elif mine.any():
-                writer.write(batch.select(np.flatnonzero(mine)), None if rows is None else rows.of(mine))
-
-
-def _committed(stream: EpisodeStream, writers: Sequence[DatasetWriter]) -> Copied:
-    counted, lost = assumptions_of(stream), stream.episodes_lost
-    manifests = tuple(writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers)
-    return Copied(manifests, stream.tally.duplicates_dropped, lost, dict(counted), stream.action_scale)

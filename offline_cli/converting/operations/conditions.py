@@ -1,19 +1,17 @@
-"""Conditions on the plain columns of episodes: parsed here by a fixed grammar, and evaluated by Polars.
+"""Conditions on the plain columns of episodes: SQL as Polars parses it, of which an allow-list is taken.
 
-    condition = conjunct { "or" conjunct }        conjunct = negated { "and" negated }      negated = { "not" } predicate
-    predicate = sum [ COMPARISON sum | [ "not" ] "between" sum "and" sum | [ "not" ] "in" "(" constant { "," constant } ")"
-                    | "is" [ "not" ] "null" ]
-    sum       = product { ( "+" | "-" ) product } product  = factor { ( "*" | "/" | "%" ) factor }
-    factor    = { "-" | "+" } factor | NUMBER | TEXT | "true" | "false" | COLUMN | "(" condition ")"
-
-There are names of columns and no functions, so that a command line reaches nothing else. Numbers are float64. As in SQL, null
-makes null of whatever it would decide, `false and null` aside; NaN is null, and so is what is divided by zero.
+Names of columns, and comparisons, arithmetic, `in`, `between`, `is null`, `and`, `or`, `not`: anything else (functions, casts,
+subqueries) is refused by name, so that a command line reaches nothing else. Texts take either kind of quotes, and numbers are
+float64. As in SQL, null makes null of whatever it would decide, `false and null` aside; a return that is NaN is null, and where
+a divisor is zero, the condition is null.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,38 +24,29 @@ from offline_cli.errors import UsageError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["PLAIN_KINDS", "Condition"]
+__all__ = ["PLAIN_COLUMNS", "Condition"]
 
-NUMBER, TEXT, TRUTH = "a number", "a text", "true or false"
-PLAIN_KINDS: Final = {
-    Columns.EPS_ID: TEXT,
-    Columns.LENGTH: NUMBER,
-    Columns.RETURN: NUMBER,
-    Columns.TERMINATED: TRUTH,
-    Columns.TRUNCATED: TRUTH,
-    Columns.AGENT_ID: TEXT,
-    Columns.MODULE_ID: TEXT,
-}
-"""The columns that conditions name, and what their values are."""
-
-TOKEN: Final = re.compile(
-    r"""(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(?P<name>[A-Za-z_][A-Za-z_0-9]*)|(?P<quoted>"(?:[^"]|"")*")"""
-    r"""|(?P<text>'(?:[^']|'')*')|(?P<sign>==|!=|<>|<=|>=|[=<>+\-*/%(),])"""
+PLAIN_COLUMNS: Final = (
+    *(Columns.EPS_ID, Columns.LENGTH, Columns.RETURN, Columns.TERMINATED),
+    *(Columns.TRUNCATED, Columns.AGENT_ID, Columns.MODULE_ID),
 )
-WORDS: Final = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
-SAME: Final = {"=": "==", "<>": "!="}
-COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "==": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
-}
-AT_ONCE: Final = 1 << 16  # rows of which Polars makes its own copy
-MAX_DEPTH: Final = 50  # of parentheses and signs
-MAX_OPERATORS: Final = 500  # of arithmetic: Polars nests them
-FIX: Final = f'for example --where "return > 450 and length < 500"; columns: {", ".join(PLAIN_KINDS)}'
+"""The columns that conditions name."""
+NUMBERS: Final = (Columns.LENGTH, Columns.RETURN)
+FLAGS: Final = (Columns.TERMINATED, Columns.TRUNCATED)
+WORD: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[A-Za-z_][A-Za-z_0-9.]*""")
+"""A text or name in quotes, or a bare word."""
+ALLOWED: Final = frozenset(
+    {"Eq", "NotEq", "Lt", "LtEq", "Gt", "GtEq", "And", "Or", "LogicalAnd", "LogicalOr", "Not", "IsNull", "IsNotNull", "IsIn"}
+    | {"Plus", "Minus", "Multiply", "Divide", "TrueDivide", "Modulus", "Add", "Sub", "Mul", "Div", "Rem", "Negate"}
+)
+"""What Polars calls the nodes that are taken, in any of its versions."""
+DIVIDING: Final = frozenset({"Divide", "TrueDivide", "Modulus", "Div", "Rem"})
+CALL: Final = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\b(?!(?:in|and|or|not|between|is)\b)([A-Za-z_]\w*)\s*\(""", re.IGNORECASE
+)
+"""A function by its name; outside of quotes."""
+LONGEST: Final = 10_000  # letters
+FIX: Final = f'for example --where "return > 450 and length < 500"; columns: {", ".join(PLAIN_COLUMNS)}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,257 +59,92 @@ class Condition:
 
     @classmethod
     def parsed(cls, text: str) -> Condition:
-        """The condition that `text` is. Raises UsageError, naming the token that is wrong, and its place."""
-        return _Parser(text).condition()
+        """The condition that `text` is. Raises UsageError, naming what cannot be taken."""
+        import polars as pl
+
+        if len(text) > LONGEST:
+            raise _wrong(f"the condition has more than {LONGEST:,} letters")
+        if called := next((match[1] for match in CALL.finditer(text) if match[1]), None):
+            raise _wrong(f"there are no functions in conditions, such as {called}", token=called)
+        try:
+            expression = pl.sql_expr(WORD.sub(_spelled, text))
+            tree = json.loads(expression.meta.serialize(format="json"))
+            names = frozenset(expression.meta.root_names())
+            if unknown := sorted(names.difference(PLAIN_COLUMNS)):
+                raise _wrong(f"no column of episodes is called {', '.join(map(repr, unknown))}", token=unknown[0])
+            zeros = [pl.Expr.deserialize(io.StringIO(json.dumps(node)), format="json") == 0 for node in _divisors(tree)]
+            if zeros:
+                expression = pl.when(pl.any_horizontal(zeros)).then(None).otherwise(expression)
+            kind = _prepared(pl.DataFrame(schema=SCHEMA)).with_columns(holds=expression).schema["holds"]
+        except (pl.exceptions.PolarsError, RecursionError, ValueError) as error:
+            raise _wrong(str(error).splitlines()[0] if str(error) else "nested too deeply") from error
+        if kind != pl.Boolean:
+            raise _wrong(f"{text!r} is neither true nor false")
+        return cls(text, names, expression)
 
     def holds(self, table: Any) -> tuple[NDArray[np.bool_], int]:
         """(E,) whether it is true of each row of a pa.Table of plain columns; and of how many it is null, so not true."""
         import polars as pl
 
-        known = table.select([name for name in PLAIN_KINDS if name in table.column_names])
-        holds, undecided = np.zeros(table.num_rows, np.bool_), 0
-        for first in range(0, table.num_rows, AT_ONCE):
-            part = slice(first, first + AT_ONCE)
-            frame = pl.from_arrow(known.slice(first, AT_ONCE))
-            assert isinstance(frame, pl.DataFrame)
-            found = frame.with_columns(self.expression.alias("holds"))["holds"]
-            holds[part] = found.fill_null(False).to_numpy()
-            undecided += found.null_count()
-        return holds, undecided
+        frame = pl.from_arrow(table.select([name for name in PLAIN_COLUMNS if name in table.column_names]))
+        assert isinstance(frame, pl.DataFrame)
+        found = _prepared(frame).with_columns(holds=self.expression)["holds"]
+        return found.fill_null(False).to_numpy(), found.null_count()
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str  # number | name | quoted | text | sign | end
-    text: str
-    at: int  # letter, from 1
-
-    @property
-    def word(self) -> str:
-        """A word or sign of the grammar, as the grammar spells it."""
-        if self.kind == "name":
-            return self.text.lower()
-        return SAME.get(self.text, self.text) if self.kind == "sign" else ""
-
-    def wrong(self, why: str) -> UsageError:
-        """The error about this token."""
-        what = f"the condition ends too early: {why}" if self.kind == "end" else f"{self.text!r} at letter {self.at}: {why}"
-        return UsageError(what, where="--where", fix=FIX, details={"token": self.text, "letter": self.at})
+SCHEMA: Final[dict[str, Any]] = {name: float if name in NUMBERS else bool if name in FLAGS else str for name in PLAIN_COLUMNS}
 
 
-def _tokens(text: str) -> list[_Token]:
-    found, at = [], 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        match = TOKEN.match(text, at)
-        if match is None or match.lastgroup is None:
-            why = "the text has no end" if text[at] in "'\"" else "conditions have no such sign"
-            raise _Token("sign", text[at], at + 1).wrong(why)
-        found.append(_Token(match.lastgroup, match[0], at + 1))
-        at = match.end()
-    return [*found, _Token("end", "", len(text) + 1)]
+def _prepared(frame: pl.DataFrame) -> pl.DataFrame:
+    """Numbers as float64, null for NaN."""
+    import polars as pl
+
+    return frame.with_columns(pl.col(name).cast(pl.Float64).fill_nan(None) for name in NUMBERS if name in frame.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of a condition."""
-
-    expression: Any  # pl.Expr
-    kind: str  # NUMBER | TEXT | TRUTH
-    token: _Token  # its first
-
-    @property
-    def known(self) -> Any:
-        """Its expression, null for NaN."""
-        return self.expression.fill_nan(None) if self.kind == NUMBER else self.expression
+def _spelled(match: re.Match[str]) -> str:
+    """A column in the spelling of its table, and a text in the quotes that SQL has for texts."""
+    word = match[0]
+    name = word.strip('"').lower()
+    if word[0] == "'" or (word[0] != '"' and name not in PLAIN_COLUMNS):
+        return word
+    if name in PLAIN_COLUMNS:
+        return f'"{name}"'
+    text = word[1:-1].replace('""', '"').replace("'", "''")
+    return f"'{text}'"
 
 
-class _Parser:
-    """By recursive descent; each method takes what its name says."""
-
-    def __init__(self, text: str) -> None:
-        import polars as pl
-
-        self._pl: Any = pl
-        self._text, self._tokens, self._next = text, _tokens(text), 0
-        self._depth = self._operators = 0
-        self._columns: set[str] = set()
-
-    @property
-    def _token(self) -> _Token:
-        return self._tokens[self._next]
-
-    def _take(self, *words: str) -> _Token | None:
-        """The next token, if it is one of these."""
-        token = self._token
-        if token.word not in words:
-            return None
-        self._next += 1
-        return token
-
-    def _expect(self, word: str, why: str) -> None:
-        if self._take(word) is None:
-            raise self._token.wrong(f"{word!r} is expected {why}")
-
-    def condition(self) -> Condition:
-        """All of it."""
-        found = self._any()
-        if self._token.kind != "end":
-            raise self._token.wrong("nothing that could stand here")
-        return Condition(self._text, frozenset(self._columns), self._truth(found).expression)
-
-    def _truth(self, part: _Part) -> _Part:
-        if part.kind != TRUTH:
-            raise part.token.wrong(f"begins {part.kind}, where something true or false is expected")
-        return part
-
-    def _any(self) -> _Part:
-        return self._chain("or", self._all, self._pl.any_horizontal)
-
-    def _all(self) -> _Part:
-        return self._chain("and", self._negated, self._pl.all_horizontal)
-
-    def _chain(self, word: str, part: Callable[[], _Part], joined: Callable[[list[Any]], Any]) -> _Part:
-        parts = [part()]
-        while self._take(word):
-            parts.append(part())
-        if len(parts) == 1:
-            return parts[0]
-        return _Part(joined([self._truth(one).expression for one in parts]), TRUTH, parts[0].token)
-
-    def _negated(self) -> _Part:
-        first, times = self._token, 0
-        while self._take("not"):
-            times += 1
-        part = self._predicate()
-        if not times:
-            return part
-        return _Part(~self._truth(part).expression if times % 2 else self._truth(part).expression, TRUTH, first)
-
-    def _predicate(self) -> _Part:
-        left = self._sum()
-        sign = self._take(*COMPARISONS)
-        if sign is not None:
-            right = self._sum()
-            return _Part(COMPARISONS[sign.word](*self._alike(left, right, sign)), TRUTH, left.token)
-        if self._take("is"):
-            negative = self._take("not")
-            self._expect("null", "after 'is'")
-            known = left.known
-            return _Part(known.is_not_null() if negative else known.is_null(), TRUTH, left.token)
-        negative = self._take("not")
-        if (word := self._take("between")) is not None:
-            low = self._sum()
-            self._expect("and", "between two bounds")
-            high = self._sum()
-            value, least = self._alike(left, low, word, ordered=True)
-            found = (value >= least) & (value <= self._alike(left, high, word, ordered=True)[1])
-        elif self._take("in"):
-            found = left.known.is_in(self._constants(left))
-        elif negative:
-            raise self._token.wrong("'in' or 'between' is expected after 'not'")
-        else:
-            return left
-        return _Part(~found if negative else found, TRUTH, left.token)
-
-    def _alike(self, left: _Part, right: _Part, sign: _Token, *, ordered: bool = False) -> tuple[Any, Any]:
-        """Both sides of a comparison. Raises UsageError for sides of two kinds, and for an order of what has none."""
-        if left.kind != right.kind:
-            raise sign.wrong(f"{left.kind} is compared with {right.kind}")
-        if left.kind == TRUTH and (ordered or sign.word not in ("==", "!=")):
-            raise sign.wrong("true and false have no order")
-        return left.known, right.known
-
-    def _constants(self, like: _Part) -> list[Any]:
-        self._expect("(", "after 'in'")
-        found = []
-        while True:
-            signs = 0
-            while (sign := self._take("-", "+")) is not None:
-                signs += sign.word == "-"
-            token = self._token
-            self._next += 1
-            if token.kind == "number":
-                kind, value = NUMBER, float(token.text) * (-1) ** signs
-            elif token.kind == "text" and not signs:
-                kind, value = TEXT, _unquoted(token)
-            elif token.word in ("true", "false") and not signs:
-                kind, value = TRUTH, token.word == "true"
-            else:
-                raise token.wrong("a number, a 'text', true or false is expected in a list")
-            if kind != like.kind:
-                raise token.wrong(f"{like.kind} is compared with {kind}")
-            found.append(value)
-            if not self._take(","):
-                self._expect(")", "at the end of a list")
-                return found
-
-    def _sum(self) -> _Part:
-        return self._operation(("+", "-"), self._product)
-
-    def _product(self) -> _Part:
-        return self._operation(("*", "/", "%"), self._factor)
-
-    def _operation(self, signs: tuple[str, ...], part: Callable[[], _Part]) -> _Part:
-        left = part()
-        while (sign := self._take(*signs)) is not None:
-            right = part()
-            self._operators += 1
-            if self._operators > MAX_OPERATORS:
-                raise sign.wrong(f"more than {MAX_OPERATORS} operators")
-            for one in (left, right):
-                if one.kind != NUMBER:
-                    raise sign.wrong(f"calculates with {one.kind}")
-            left = _Part(self._calculated(sign.word, left.expression, right.expression), NUMBER, left.token)
-        return left
-
-    def _calculated(self, sign: str, left: Any, right: Any) -> Any:
-        if sign in "/%":
-            right = self._pl.when(right != 0).then(right)  # else null
-            return left / right if sign == "/" else left % right
-        return left + right if sign == "+" else left - right if sign == "-" else left * right
-
-    def _factor(self) -> _Part:
-        token = self._token
-        self._next += token.kind != "end"
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise token.wrong(f"nested deeper than {MAX_DEPTH}")
-        found = self._nested(token) if token.word in ("(", "-", "+") else self._value(token)
-        self._depth -= 1
-        return found
-
-    def _nested(self, token: _Token) -> _Part:
-        if token.word == "(":
-            inner = self._any()
-            self._expect(")", f"for the '(' at letter {token.at}")
-            return _Part(inner.expression, inner.kind, token)
-        number = self._factor()
-        if number.kind != NUMBER:
-            raise token.wrong(f"calculates with {number.kind}")
-        return _Part(-number.expression if token.word == "-" else number.expression, NUMBER, token)
-
-    def _value(self, token: _Token) -> _Part:
-        pl = self._pl
-        if token.kind == "number":
-            return _Part(pl.lit(float(token.text), pl.Float64), NUMBER, token)
-        if token.kind == "text":
-            return _Part(pl.lit(_unquoted(token)), TEXT, token)
-        if token.word in ("true", "false"):
-            return _Part(pl.lit(token.word == "true"), TRUTH, token)
-        if token.kind not in ("name", "quoted") or token.word in WORDS:
-            raise token.wrong("a column, a number, a 'text' or '(' is expected here")
-        name = token.word or _unquoted(token)
-        if name not in PLAIN_KINDS:
-            called = self._token.word == "("
-            raise token.wrong("there are no functions in conditions" if called else "no column of episodes is called so")
-        self._columns.add(name)
-        column = pl.col(name)
-        return _Part(column.cast(pl.Float64) if PLAIN_KINDS[name] == NUMBER else column, PLAIN_KINDS[name], token)
+def _divisors(tree: Any) -> Iterator[Any]:
+    """What is divided by in a parsed expression. Raises UsageError, naming the first node that is not in the allow-list."""
+    kind: str
+    node: Any
+    kind, node = next(iter(tree.items())) if isinstance(tree, dict) and len(tree) == 1 else (str(tree), {})
+    if kind in ("Column", "Literal"):
+        return
+    if kind == "Cast" and node["dtype"] == {"Literal": "Boolean"}:  # which `not` makes of its operand
+        parts, name = [node["expr"]], "Not"
+    elif kind == "BinaryExpr":
+        parts, name = [node["left"], node["right"]], node["op"]
+    elif kind == "Function":
+        parts, name = node["input"], _function(node["function"])
+    else:
+        parts, name = [], kind
+    if name not in ALLOWED:
+        raise _wrong(f"conditions have no {name}", token=name)
+    if name in DIVIDING:
+        yield parts[1]
+    for part in parts:
+        yield from _divisors(part)
 
 
-def _unquoted(token: _Token) -> str:
-    quote = token.text[0]
-    return token.text[1:-1].replace(quote * 2, quote)
+def _function(node: Any) -> str:
+    """The name of a function, of which Polars says the family first: {"Sql": {"Binary": "Rem"}}, {"Sql": {"IsIn": options}}."""
+    while isinstance(node, dict) and len(node) == 1:
+        name, node = next(iter(node.items()))
+        if name in ALLOWED:
+            return str(name)
+    return str(node)
+
+
+def _wrong(what: str, *, token: str = "") -> UsageError:
+    return UsageError(f"--where: {what}", where="--where", fix=FIX, details={"token": token} if token else {})

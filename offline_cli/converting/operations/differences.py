@@ -26,9 +26,8 @@ from offline_cli.converting.operations.diff_result import DiffResult
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
-from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.batch_arrays import Form, forms, in_words
-from offline_cli.episodes.codec.steps import plain_mapping
+from offline_cli.episodes.batch import EpisodeBatch, Form, forms, in_words
+from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.files.locations import Location, expand
 from offline_cli.formats.asked_environment import AskedEnvironment

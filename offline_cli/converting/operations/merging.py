@@ -18,10 +18,10 @@ import polars as pl
 
 from offline_cli.columns import Columns
 from offline_cli.converting.operations import Operation, OperationResult
+from offline_cli.converting.operations.survey import by_rows
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import CHOSEN, ExtraOutputs, first_batch, stitched
-from offline_cli.datasets.target_folder import check_target
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
@@ -29,6 +29,7 @@ from offline_cli.files.locations import Location, Sources
 from offline_cli.formats.source import Fragments, ReadOptions, Source, SourceInfo
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import MergeOptions, RepackOptions
+from offline_cli.options.shared import EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
 
@@ -73,7 +74,7 @@ def merge(
     scales, SpaceMismatch for other spaces, and what `convert` raises.
     """
     operation = Operation.begun("merge", sources, out, options=options, command=command, on_progress=on_progress)
-    check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
+    operation.check_target()
     kept: list[ExtraOutputs | None] = [None]
 
     def choose(opened: Sequence[Source]) -> ExtraOutputs | None:
@@ -81,9 +82,12 @@ def merge(
         kept[0] = None if chosen is None else chosen(opened)
         return kept[0]
 
+    by = {"unique_ids": options["unique_ids"], "extras": options["extras"]}
+    as_it_is = options["extras"] == EXTRAS.default
+    if as_it_is and (figures := _moved(operation, by)) is not None:
+        return MergeResult(**figures, ids_changed=0, extras_left_out={})
     changes = _changes(operation.sources, OnError(options["on_error"])) if options["unique_ids"] else []
     read = [_Changed(one, _Renamed(new)) if new else one for one, new in zip(operation.sources, changes, strict=False)]
-    by = {"unique_ids": options["unique_ids"], "extras": options["extras"]}
     try:
         stream = operation.stream(read or None, extras=choose)
         figures = _written(operation, stream, by)
@@ -107,28 +111,43 @@ def repack(
     Raises UsageError for a column of `drop` that every episode needs, or that none has, and what `convert` raises.
     """
     operation = Operation.begun("repack", sources, out, options=options, command=command, on_progress=on_progress)
-    check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
+    operation.check_target()
     drop = tuple(dict.fromkeys(options["drop"]))
     _check_columns(operation.sources, drop)
-    change = _Repacked(frozenset(drop), options["hash_ids"])
-    read: list[Source] | None = [_Changed(one, change) for one in operation.sources] if drop or options["hash_ids"] else None
-    by = {"drop": list(drop), "hash_ids": options["hash_ids"]}
-    figures = _written(operation, operation.stream(read), by)
+    by, changes = {"drop": list(drop), "hash_ids": options["hash_ids"]}, bool(drop or options["hash_ids"])
+    figures = None if changes else _moved(operation, by)
+    if figures is None:
+        change = _Repacked(frozenset(drop), options["hash_ids"])
+        read: list[Source] | None = [_Changed(one, change) for one in operation.sources] if changes else None
+        figures = _written(operation, operation.stream(read), by)
     return RepackResult(**figures, compression=operation.compression, dropped_columns=drop, ids_hashed=options["hash_ids"])
+
+
+def _moved(operation: Operation, by: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Move all rows; the fields of `OperationResult`. None where that cannot be: see `by_rows`."""
+    survey = by_rows(operation)
+    if survey is None:
+        return None
+    if operation.options["dry_run"]:
+        stream, steps = operation.stream(), int(survey.column(Columns.LENGTH).sum())
+        stream.close()
+        return operation.figures(stream, [], episodes=len(survey), steps=steps)
+    target = operation.target, operation.identity(**by), {"operation": {"name": operation.name, **by}}
+    return operation.figures(*survey.write([target], np.zeros(len(survey), np.int64)))
 
 
 def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any]) -> dict[str, Any]:
     """Write all episodes of `stream`; the fields of `OperationResult`."""
     if not operation.options["dry_run"]:
-        return operation.write(stream, by)
+        told = {"operation": {"name": operation.name, **by}}
+        writer = operation.writer(stream, operation.target, identity=operation.identity(**by), provenance=told)
+        return operation.figures(stream, operation.copy(stream, [writer]))
     episodes = steps = 0
     with stream:
         stream.set_aside_to(lambda _: None)
         for batch in stream:
             episodes, steps = episodes + len(batch), steps + batch.num_steps
-    duplicates, assumed = stream.tally.duplicates_dropped, dict(stream.tally.assumptions)
-    counts = {"episodes": episodes, "steps": steps, "shards": 0, "assumptions": assumed}
-    return operation.figures(stream, dropped=duplicates, duplicates_dropped=duplicates, **counts)
+    return operation.figures(stream, [], episodes=episodes, steps=steps)
 
 
 # ---- sources whose episodes are changed while they are read ----

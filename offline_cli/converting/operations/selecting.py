@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
@@ -16,19 +15,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.converting.operations import Copied, Operation, OperationResult
+from offline_cli.converting.operations import Operation, OperationResult
 from offline_cli.converting.operations.choosing import Parts, drawn, listed_ids, problem_ids, share_of, top
 from offline_cli.converting.operations.conditions import Condition
 from offline_cli.converting.operations.survey import NOWHERE, Survey, surveyed
-from offline_cli.converting.reading import EpisodeStream
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.target_folder import check_target
-from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import NoData, OutputExists, UsageError
 from offline_cli.files.locations import Location, Sources, open_location
-from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import FilterOptions, SampleOptions, SplitOptions
 from offline_cli.progress import OnProgress, no_progress
@@ -37,7 +32,6 @@ from offline_cli.source_code import content_hash_of
 __all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
 
 SHOWN: Final = 5  # ids that a message lists
-PER_WRITER: Final = 64 << 20  # bytes that one of several writers may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +94,7 @@ def filter(
         fix = "give --where, --top-fraction, --ids-file or --drop-problems"
         raise UsageError("nothing says which episodes to keep", where="offline-cli filter", fix=fix)
     operation = Operation.begun("filter", sources, out, options=options, command=command, on_progress=on_progress)
-    check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
+    operation.check_target()
     columns = frozenset[str]() if condition is None else condition.columns
     survey = surveyed(operation, columns if fraction is None else {*columns, Columns.RETURN})
     chosen, undecided = np.ones(len(survey), np.bool_), 0
@@ -162,7 +156,7 @@ def sample(
         fix = "offline-cli sample SRC --out D --episodes 100"
         raise UsageError("give exactly one of --episodes, --steps and --fraction", where="offline-cli sample", fix=fix)
     operation = Operation.begun("sample", sources, out, options=options, command=command, on_progress=on_progress)
-    check_target(operation.target, overwrite=options["overwrite"], resume=options["resume"])
+    operation.check_target()
     survey = surveyed(operation)
     order = drawn(len(survey), options["seed"])
     chosen = np.zeros(len(survey), np.bool_)
@@ -217,50 +211,36 @@ def split(
 
 
 def _split(survey: Survey, names: Sequence[str], part_of: NDArray[np.int64], by: Mapping[str, Any]) -> SplitResult:
-    """Write part number `part_of` (E,) of each episode under its name, as many at a time as memory allows."""
-    operation = survey.operation
+    """Write part number `part_of` (E,) of each episode under its name."""
+    operation, lengths = survey.operation, survey.column(Columns.LENGTH)
     done = {name: manifest for name in names if (manifest := _done(operation, name, by)) is not None}
     if len(done) == len(names):
-        check_target(operation.target.join(names[0]), resume=True)  # which says that it is complete
-    left = [number for number, name in enumerate(names) if name not in done]
-    at_once = max(1, room_for_data(operation.tables.memory_limit) // PER_WRITER)
-    written: list[Copied] = []
-    lengths = survey.column(Columns.LENGTH)
-    parts = {name: {"episodes": int((part_of == number).sum())} for number, name in enumerate(names)}
-    for group in [] if operation.options["dry_run"] else [left[i : i + at_once] for i in range(0, len(left), at_once)]:
-        number_of = np.full(len(names) + 1, NOWHERE, np.int16)  # the last: of episodes in no part
-        number_of[group] = np.arange(len(group))
-        stream, share = survey.stream(number_of[part_of])
-        writers = [_part_writer(operation, stream, names[number], by) for number in group]
-        written.append(operation.copy(stream, writers, share))
-        done |= {names[number]: one for number, one in zip(group, written[-1].manifests, strict=True)}
-    for number, (name, part) in enumerate(parts.items()):
-        counts = None if operation.options["dry_run"] else done[name].counts
-        part["steps"] = int(lengths[part_of == number].sum()) if counts is None else counts.steps
-        part["episodes"] = part["episodes"] if counts is None else counts.episodes
-    scale = written[-1].action_scale if written else operation.manifests[0].action_scale if operation.manifests else "unknown"
-    return SplitResult(
-        out=operation.target.url,
-        format=operation.format,
-        episodes=sum(part["episodes"] for part in parts.values()),
-        steps=sum(part["steps"] for part in parts.values()),
-        dropped=int((part_of == NOWHERE).sum()),
-        shards=sum(len(manifest.shards) for manifest in done.values()),
-        duplicates_dropped=survey.duplicates_dropped,
-        episodes_lost=written[-1].episodes_lost if written else None,
-        assumptions=dict(written[-1].assumptions) if written else {},
-        action_scale=scale,
-        dry_run=operation.options["dry_run"],
-        seconds=time.monotonic() - operation.started,
-        parts={name: {"out": operation.target.join(name).url, **part} for name, part in parts.items()},
-        chosen_by=by,
-    )
+        operation.check_target(operation.target.join(names[0]))  # which says that it is complete
+    left, dry_run = [name for name in names if name not in done], operation.options["dry_run"]
+    number_of = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
+    number_of[[names.index(name) for name in left]] = np.arange(len(left))
+    if dry_run:
+        stream, written = operation.stream(), list[Manifest]()
+        stream.close()
+    else:
+        stream, written = survey.write([_target(operation, name, by) for name in left], number_of[part_of])
+    done |= dict(zip(left, written, strict=False))
+    parts: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(names):
+        counts = None if dry_run else done[name].counts
+        mine = part_of == number
+        episodes, steps = (int(mine.sum()), int(lengths[mine].sum())) if counts is None else (counts.episodes, counts.steps)
+        parts[name] = {"out": operation.target.join(name).url, "episodes": episodes, "steps": steps}
+    counted = {key: sum(part[key] for part in parts.values()) for key in ("episodes", "steps")}
+    counted |= {"dropped": int((part_of == NOWHERE).sum()), "duplicates_dropped": survey.duplicates_dropped}
+    counted["shards"] = sum(len(manifest.shards) for manifest in done.values())
+    return SplitResult(**operation.figures(stream, written, **counted), parts=parts, chosen_by=by)
 
 
-def _part_writer(operation: Operation, stream: EpisodeStream, name: str, by: Mapping[str, Any]) -> DatasetWriter:
+def _target(operation: Operation, name: str, by: Mapping[str, Any]) -> tuple[Location, dict[str, str], dict[str, Any]]:
     identity = operation.identity(**by, part=name)
-    provenance = {"operation": {"name": operation.name, "part": name, **by, "identity": _identity(operation, identity)}}
-    return operation.writer(stream, operation.target.join(name), identity=identity, provenance=provenance)
+    told = {"operation": {"name": operation.name, "part": name, **by, "identity": _identity(operation, identity)}}
+    return operation.target.join(name), identity, told
 
 
 def _identity(operation: Operation, identity: Mapping[str, str]) -> str:
@@ -278,7 +258,7 @@ def _done(operation: Operation, name: str, by: Mapping[str, Any]) -> Manifest | 
         identity = _identity(operation, operation.identity(**by, part=name))
         if found.complete and isinstance(said, dict) and said.get("identity") == identity:
             return found
-    check_target(place, overwrite=options["overwrite"], resume=options["resume"])
+    operation.check_target(place)
     return None
 
 
@@ -296,11 +276,12 @@ def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], u
         if undecided:
             fix = f"the condition is null for {undecided:,} of them; `is null` and `is not null` ask for that"
         raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
-    stream, share = survey.stream(np.where(chosen, np.int8(0), np.int8(NOWHERE)))
-    dropped = len(survey) - count
-    if not operation.options["dry_run"]:
-        return operation.write(stream, by, share, dropped=dropped)
-    with stream:
-        steps, duplicates = int(survey.column(Columns.LENGTH)[chosen].sum()), survey.duplicates_dropped
-        counts = {"episodes": count, "steps": steps, "shards": 0, "assumptions": dict(stream.tally.assumptions)}
-        return operation.figures(stream, dropped=dropped, duplicates_dropped=duplicates, **counts)
+    dropped, duplicates = len(survey) - count, survey.duplicates_dropped
+    if operation.options["dry_run"]:
+        stream, steps = operation.stream(), int(survey.column(Columns.LENGTH)[chosen].sum())
+        stream.close()
+        return operation.figures(stream, [], episodes=count, steps=steps, dropped=dropped, duplicates_dropped=duplicates)
+    told = {"operation": {"name": operation.name, **by}}
+    target = operation.target, operation.identity(**by), told
+    stream, written = survey.write([target], np.where(chosen, 0, NOWHERE))
+    return operation.figures(stream, written, dropped=dropped, duplicates_dropped=duplicates)

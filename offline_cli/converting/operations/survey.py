@@ -1,14 +1,16 @@
-"""The plain columns of all episodes of an operation's sources, and a stream of those that are chosen.
+"""The plain columns of all episodes of an operation's sources, and the writing of those that are chosen.
 
-Datasets of ours are surveyed by their plain columns alone, before a step is decoded, and read with the rows of other episodes
-left out. Where that cannot do (other formats, ids that come twice, fragments, agents of packed episodes), all episodes are read
-for the survey, and again to be written: stitching alone knows what is an episode there.
+Datasets of ours that agree in format, spaces and columns are moved row by row: their plain columns are read, then the rows of
+the chosen episodes, and no step is decoded. Where that cannot do (other formats, ids that come twice, fragments, agents of
+packed episodes, other options of reading), all episodes are read for the survey, and again to be written: stitching alone knows
+what is an episode there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,16 +20,22 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.converting.open_episode import changed
-from offline_cli.converting.operations import Operation, Share
+from offline_cli.converting.operations import Operation
 from offline_cli.converting.reading import EpisodeStream
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.reading import Rows
+from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
-from offline_cli.formats.memory_limits import give_back_near, one_heap_near
-from offline_cli.formats.opening import OwnSource
-from offline_cli.formats.source import Source
+from offline_cli.files.locations import Location
+from offline_cli.parquet.shards import opened
+from offline_cli.progress import Progress
+from offline_cli.spaces import same_space
+from offline_cli.stop_signals import check
 
-__all__ = ["NOWHERE", "Survey", "surveyed"]
+__all__ = ["NOWHERE", "Survey", "by_rows", "surveyed"]
 
 OF_AGENTS: Final = frozenset({Columns.AGENT_ID, Columns.MODULE_ID})
 NOWHERE: Final = -1  # the target of an episode that goes nowhere
@@ -38,8 +46,8 @@ class Survey:
     """All episodes of the sources of an operation, in the order in which they are read."""
 
     operation: Operation
-    table: Any  # pa.Table, a row an episode: columns of PLAIN_SCHEMA, those of agents where they decide
-    cuts: list[list[int]] | None  # of each source, the episodes of each shard; None: the sources are read as a whole
+    table: Any  # pa.Table, a row an episode: columns of PLAIN_SCHEMA, and fields that were asked for
+    moves_rows: bool  # whether nothing is decoded
     duplicates_dropped: int = 0
 
     def __len__(self) -> int:
@@ -50,14 +58,55 @@ class Survey:
         values: NDArray[Any] = self.table.column(name).to_numpy()
         return values
 
-    def stream(self, goes_to: NDArray[np.signedinteger[Any]]) -> tuple[EpisodeStream, Share]:
-        """The episodes whose target `goes_to` (E,) is not NOWHERE, or more than these; and the target of each that is read."""
-        chosen = goes_to != NOWHERE
-        if self.cuts is None:
-            return self.operation.stream(), _Sharing(self.table, np.arange(len(self), dtype=np.int32), goes_to)
-        order = np.flatnonzero(chosen).astype(np.int32)
-        sources = list(_of(self.operation.sources, self.cuts, chosen))
-        return self.operation.stream(sources, distinct=True), _Sharing(self.table, order, goes_to)
+    def write(
+        self, targets: Sequence[tuple[Location, Mapping[str, Any], Mapping[str, Any]]], goes_to: NDArray[np.int64]
+    ) -> tuple[EpisodeStream, list[Manifest]]:
+        """Write each episode to target number `goes_to` (E,); the manifests, in order.
+
+        `targets`: of each the place, the identity and what the provenance says of it. What the stream says is known then.
+        """
+        stream = self.operation.stream()
+        with closing(stream):
+            kinds = {"decoded": not self.moves_rows}
+            writers = [
+                self.operation.writer(stream, place, identity=identity, provenance=told, **kinds)
+                for place, identity, told in targets
+            ]
+            if not self.moves_rows:
+                return stream, self.operation.copy(stream, writers, _Sharing(self.table.column(Columns.EPS_ID), goes_to))
+            with self.operation.written(stream, writers):
+                self._move(writers, goes_to)
+                return stream, self.operation.committed(stream, writers)
+
+    def _move(self, writers: Sequence[DatasetWriter], goes_to: NDArray[np.int64]) -> None:
+        """Write the rows of each episode by the writer that `goes_to` says."""
+        at = 0
+        for dataset in self.operation.datasets:
+            with dataset.rows(memory_limit=self.operation.tables.memory_limit) as found:
+                for rows in found:
+                    check()
+                    plain = self.table.slice(at, len(rows.starts) - 1)
+                    _check_same(rows, plain)
+                    for number, writer in enumerate(writers):
+                        mine = goes_to[at : at + len(plain)] == number
+                        if writer.ids_written:
+                            mine &= [name not in writer.ids_written for name in plain.column(Columns.EPS_ID).to_pylist()]
+                        if mine.any():
+                            writer.write_rows(*((rows, plain) if mine.all() else (_chosen(rows, mine), plain.filter(mine))))
+                    at += len(plain)
+                    self.operation.on_progress(Progress("moving rows", at, len(self), "episodes"))
+
+
+def _chosen(rows: Rows, mine: NDArray[np.bool_]) -> Rows:
+    """Those of some of the (E,) episodes."""
+    lengths = np.diff(rows.starts)
+    return Rows(rows.table.filter(pa.array(np.repeat(mine, lengths))), np.concatenate([[0], np.cumsum(lengths[mine])]))
+
+
+def _check_same(rows: Rows, plain: Any) -> None:
+    """Raise BadData where rows are not of the episodes that were surveyed."""
+    if not rows.table.column(Columns.EPS_ID).take(pa.array(rows.starts[:-1])).equals(plain.column(Columns.EPS_ID)):
+        raise changed("the rows are of other episodes than when the sources were looked through")
 
 
 def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
@@ -65,59 +114,51 @@ def surveyed(operation: Operation, columns: Collection[str] = ()) -> Survey:
 
     Raises NoData, and what reading raises.
     """
-    one_heap_near(operation.tables.memory_limit)
     fields = [name for name in columns if name not in PLAIN_SCHEMA.names]
-    packed = any(manifest.format == "episodes" for manifest in operation.manifests)
-    if operation.all_own and not fields and not (packed and OF_AGENTS.intersection(columns)):
-        found = _by_plain_columns(operation, columns)
-        give_back_near(operation.tables.memory_limit)
-        if found is not None:
-            return found
+    survey = None if fields else by_rows(operation, agents=not OF_AGENTS.isdisjoint(columns))
+    if survey is not None:
+        return survey
     with operation.stream(only_looking=True) as stream:
         tables = [_plain(batch, fields) for batch in stream]
-        return Survey(
-            operation, pa.concat_tables(tables or [PLAIN_SCHEMA.empty_table()]), None, stream.tally.duplicates_dropped
-        )
+        table = pa.concat_tables(tables or [PLAIN_SCHEMA.empty_table()])
+        return Survey(operation, table, False, stream.tally.duplicates_dropped)
 
 
-def _by_plain_columns(operation: Operation, columns: Collection[str]) -> Survey | None:
-    """The survey by the plain columns of datasets; None where these do not tell what an episode is."""
-    returns, agents = Columns.RETURN in columns, not OF_AGENTS.isdisjoint(columns)
-    unknown = OF_AGENTS if returns else {*OF_AGENTS, Columns.RETURN}
-    tables, cuts = [PLAIN_SCHEMA.empty_table()], list[list[int]]()
-    for source in operation.sources:
-        assert isinstance(source, OwnSource)
-        cuts.append([])
-        limit, dataset = operation.tables.memory_limit, replace(source.dataset, ahead=operation.reads_ahead)
-        with dataset.plain(returns=returns, agents=agents, memory_limit=limit) as shards:
-            for table in shards:
-                if table is None or any(table.column(name).null_count for name in PLAIN_SCHEMA.names if name not in unknown):
-                    return None
-                tables.append(table)
-                cuts[-1].append(table.num_rows)
-    ids = pa.concat_tables(tables).column(Columns.EPS_ID)
-    if pc.count_distinct(ids, mode="all").as_py() < len(ids):
+def by_rows(operation: Operation, *, agents: bool = False) -> Survey | None:
+    """The survey by the plain columns of datasets; None where their rows cannot be moved as they are."""
+    options, datasets = operation.options, operation.datasets
+    asked = any(options[name] is not None for name in ("env", "env_kwargs", "wrappers", "action_scale"))
+    packed = operation.format == "episodes"
+    if asked or not operation.all_own or (packed and agents) or not _are_alike(datasets, operation.format):
         return None
-    table = _combined(tables, [name for name in PLAIN_SCHEMA.names if agents or name not in OF_AGENTS])
+    tables, limit = [PLAIN_SCHEMA.empty_table()], operation.tables.memory_limit
+    for dataset in datasets:
+        dataset.refuse_unexplained()
+        with dataset.plain(agents=agents, memory_limit=limit) as found:
+            tables += found
+    table = pa.concat_tables(tables).combine_chunks()
     if not table.num_rows:
         fix = "check that the recording wrote any steps"
         raise NoData("no episode is in the source", where=operation.where, fix=fix)
-    ends = [table.column(name).to_numpy() for name in (Columns.TERMINATED, Columns.TRUNCATED)]
-    is_whole = (table.column(Columns.LENGTH).to_numpy() > 0) & (ends[0] | ends[1])
-    if not is_whole.all():
+    if pc.count_distinct(table.column(Columns.EPS_ID), mode="all").as_py() < table.num_rows:
         return None
-    return Survey(operation, table, cuts)
+    ends = pc.or_(table.column(Columns.TERMINATED), table.column(Columns.TRUNCATED))
+    is_whole = pc.all(pc.and_(pc.greater(table.column(Columns.LENGTH), 0), ends)).as_py()
+    return Survey(operation, table, True) if is_whole else None
 
 
-def _combined(tables: list[Any], names: Sequence[str]) -> Any:
-    """The rows of `tables`, which becomes empty, with each column in one piece; at most one column is there twice meanwhile."""
-    whole = pa.concat_tables(tables).select(names)
-    tables.clear()
-    columns = {}
-    for name in names:
-        columns[name] = whole.column(name).combine_chunks()
-        whole = whole.drop_columns([name])
-    return pa.table(columns)
+def _are_alike(datasets: Sequence[Dataset], row_format: str) -> bool:
+    """Whether all have this row format, the same declared spaces, and the same columns."""
+    first, schemas = datasets[0].manifest, list[Any]()
+    for dataset in datasets:
+        known = dataset.manifest
+        spaces = (known.observation_space, first.observation_space), (known.action_space, first.action_space)
+        if known.format != row_format or not all(own is not None and same_space(own, other) for own, other in spaces):
+            return False
+        if known.shards:
+            with opened(dataset.location.join(known.shards[0].path), size=known.shards[0].bytes) as file:
+                schemas.append(file.schema_arrow)
+    return all(schema.equals(schemas[0]) for schema in schemas)
 
 
 def _plain(batch: EpisodeBatch, fields: Sequence[str]) -> Any:
@@ -140,57 +181,21 @@ def _plain(batch: EpisodeBatch, fields: Sequence[str]) -> Any:
     return table
 
 
-def _of(sources: Sequence[Source], cuts: Sequence[Sequence[int]], chosen: NDArray[np.bool_]) -> Iterator[Source]:
-    """The sources, of which only the episodes in `chosen` are read."""
-    first = 0
-    for source, sizes in zip(sources, cuts, strict=True):
-        assert isinstance(source, OwnSource)
-        last = first + sum(sizes)
-        parts = tuple(np.split(chosen[first:last], np.cumsum(sizes)[:-1]))
-        first = last
-        yield replace(source, dataset=replace(source.dataset, chosen=parts if sizes else ()))
-
-
 @dataclass(slots=True)
 class _Sharing:
     """Says where the episodes of a stream go: a `Share`. They come in the order of the survey; some may have been set aside."""
 
-    table: Any  # of the survey
-    order: NDArray[np.int32]  # of the episodes that are read, their numbers in the survey
-    goes_to: NDArray[np.signedinteger[Any]]  # (E,) of all
-    _ids: Any = field(init=False)
-    _next: int = 0  # in `order`
-
-    def __post_init__(self) -> None:
-        ids = self.table.column(Columns.EPS_ID)
-        self._ids = ids.chunk(0) if ids.num_chunks == 1 else ids.combine_chunks()  # which copies one as well
+    ids: Any  # pa.ChunkedArray, of the survey
+    goes_to: NDArray[np.int64]  # (E,)
+    _next: int = 0
 
     def __call__(self, batch: EpisodeBatch) -> NDArray[np.int64]:
-        """Raises BadData where an episode is not the one that was surveyed."""
-        rows = self.order[self._next : self._next + len(batch)]
-        if self._ids.take(pa.array(rows)).to_pylist() != list(batch.ids):
-            found = pc.index_in(pa.array(batch.ids, pa.string()), self._ids.take(pa.array(self.order[self._next :])))
-            if found.null_count:
-                unknown = batch.ids[int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])]
-                raise changed(f"episode {unknown} was not there when the sources were looked through")
-            rows = self.order[self._next + found.to_numpy()]
-        self._next = int(np.searchsorted(self.order, rows[-1])) + 1
-        self._check(batch, self.table.take(pa.array(rows)))
-        return self.goes_to[rows].astype(np.int64)
-
-    def _check(self, batch: EpisodeBatch, said: Any) -> None:
-        """Raise BadData where the episodes are not what their plain columns said."""
-        have: dict[str, NDArray[Any]] = {
-            Columns.LENGTH: batch.lengths,
-            Columns.TERMINATED: batch.terminated,
-            Columns.TRUNCATED: batch.truncated,
-        }
-        if not said.column(Columns.RETURN).null_count:
-            have[Columns.RETURN] = batch.returns
-        for name, values in have.items():
-            told = said.column(name).to_numpy()
-            same = values == told
-            if not same.all() and not (same := np.isclose(values, told, rtol=1e-9, equal_nan=True)).all():
-                row = int(np.flatnonzero(~same)[0])
-                what = f"column {name!r} says {said.column(name)[row]} of episode {batch.ids[row]}, its steps {values[row]}"
-                raise changed(what)
+        """Raises BadData where an episode was not there when the sources were surveyed."""
+        found = pc.index_in(pa.array(batch.ids, pa.string()), self.ids.slice(self._next).combine_chunks())
+        if found.null_count:
+            unknown = batch.ids[int(np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False))[0])]
+            raise changed(f"episode {unknown} was not there when the sources were looked through")
+        rows = self._next + found.to_numpy()
+        self._next = int(rows[-1]) + 1
+        found_targets: NDArray[np.int64] = self.goes_to[rows]
+        return found_targets

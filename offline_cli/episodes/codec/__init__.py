@@ -7,8 +7,8 @@ episode, `encode_batch`, `decode_batch` and `BatchDecoder` for many, and much fa
 
 from __future__ import annotations
 
-from offline_cli.episodes.codec.batch_decoder import BatchDecoder, decode_batch
-from offline_cli.episodes.codec.batch_encoder import encode_batch
-from offline_cli.episodes.codec.states import decode, encode, pack_state, unpack_state
+from offline_cli.episodes.codec.pack import encode
+from offline_cli.episodes.codec.pack_batch import encode_batch
+from offline_cli.episodes.codec.unpack import BatchDecoder, decode, decode_batch
 
-__all__ = ["BatchDecoder", "decode", "decode_batch", "encode", "encode_batch", "pack_state", "unpack_state"]
+__all__ = ["BatchDecoder", "decode", "decode_batch", "encode", "encode_batch"]

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -45,7 +45,6 @@ CHUNK: Final = 1 << 30  # bytes
 ATTRIBUTE: Final = 16 << 20  # bytes of one
 DEEPEST: Final = 32  # groups within groups
 OBJECTS: Final = 100_000  # below one group; texts of a dataset
-COPIED: Final = 4 << 20  # bytes at a time
 FIX: Final = "write the file again with h5py: plain datasets of numbers in groups"
 
 
@@ -65,49 +64,33 @@ class Node:
     left_out: tuple[str, ...]  # attributes that are neither numbers nor texts
     datasets: Mapping[str, Form]
     groups: tuple[str, ...]
-    opened: Mapping[str, Any] = field(repr=False)  # h5d.DatasetID by name
+    opened: Mapping[str, Any] = field(repr=False)  # h5py.Dataset by name
 
     def rows(self, name: str, first: int, stop: int) -> NDArray[Any]:
         """Rows [first, stop) of a dataset of numbers; of one without rows, its value. Raises BadData."""
-        from h5py import h5s
-
         kind, shape = self.datasets[name]
         if kind in (TEXT, FRAMES):
             raise BadData(f"{name} holds {kind}, and no numbers", where=self.where, fix=FIX)
-        stop = min(stop, shape[0]) if shape else stop
-        values = np.empty((stop - first, *shape[1:]) if shape else (), kind)
-        if values.size:
-            dataset, memory, stored = self.opened[name], h5s.ALL, h5s.ALL
-            if values.shape != shape:
-                memory, stored = h5s.create_simple(values.shape), dataset.get_space()
-                stored.select_hyperslab((first, *(0 for _ in shape[1:])), values.shape)
-            with _failures(self.where, name):
-                dataset.read(memory, stored, values, mtype=_memory_type(kind))
-        return values.view(np.uint8).astype(np.bool_) if kind == "|b1" else values  # 0 or 1, whatever is stored
+        with _failures(self.where, name):
+            values: NDArray[Any] = np.asarray(self.opened[name][first:stop] if shape else self.opened[name][()])
+        return values.view(np.uint8) != 0 if kind == "|b1" else values.astype(kind, copy=False)  # 0 or 1, whatever is stored
 
     def texts(self, name: str = "") -> list[str]:
         """All texts of a dataset. Raises BadData."""
-        from h5py import h5s, h5t
-
         kind, shape = self.datasets.get(name, ("nothing", ()))
         if kind != TEXT or math.prod(shape) > OBJECTS:
             what = f"{name} holds {kind} {list(shape)} where at most {OBJECTS:,} texts are wanted"
             raise BadData(what, where=self.where, fix=FIX)
-        dataset = self.opened[name]
         with _failures(self.where, name):
-            values = np.empty(shape, dataset.dtype)
-            dataset.read(h5s.ALL, h5s.ALL, values, mtype=h5t.py_create(dataset.dtype))
-        return [_text(value) for value in values.reshape(-1).tolist()]
+            return [_text(value) for value in np.asarray(self.opened[name][()]).reshape(-1).tolist()]
 
     def frames(self, name: str, first: int, stop: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """JPEG frames [first, stop), decoded, each of the shape. Raises BadData."""
-        import h5py
         from PIL import Image
 
         found = np.empty((stop - first, *shape), np.uint8)
         with _failures(self.where, name):
-            stored = h5py.Dataset(self.opened[name])[first:stop]
-            for frame, data in zip(found, stored, strict=True):
+            for frame, data in zip(found, self.opened[name][first:stop], strict=True):
                 with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
                     if picture.width * picture.height > SMALL or (picture.height, picture.width) != shape[:2]:
                         what = f"a frame of {picture.width} x {picture.height} pixels in {name}, {list(shape)} are wanted"
@@ -123,30 +106,25 @@ class Hdf5File:
         self.url = file.url
         self._file = file
         self._scope = Scope()
-        self._root: Any = None  # h5g.GroupID
+        self._root: Any = None  # h5py.File
 
     def __enter__(self) -> Self:
         need_h5py(self.url)
         import h5py
-        from h5py import h5g
 
         try:
             data = self._data()
             try:
-                self._root = h5g.open(self._scope.enter(h5py.File(data, "r", locking=False)).id, b"/")
+                self._root = self._scope.enter(h5py.File(data, "r", locking=False))
             except Exception as error:
                 fix = "copy or write it again"
                 raise BadData(f"not an HDF5 file, or a damaged one ({_words(error)})", where=self.url, fix=fix) from error
         except BaseException:
-            self.close()
+            self._scope.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; its nodes cannot be read any more."""
         self._root = None
         self._scope.close()
 
@@ -158,7 +136,7 @@ class Hdf5File:
                 return self._file.path
             copy = self._scope.enter(tempfile.TemporaryFile())  # noqa: SIM115  the scope closes it
             with self._file.open() as stored:
-                shutil.copyfileobj(stored, copy, COPIED)
+                shutil.copyfileobj(stored, copy, 4 << 20)
             copy.seek(0)
             return copy
 
@@ -169,29 +147,28 @@ class Hdf5File:
 
     def members(self, path: str = "") -> list[str]:
         """Names in a group, in its order."""
-        from h5py import h5g
+        import h5py
 
         where = f"{self.url} {path}".rstrip()
         with _failures(where, ""):
-            found = self._walk(self._root, path.encode(), where)
-            if not isinstance(found, h5g.GroupID):
+            found = self._walk(self._root, path, where)
+            if not isinstance(found, h5py.Group):
                 raise BadData("not a group", where=where, fix=FIX)
-            return [_text(name) for name in found]
+            return list(_names(found))
 
     def node(self, path: str = "", *, whole: bool = True, passed_over: Collection[str] = ()) -> Node:
         """The object with all that is below it, or, without `whole`, with its direct members.
 
         `passed_over`: names of attributes that are not wanted.
         """
-        from h5py import h5d
+        import h5py
 
         where = f"{self.url} {path}".rstrip()
         opened, datasets, groups = dict[str, Any](), dict[str, Form](), list[str]()
         with _failures(where, ""):
-            found = self._walk(self._root, path.encode(), where)
-            below = [("", found)] if isinstance(found, h5d.DatasetID) else self._below(found, path, "", whole)
-            for name, member in below:
-                if isinstance(member, h5d.DatasetID):
+            found = self._walk(self._root, path, where)
+            for name, member in [("", found)] if isinstance(found, h5py.Dataset) else self._below(found, where, whole):
+                if isinstance(member, h5py.Dataset):
                     opened[name], datasets[name] = member, _form_of(member, f"{where}/{name}" if name else where)
                 else:
                     groups.append(name)
@@ -200,43 +177,42 @@ class Hdf5File:
             attributes, left_out = _attributes_of(found, where, passed_over)
         return Node(where, attributes, left_out, datasets, tuple(groups), opened)
 
-    def _below(self, group: Any, path: str, prefix: str, whole: bool, depth: int = 1) -> Iterator[tuple[str, Any]]:
+    def _below(self, group: Any, where: str, whole: bool, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
         """Path from the first group, and object, of all members; those of a group after it."""
-        from h5py import h5g
+        import h5py
 
-        for raw in group:
-            name = _text(raw)
-            place = f"{path}/{name}".lstrip("/")
-            member = self._member(group, raw, f"{self.url} {place}")
+        for name in _names(group):
+            place = f"{where}/{prefix}{name}"
+            member = self._member(group, name, place)
             yield f"{prefix}{name}", member
-            if whole and isinstance(member, h5g.GroupID):
+            if whole and isinstance(member, h5py.Group):
                 if depth == DEEPEST:
-                    raise BadData(f"groups nested more than {DEEPEST} deep", where=f"{self.url} {place}", fix=FIX)
-                yield from self._below(member, place, f"{prefix}{name}/", whole, depth + 1)
+                    raise BadData(f"groups nested more than {DEEPEST} deep", where=place, fix=FIX)
+                yield from self._below(member, where, whole, f"{prefix}{name}/", depth + 1)
 
-    def _walk(self, group: Any, path: bytes, where: str, *, soft: bool = True) -> Any:
+    def _walk(self, found: Any, path: str, where: str, *, soft: bool = True) -> Any:
         """The object at a path from a group."""
-        from h5py import h5g
+        import h5py
 
-        for name in filter(None, path.split(b"/")):
-            if not isinstance(group, h5g.GroupID) or not group.links.exists(name):
-                raise BadData(f"nothing is here: {_text(path)}", where=where, fix=FIX)
-            group = self._member(group, name, where, soft=soft)
-        return group
+        for name in filter(None, path.split("/")):
+            if not isinstance(found, h5py.Group) or found.get(name, getlink=True) is None:
+                raise BadData(f"nothing is here: {path}", where=where, fix=FIX)
+            found = self._member(found, name, where, soft=soft)
+        return found
 
-    def _member(self, group: Any, name: bytes, where: str, *, soft: bool = True) -> Any:
+    def _member(self, group: Any, name: str, where: str, *, soft: bool = True) -> Any:
         """A member of a group; `soft`: it may be a soft link, whose path has hard links alone."""
-        from h5py import h5d, h5g, h5l, h5o
+        import h5py
 
-        kind = group.links.get_info(name).type
-        if kind == h5l.TYPE_SOFT and soft:
-            target = group.links.get_val(name)
-            return self._walk(self._root if target.startswith(b"/") else group, target, where, soft=False)
-        if kind != h5l.TYPE_HARD:
-            what = "a soft link to a soft link" if kind == h5l.TYPE_SOFT else "an external link, which leads to another file"
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.SoftLink) and soft:
+            return self._walk(self._root if link.path.startswith("/") else group, link.path, where, soft=False)
+        if not isinstance(link, h5py.HardLink):
+            is_soft = isinstance(link, h5py.SoftLink)
+            what = "a soft link to a soft link" if is_soft else "an external link, which leads to another file"
             raise UnsafeData(what, where=where, fix="write a copy of what it leads to in its place")
-        found = h5o.open(group, name)
-        if not isinstance(found, (h5g.GroupID, h5d.DatasetID)):
+        found = group[name]
+        if not isinstance(found, (h5py.Group, h5py.Dataset)):
             raise BadData("neither a group nor a dataset", where=where, fix=FIX)
         return found
 
@@ -246,12 +222,12 @@ class Hdf5File:
 
 def _form_of(dataset: Any, where: str) -> Form:
     """dtype (or TEXT, FRAMES) and shape. Raises BadData, UnsafeData for what is not read."""
-    from h5py import h5d, h5s
+    from h5py import h5d
 
-    space, kind, stored = dataset.get_space(), dataset.get_type(), dataset.get_create_plist()
-    if space.get_simple_extent_type() == h5s.NULL:
+    stored, shape = dataset.id.get_create_plist(), dataset.shape
+    if shape is None:
         raise BadData("a dataset without a value", where=where, fix=FIX)
-    shape, name, size, layout = space.get_simple_extent_dims(), _type_name(kind, where), kind.get_size(), stored.get_layout()
+    layout, size = stored.get_layout(), dataset.id.get_type().get_size()
     if layout == h5d.VIRTUAL:
         raise UnsafeData("a virtual dataset, whose values are in other files", where=where, fix=FIX)
     if stored.get_external_count():
@@ -260,7 +236,8 @@ def _form_of(dataset: Any, where: str) -> Form:
         code = stored.get_filter(number)[0]
         if code not in FILTERS:
             raise UnsafeData(f"filter {code} is not one of HDF5's own, and is not loaded", where=where, fix=FIX)
-    nbytes, nstored = math.prod(shape) * size, dataset.get_storage_size()
+    name = _type_name(dataset.dtype, where)
+    nbytes, nstored = math.prod(shape) * size, dataset.id.get_storage_size()
     if nbytes > max(SMALL, RATIO * nstored):
         what = f"{nbytes / 1e6:,.0f} MB of values in {nstored:,} stored bytes"
         raise BadData(what, where=where, fix="write the file again without compression")
@@ -269,66 +246,37 @@ def _form_of(dataset: Any, where: str) -> Form:
     return name, shape
 
 
-def _type_name(kind: Any, where: str) -> str:
-    from h5py import h5t
+def _type_name(kind: np.dtype[Any], where: str) -> str:
+    import h5py
 
-    for standard, name in _standard_types().get((kind.get_class(), kind.get_size()), ()):
-        if kind == standard:
-            return name
-    if isinstance(kind, h5t.TypeStringID):
+    if h5py.check_string_dtype(kind) is not None:
         return TEXT
-    if isinstance(kind, h5t.TypeVlenID) and kind.get_super() == h5t.NATIVE_UINT8:
+    if h5py.check_vlen_dtype(kind) == np.uint8:
         return FRAMES
-    if isinstance(kind, (h5t.TypeIntegerID, h5t.TypeFloatID)) or (isinstance(kind, h5t.TypeEnumID) and kind.dtype == np.bool_):
-        found: np.dtype[Any] = kind.dtype
-        if found.kind in "biuf" and found.itemsize <= 8 and found.names is None:
-            return found.newbyteorder("=").str
-    words = type(kind).__name__.removeprefix("Type").removesuffix("ID").lower()
-    raise UnsafeData(f"values of the type {words}: only numbers, booleans and texts are read", where=where, fix=FIX)
-
-
-@cache
-def _standard_types() -> dict[tuple[int, int], list[tuple[Any, str]]]:
-    """Types of this machine's byte order, by class and size, with their dtypes: comparing is much faster than translating."""
-    found: dict[tuple[int, int], list[tuple[Any, str]]] = {}
-    for name in ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8"):
-        kind = _memory_type(name)
-        found.setdefault((kind.get_class(), kind.get_size()), []).append((kind, name))
-    return found
-
-
-@cache
-def _memory_type(name: str) -> Any:
-    from h5py import h5t
-
-    return h5t.py_create(np.dtype(name))
+    if kind.kind not in "biuf" or kind.itemsize > 8 or kind.names is not None:
+        raise UnsafeData(f"values of {kind}: only numbers, booleans and texts are read", where=where, fix=FIX)
+    return kind.newbyteorder("=").str
 
 
 def _attributes_of(found: Any, where: str, passed_over: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Values by name, and the names of those that are neither numbers nor texts."""
-    from h5py import h5a, h5s, h5t
+    import h5py
 
     values: dict[str, Any] = {}
     left_out: list[str] = []
-    names: list[bytes] = []
-    h5a.iterate(found, names.append)
-    for raw in names:
-        name = _text(raw)
+    for name in found.attrs:
         if name in passed_over:
             continue
-        attribute = h5a.open(found, raw)
-        kind = attribute.get_type()
-        size = math.prod(attribute.shape or ()) * kind.get_size()
+        attribute = found.attrs.get_id(name)
+        size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
         if size > ATTRIBUTE:
             raise BadData(f"an attribute of {size / 1e6:,.0f} MB", where=f"{where}@{name}", fix=FIX)
-        is_text = isinstance(kind, h5t.TypeStringID)
-        is_number = isinstance(kind, (h5t.TypeIntegerID, h5t.TypeFloatID, h5t.TypeEnumID)) and kind.get_size() <= 8
-        if attribute.get_space().get_simple_extent_type() == h5s.NULL or not (is_text or is_number):
+        is_text = h5py.check_string_dtype(kind) is not None
+        if attribute.shape is None or not (is_text or (kind.kind in "biuf" and kind.itemsize <= 8)):
             left_out.append(name)
             continue
-        array = np.empty(attribute.shape, attribute.dtype)
-        attribute.read(array, mtype=h5t.py_create(attribute.dtype))
-        values[name] = _texts_in(array.tolist()) if is_text else array.tolist()
+        value = np.asarray(found.attrs[name]).tolist()
+        values[name] = _texts_in(value) if is_text else value
     return values, tuple(left_out)
 
 
@@ -337,8 +285,16 @@ def _texts_in(value: Any) -> Any:
 
 
 def _text(raw: Any) -> str:
-    """A name or text of a file, whatever its bytes are."""
-    return raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else str(raw)
+    """A text of a file, whatever its bytes are."""
+    data = raw if isinstance(raw, bytes) else str(raw).encode("utf-8", "surrogateescape")
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _names(group: Any) -> Iterator[str]:
+    """Names of members. Raises UnicodeEncodeError for bytes that are no text."""
+    for name in group:
+        name.encode()
+        yield name
 
 
 @contextmanager

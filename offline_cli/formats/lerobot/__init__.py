@@ -1,9 +1,9 @@
-"""LeRobot's datasets, layouts v3.0 and v2.1: a folder with `meta/info.json`, and Parquet files of frames.
+"""LeRobot's datasets, layouts v3.0, v2.1 and v2.0: a folder with `meta/info.json`, and Parquet files of frames.
 
-* `paths`: where the files of a dataset are: templates of paths, filled by a parser of our own, and only files of the folder;
-* `metadata`: `meta/info.json`, the tasks, and what is recorded of each episode, of both layouts;
+* `dataset`: where its files are, `meta/info.json`, the tasks, and what is recorded of each episode, of all layouts;
 * `features`: what becomes of each feature: observation, action, extra output, or left out and named;
-* `source`: all of these as a `Source`. Frames become rows with RLlib's column names, which `rllib_columns` reads.
+* `source`: all of these as a `Source`. Frames become rows with RLlib's column names, which `rllib_columns` reads;
+* `sink`, `writing`: a dataset of layout v3.0.
 """
 
 from __future__ import annotations

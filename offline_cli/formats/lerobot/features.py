@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -39,8 +39,13 @@ KEPT: Final = "biuf"
 MOST: Final = 1 << 22  # numbers of one step
 RESERVED: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS, Columns.SOURCE_ID})
 FIX: Final = (
-    "rename one of them with LeRobot's lerobot-edit-dataset, or read data/*.parquet as a table (--from table --mapping)"
+    "rename one of them with LeRobot's lerobot-edit-dataset, or say with --mapping FILE which are observation and action"
 )
+SAY_ROLES: Final = (
+    '--mapping FILE, which says which are which: [columns] eps_id = "episode_index", t = "frame_index", obs = "state",'
+    ' actions = "actions" (docs/formats.md#lerobot)'
+)
+ADD_STATE: Final = "pictures and videos are not read: add the state with LeRobot, or read the frames with a reader of your own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +84,13 @@ class Plan:
         rest = {name: leaf for name, leaf in numeric.items() if name not in used}
         observation = _below(rest, OBSERVATION)
         action = [rest[ACTION]] if ACTION in rest else _below(rest, ACTION)
-        for role, leaves in ((OBSERVATION, observation), (ACTION, action)):
-            if not leaves:
-                what = f"no feature {role}{'.*' if role == OBSERVATION else ''} with numbers"
-                fix = (
-                    "pictures and videos are not read: add the state with LeRobot, or read the frames with a reader of your own"
-                )
-                raise BadData(what, where=where, fix=fix)
+        lacking = [f"{OBSERVATION}.*"] * (not observation) + [ACTION] * (not action)
+        if lacking:
+            there = ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in rest.values())
+            what = f"no feature of numbers is called {' or '.join(lacking)}; there are {there[:500] or 'none'}"
+            raise BadData(what, where=where, fix=SAY_ROLES if rest else ADD_STATE)
         named = {leaf.name for leaf in (*observation, *action)}
-        extra = [Leaf(name, tuple(name.split(".")), leaf.shape, leaf.dtype) for name, leaf in rest.items() if name not in named]
+        extra = [replace(leaf, path=tuple(name.split("."))) for name, leaf in rest.items() if name not in named]
         dropped |= {leaf.name: "the name has a meaning here" for leaf in extra if leaf.path[0] in RESERVED}
         parts = [leaf for leaf in extra if leaf.path[0] not in RESERVED]
         for leaves in (observation, action, parts):
@@ -95,14 +98,14 @@ class Plan:
         if sum(int(np.prod(leaf.shape)) for leaf in numeric.values()) > MOST:
             raise BadData(f"more than {MOST} numbers a step", where=where, fix="write fewer features")
         return cls(
-            tuple(_alone(observation, STATE)),
-            tuple(_alone(action, None)),
+            tuple(_alone(observation)),
+            tuple(action),
             tuple(parts),
             reward,
             done,
             TRUNCATED if TRUNCATED in numeric else None,
             dropped,
-            _names(features, _alone(observation, STATE), _alone(action, None)),
+            _names(features, _alone(observation), action),
         )
 
     @property
@@ -146,18 +149,12 @@ def _stored(kind: pa.DataType, said: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _below(leaves: Mapping[str, Leaf], role: str) -> list[Leaf]:
-    found = []
-    for name, leaf in leaves.items():
-        if name.startswith(f"{role}."):
-            found.append(Leaf(name, tuple(name.split(".")[1:]), leaf.shape, leaf.dtype))
-    return found
+    return [replace(leaf, path=tuple(name.split(".")[1:])) for name, leaf in leaves.items() if name.startswith(f"{role}.")]
 
 
-def _alone(leaves: Sequence[Leaf], name: str | None) -> list[Leaf]:
-    """A single part called `name` as the whole."""
-    if name is not None and [leaf.path for leaf in leaves] == [(name,)]:
-        return [Leaf(leaves[0].name, (), leaves[0].shape, leaves[0].dtype)]
-    return list(leaves)
+def _alone(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """`observation.state` as the whole, where it is the only part."""
+    return [replace(leaves[0], path=())] if [leaf.path for leaf in leaves] == [(STATE,)] else list(leaves)
 
 
 def _check_paths(leaves: Sequence[Leaf], where: str) -> None:
@@ -174,19 +171,15 @@ def _check_paths(leaves: Sequence[Leaf], where: str) -> None:
 def _space(leaves: Sequence[Leaf]) -> Space | None:
     if any(leaf.dtype.kind != "f" for leaf in leaves):
         return None
-    if not leaves[0].path:
-        return spaces.Box(-np.inf, np.inf, leaves[0].shape, leaves[0].dtype.type)
-    tree: dict[str, Any] = {}
-    for leaf in leaves:
-        here = tree
-        for part in leaf.path[:-1]:
-            here = here.setdefault(part, {})
-        here[leaf.path[-1]] = spaces.Box(-np.inf, np.inf, leaf.shape, leaf.dtype.type)
-    return _dict_space(tree)
+    boxes = [(leaf.path, spaces.Box(-np.inf, np.inf, leaf.shape, leaf.dtype.type)) for leaf in leaves]
+    return boxes[0][1] if not boxes[0][0] else _dict_space(boxes)
 
 
-def _dict_space(tree: Mapping[str, Any]) -> spaces.Dict:
-    return spaces.Dict({name: _dict_space(one) if isinstance(one, dict) else one for name, one in tree.items()})
+def _dict_space(parts: Sequence[tuple[tuple[str, ...], Space]]) -> Space:
+    below: dict[str, list[tuple[tuple[str, ...], Space]]] = {}
+    for (name, *rest), space in parts:
+        below.setdefault(name, []).append((tuple(rest), space))
+    return spaces.Dict({name: inner[0][1] if not inner[0][0] else _dict_space(inner) for name, inner in below.items()})
 
 
 def _names(features: Mapping[str, Mapping[str, Any]], *roles: Sequence[Leaf]) -> Mapping[str, tuple[Element, ...]]:
@@ -197,11 +190,7 @@ def _names(features: Mapping[str, Mapping[str, Any]], *roles: Sequence[Leaf]) ->
             said = features[leaf.name].get("names")
             if isinstance(said, dict) and len(said) == 1:
                 said = next(iter(said.values()))
-            texts = list(_texts(said)) if isinstance(said, list) else []
+            texts = [name for name in said if isinstance(name, str) and 0 < len(name) <= 200] if isinstance(said, list) else []
             if len(leaf.shape) == 1 and len(texts) == leaf.shape[0] == len(set(texts)):
                 found[".".join((role, *leaf.path))] = tuple(map(Element, texts))
     return found
-
-
-def _texts(names: Sequence[Any]) -> Iterator[str]:
-    return (name for name in names if isinstance(name, str) and 0 < len(name) <= 200)

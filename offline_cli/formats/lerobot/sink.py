@@ -1,9 +1,11 @@
 """What `convert --to lerobot` writes: a dataset of layout v3.0, which LeRobot's own reader loads from its folder.
 
-LeRobot has no place for the observation after an episode's last action: it is left out, and counted. Frames a second, kind of
-robot, tasks and further plain values are read from the custom data of episodes (`fps`, `robot_type`, `task`), where reading a
-LeRobot dataset puts them. Without `fps` a frame is a second, which is counted. What is written is no dataset before
-`meta/info.json`, which is the last file.
+A Dict's parts are `observation.NAME`, an array alone is `observation.state`; actions are `action`, or `action.NAME`. One number
+is a scalar column of shape [1], a vector a list of fixed length, and what has more dimensions nested lists, as LeRobot's own
+`datasets.Array2D` to `Array5D` are stored. LeRobot has no place for the observation after an episode's last action: it is left
+out, and counted. Frames a second, kind of robot, tasks and further plain values are read from the custom data of episodes
+(`fps`, `robot_type`, `task`), where reading a LeRobot dataset puts them. Without `fps` a frame is a second, which is counted.
+What is written is no dataset before `meta/info.json`, which is the last file.
 """
 
 from __future__ import annotations
@@ -12,63 +14,63 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists
+from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists, UnsupportedSpace
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
 from offline_cli.formats.left_out import count_finals, count_left_out
-from offline_cli.formats.lerobot.features import FRAME
-from offline_cli.formats.lerobot.layout import (
-    Feature,
-    arrow_column,
-    check_spaces,
-    features_of,
-    huggingface_metadata,
-    step_columns,
+from offline_cli.formats.lerobot.dataset import EPS_ID, INFO
+from offline_cli.formats.lerobot.features import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
+from offline_cli.formats.lerobot.writing import (
+    CHUNKS,
+    STATISTICS,
+    EpisodeFile,
+    FrameFiles,
+    Totals,
+    statistics_of,
+    tasks_file,
 )
-from offline_cli.formats.lerobot.metadata import EPS_ID
-from offline_cli.formats.lerobot.paths import INFO
-from offline_cli.formats.lerobot.statistics import NAMES, Totals, episode_statistics
-from offline_cli.formats.lerobot.writing import CHUNKS, EpisodeFile, FrameFiles, write_tasks
-from offline_cli.formats.sink import SinkContext, SinkKind, Written
-from offline_cli.tally import Reject
+from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written
+from offline_cli.meanings import Meanings
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, flatten
 
-__all__ = ["LEROBOT"]
+__all__ = ["LEROBOT_SINK"]
 
 VERSION: Final = "v3.0"
 SECOND: Final = 1  # frames of one, where nothing is said
+MAX_DIMENSIONS: Final = 5
 FPS, ROBOT, TASK, TASKS = "fps", "robot_type", "task", "tasks"
-OWN: Final = (FPS, ROBOT, TASK, TASKS, Columns.SOURCE_ID)
+OWN: Final = (FPS, ROBOT, TASK, TASKS, Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED)
 TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX = FRAME
-MIB: Final = 1 << 20
+Features = dict[str, dict[str, Any]]  # as info.json has them
 
 
-class _LeRobotSink:
-    """See the module."""
-
-    ids_written: ClassVar[frozenset[str]] = frozenset()
+class LeRobotSink(ForeignSink):
+    """A `Sink`; see the module."""
 
     def __init__(self, target: Location, context: SinkContext) -> None:
-        self._target, self._context = target, context
-        self._features: dict[str, Feature] = {}
+        super().__init__(target, context, "lerobot")
+        self._features: Features = {}
         self._tasks: dict[str, int] = {}
         self._totals = Totals()
         self._said: dict[str, Any] | None = None  # fps and robot of the first episode
-        self._episodes = self._steps = 0
         compression = {"none": "NONE"}.get(context.compression, context.compression)
         self._frames = FrameFiles(target, compression, context.max_bytes_per_file, context.max_rows_per_file)
         self._records = EpisodeFile(target)
         self._is_whole = False
 
     def __enter__(self) -> Self:
-        check_spaces(self._context.observation_space, self._context.action_space, f"--to {LEROBOT.name}")
+        _check_space(self.context.observation_space, OBSERVATION)
+        _check_space(self.context.action_space, ACTION)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -83,7 +85,7 @@ class _LeRobotSink:
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
         columns = self._counted(batch)
-        table = pa.table({name: arrow_column(values) for name, values in columns.items()})
+        table = pa.table({name: _arrow_column(values) for name, values in columns.items()})
         for at in range(len(batch)):
             first, stop = int(batch.starts[at]), int(batch.starts[at + 1])
             if stop > first:
@@ -92,19 +94,19 @@ class _LeRobotSink:
 
     def _write(self, rows: pa.Table, columns: Mapping[str, NDArray[Any]], batch: EpisodeBatch, at: int) -> None:
         data = dict(batch.custom_data[at]) if batch.custom_data is not None else {}
-        steps, number = rows.num_rows, self._episodes
-        frame = np.arange(steps)
-        tasks = self._tasks_of(data, batch, at, steps)
+        steps, number = rows.num_rows, self.episodes
+        frame, tasks = np.arange(steps), self._tasks_of(data, batch, at, steps)
         own = {
             TIMESTAMP: (frame / self._fps(data, batch.ids[at])).astype(np.float32),
             FRAME_INDEX: frame,
             EPISODE_INDEX: np.full(steps, number),
-            INDEX: np.arange(self._steps, self._steps + steps),
+            INDEX: np.arange(self.steps, self.steps + steps),
             TASK_INDEX: tasks,
         }
         for name, values in own.items():
             rows = rows.append_column(name, pa.array(values))
-        file = self._frames.write(rows.replace_schema_metadata(huggingface_metadata(self._features)))
+        typed = {"info": {"features": {name: _huggingface(feature) for name, feature in self._features.items()}}}
+        file = self._frames.write(rows.replace_schema_metadata({b"huggingface": json.dumps(typed).encode()}))
         texts = list(self._tasks)
         record: dict[str, Any] = {
             EPISODE_INDEX: number,
@@ -112,20 +114,19 @@ class _LeRobotSink:
             "length": steps,
             "data/chunk_index": file // CHUNKS,
             "data/file_index": file % CHUNKS,
-            "dataset_from_index": self._steps,
-            "dataset_to_index": self._steps + steps,
+            "dataset_from_index": self.steps,
+            "dataset_to_index": self.steps + steps,
         }
         for name, values in {**columns, **own}.items():
-            found = episode_statistics(values)
+            found = statistics_of(values)
             self._totals.add(name, found)
-            record |= {f"stats/{name}/{kind}": found[kind].tolist() for kind in NAMES}
+            record |= {f"stats/{name}/{kind}": found[kind].tolist() for kind in STATISTICS}
         record |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, EPS_ID: batch.ids[at]}
-        fields = {
-            name: value for name, value in data.items() if name not in OWN and isinstance(value, str | bool | int | float)
-        }
-        if not self._records.write(record, fields):
-            self._context.tally.assume("custom-data-not-kept")
-        self._episodes, self._steps = number + 1, self._steps + steps
+        if not self._records.write(
+            record, {name: value for name, value in data.items() if name not in OWN and _is_plain(value)}
+        ):
+            self.context.tally.assume("custom-data-not-kept")
+        self.episodes, self.steps = number + 1, self.steps + steps
 
     def rehearse(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
@@ -133,54 +134,47 @@ class _LeRobotSink:
         for at, data in enumerate(batch.custom_data or ()):
             self._fps(data, batch.ids[at])
 
-    def quarantine(self, rejects: list[Reject]) -> None:
-        """See `Sink`. Raises BadData: LeRobot has no place for rows."""
-        if rejects:
-            fix = "--on-error skip, or --to episodes"
-            raise BadData("rows were set aside, and a LeRobot dataset has no place for them", where=self._target.url, fix=fix)
-
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
         self._frames.close()
-        size = self._frames.bytes + self._records.close() + write_tasks(self._target, self._tasks)
-        for name, document in (("meta/stats.json", self._totals.as_json()), (INFO, self._info())):
-            data = json.dumps(document, indent=4, ensure_ascii=False).encode()
-            write_whole(self._target.join(name), data, folder=self._target)
+        size = self._frames.bytes + self._records.close()
+        documents = {"meta/stats.json": self._totals.as_json(), INFO: self._info()}
+        files = {name: json.dumps(one, indent=4, ensure_ascii=False).encode() for name, one in documents.items()}
+        for name, data in {"meta/tasks.parquet": tasks_file(self._tasks), **files}.items():
+            write_whole(self.target.join(name), data, folder=self.target)
             size += len(data)
         self._is_whole = True
-        return Written(self._episodes, self._steps, len(self._frames.files), size)
+        return Written(self.episodes, self.steps, len(self._frames.files), size)
 
     def _info(self) -> Mapping[str, Any]:
         said = self._said or {}
-        template = "chunk-{chunk_index:03d}/file-{file_index:03d}"
         return {
             "codebase_version": VERSION,
             "robot_type": said.get(ROBOT),
-            "total_episodes": self._episodes,
-            "total_frames": self._steps,
+            "total_episodes": self.episodes,
+            "total_frames": self.steps,
             "total_tasks": len(self._tasks),
             "chunks_size": CHUNKS,
-            "data_files_size_in_mb": max(1, self._context.max_bytes_per_file // MIB),
+            "data_files_size_in_mb": max(1, self.context.max_bytes_per_file >> 20),
             "video_files_size_in_mb": 200,
             "fps": said.get(FPS, SECOND),
-            "splits": {"train": f"0:{self._episodes}"},
-            "data_path": f"data/{template}.parquet",
+            "splits": {"train": f"0:{self.episodes}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": None,
-            "features": {name: feature.as_json() for name, feature in self._features.items()},
+            "features": self._features,
         }
 
     # ---- what is known of episodes ----
 
     def _counted(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
         """The columns of a batch, with the features of the first one. Raises BadEpisode for others."""
-        plain = {
-            name for data in batch.custom_data or () for name, one in data.items() if isinstance(one, str | bool | int | float)
-        }
-        count_left_out(batch, self._context.tally, kept={*OWN, *plain}, ids=True)
-        count_finals(batch, self._context.tally)
-        self._context.tally.assume("zero-length-episode", int((batch.lengths == 0).sum()))
-        columns = step_columns(batch)
-        features = features_of(columns, self._context.meanings)
+        tally = self.context.tally
+        plain = {name for data in batch.custom_data or () for name, value in data.items() if _is_plain(value)}
+        count_left_out(batch, tally, kept={*OWN, *plain}, ids=True)
+        count_finals(batch, tally)
+        tally.assume("zero-length-episode", int((batch.lengths == 0).sum()))
+        columns = _step_columns(batch)
+        features = _features_of(columns, self.context.meanings)
         if not self._features:
             self._features = features
         elif self._features != features:
@@ -193,12 +187,11 @@ class _LeRobotSink:
         """Frames a second. Raises BadData where episodes differ."""
         fps: Any = data.get(FPS)
         if not isinstance(fps, int | float) or not fps > 0:
-            self._context.tally.assume("fps-assumed", int(self._said is None))
+            self.context.tally.assume("fps-assumed", int(self._said is None))
             fps = SECOND
         said = {FPS: fps, ROBOT: data.get(ROBOT)}
-        if self._said is None:
-            self._said = said
-        elif self._said != said:
+        self._said = self._said or said
+        if self._said != said:
             odd = FPS if self._said[FPS] != fps else ROBOT
             what = f"{odd} is {said[odd]} here, and {self._said[odd]} before: one LeRobot dataset has one"
             raise BadData(what, where=f"episode {name}", fix="convert each kind into its own dataset")
@@ -206,16 +199,85 @@ class _LeRobotSink:
 
     def _tasks_of(self, data: Mapping[str, Any], batch: EpisodeBatch, at: int, steps: int) -> NDArray[np.int64]:
         """(T,) number of the task of each step."""
-        several, numbers = data.get(TASKS), batch.extra.get(TASK_INDEX)
+        text, several, numbers = data.get(TASK), data.get(TASKS), batch.extra.get(TASK_INDEX)
+        texts = [text if isinstance(text, str) else ""] * steps
         if isinstance(several, Mapping) and isinstance(numbers, np.ndarray) and numbers.ndim == 1:
             own = numbers[int(batch.starts[at]) : int(batch.starts[at + 1])]
             texts = [str(several.get(str(number), "")) for number in own.tolist()]
-            return np.array([self._task(text) for text in texts], np.int64)
-        text = data.get(TASK)
-        return np.full(steps, self._task(text if isinstance(text, str) else ""), np.int64)
+        return np.array([self._tasks.setdefault(one, len(self._tasks)) for one in texts], np.int64)
 
-    def _task(self, text: str) -> int:
-        return self._tasks.setdefault(text, len(self._tasks))
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | bool | int | float)
+
+
+def _check_space(space: Space, name: str) -> None:
+    """Raise UnsupportedSpace for structures that LeRobot has no features for."""
+    where, fix = "--to lerobot", "--to episodes keeps every space"
+    if isinstance(space, spaces.Tuple):
+        raise UnsupportedSpace(f"{name} is a Tuple, and LeRobot's features have names", where=where, fix=fix)
+    for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else ():
+        if "/" in key or not all(key.split(".")):
+            raise UnsupportedSpace(f"a feature cannot be called {name}.{key[:80]}", where=where, fix=fix)
+        _check_space(part, f"{name}.{key}")
+    if len(space.shape or ()) > MAX_DIMENSIONS:
+        what = f"{name} has {len(space.shape or ())} dimensions, and {MAX_DIMENSIONS} can be written"
+        raise UnsupportedSpace(what, where=where, fix=fix)
+
+
+def _step_columns(batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
+    """(N, ...) by the name of the feature; the final observation of each episode is not among them."""
+    terminateds, truncateds = batch.step_flags()
+    found = {
+        **_named(OBSERVATION, STATE, batch.acted_obs(view=True)),
+        **_named(ACTION, "", batch.actions),
+        REWARDS[0]: batch.rewards,
+        DONE[0]: terminateds,
+        TRUNCATED: truncateds,
+    }
+    for name, tree in batch.extra.items():
+        found = {**{path: leaf for path, leaf in flatten(tree, name) if path not in FRAME and path not in found}, **found}
+    return found
+
+
+def _named(role: str, alone: str, tree: Tree) -> dict[str, NDArray[Any]]:
+    if isinstance(tree, np.ndarray):
+        return {f"{role}.{alone}" if alone else role: tree}
+    return dict(flatten(tree, role))
+
+
+def _features_of(columns: Mapping[str, NDArray[Any]], meanings: Meanings) -> Features:
+    """Those of the columns, and those that every dataset has."""
+    found: Features = {}
+    for name, values in columns.items():
+        shape = list(values.shape[1:] or (1,))
+        role, dot, rest = name.partition(".")
+        ours = {OBSERVATION: Columns.OBS, ACTION: Columns.ACTIONS}.get(role, role)
+        elements = meanings.by_path.get(f"{ours}{dot}{rest}") or (meanings.by_path.get(ours, ()) if rest == STATE else ())
+        names = [one.name for one in elements if one.name is not None]
+        found[name] = {"dtype": values.dtype.name, "shape": shape, "names": names if shape == [len(names)] else None}
+    dtypes = {name: "float32" if name == TIMESTAMP else "int64" for name in FRAME}
+    return found | {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in dtypes.items()}
+
+
+def _huggingface(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """The type of a column, as the `datasets` library has it."""
+    shape, value = feature["shape"], {"dtype": feature["dtype"], "_type": "Value"}
+    if len(shape) > 1:
+        return {"shape": shape, "dtype": feature["dtype"], "_type": f"Array{len(shape)}D"}
+    return value if shape == [1] else {"feature": value, "length": shape[0], "_type": "Sequence"}
+
+
+def _arrow_column(values: NDArray[Any]) -> pa.Array:
+    """(N, ...) as LeRobot stores it."""
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if values.shape[1:] in ((), (1,)):
+        return flat
+    if values.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(pa.field("element", flat.type), values.shape[1]))
+    for size in reversed(values.shape[1:]):
+        flat = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, size, dtype=np.int32)), flat)
+    return flat
 
 
 def _check(target: Location, *, overwrite: bool, resume: bool) -> None:
@@ -224,10 +286,10 @@ def _check(target: Location, *, overwrite: bool, resume: bool) -> None:
         raise OutputExists("something is here already", where=target.url, fix="remove it, or give another --out")
 
 
-LEROBOT: Final = SinkKind(
+LEROBOT_SINK: Final = SinkKind(
     "lerobot",
     "a LeRobot dataset v3.0",
-    _LeRobotSink,
+    LeRobotSink,
     _check,
     {"compression", "max_bytes_per_file", "max_rows_per_file"},
     "steps, extra outputs, ids, plain custom data; not last observations, infos, clocks; images as arrays",

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import PROBLEM, BadData
 from offline_cli.files.locations import Location
+from offline_cli.formats.lerobot.dataset import INFO, Episodes, Folder, Info, read_episodes, read_info, read_tasks
 from offline_cli.formats.lerobot.features import FRAME, Leaf, Plan
-from offline_cli.formats.lerobot.metadata import Episodes, Info, read_episodes, read_info, read_tasks
-from offline_cli.formats.lerobot.paths import INFO, Folder
 from offline_cli.formats.parquet_files import Chunk, chunks, schema_of
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.rllib.columns import ColumnsReading
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Source, SourceInfo
+from offline_cli.formats.tables import TableSource
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.meanings import Element, Meanings
 from offline_cli.tally import GAP, MISSING_REWARDS, Lost, Rejects, Tally
@@ -63,8 +63,7 @@ class _Dataset:
             data["task"] = "; ".join(tasks)
         if len(tasks) > 1:
             data["tasks"] = {str(number): text for number, text in self.tasks.items() if text in tasks}
-        fields = {name: values[position] for name, values in known.fields.items()}
-        return {**{name: value for name, value in fields.items() if value is not None}, **data}
+        return {**known.fields[position], **data}
 
 
 @dataclass(slots=True)
@@ -112,9 +111,12 @@ class LeRobotSource(FileSource):
 
 
 def open_lerobot(files: Sequence[Location], context: OpenContext) -> Source:
-    """Raises NoData, BadData, UnsafeData."""
+    """The dataset; with a mapping, its frames as the table that the mapping explains. Raises NoData, BadData, UnsafeData."""
     folder = Folder.of(files, context.location)
     info = read_info(folder)
+    if context.tables.mapping is not None or context.tables.rows_as_episodes:
+        data, storage = folder.below("data"), context.storage_options
+        return TableSource(data, context.location, options=context.tables, storage_options=storage, kind="parquet")
     episodes = read_episodes(folder, info)
     paths = list(dict.fromkeys(episodes.paths))
     there = [folder.files[path] for path in paths if path in folder.files]

@@ -1,114 +1,127 @@
-"""Minari's `metadata.json`: spaces and environment from its text, and back.
+"""What a Minari dataset says of itself: spaces, environment and storage, and the same written back.
 
-Everything else that it says (authors, description, scores) travels as it is, in the provenance of a dataset of ours. Of the
-environment's record, id and arguments are taken; nothing that it names is imported.
+Since 0.5 that is `metadata.json`; before, attributes of `main_data.hdf5`. Everything else in it (authors, description, scores)
+travels as it is, in the provenance of a dataset of ours. Of the environment's record, id and arguments are taken; nothing that
+it names is imported.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
+from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.files.blanking import blanked
 from offline_cli.files.locations import Location
+from offline_cli.formats.sink import SinkContext
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space, space_from_json
 
-__all__ = [
-    "ARROW",
-    "FORMAT",
-    "HDF5",
-    "METADATA",
-    "PARQUET",
-    "Metadata",
-    "dataset_id",
-    "environment_text",
-    "is_image",
-    "space_text",
-]
+__all__ = ["FORMAT", "HDF5", "MAIN", "METADATA", "Metadata", "document_of", "is_image"]
 
 FORMAT: Final = "minari"
-METADATA: Final = "metadata.json"
+METADATA, MAIN = "metadata.json", "main_data.hdf5"
 HDF5: Final = "hdf5"
-ARROW: Final = "arrow"
-PARQUET: Final = "parquet"
-MOST: Final = 64 << 20  # bytes of the file
+STORAGES: Final = (HDF5, "arrow", "parquet")
+VERSION: Final = "0.5.4"  # of Minari, whose layout is written
+MOST: Final = 64 << 20  # bytes of metadata.json
 IMAGE_SIDE: Final = 32  # pixels from which on Minari takes a box of bytes for an image
 FIX: Final = "write the dataset again with Minari"
 ID: Final = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v[0-9]{1,9}", re.ASCII)
-COUNTED: Final = frozenset(
-    {"total_episodes", "total_steps", "data_format", "jpeg_encoding", "observation_space", "action_space", "dataset_size"}
-)
+STORED: Final = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
+SPACES: Final = {"observation_space": Columns.OBS, "action_space": Columns.ACTIONS}
+COUNTED: Final = frozenset({"total_episodes", "total_steps", "data_format", "jpeg_encoding", *SPACES, "dataset_size"})
 """What is made anew for a dataset that is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What `metadata.json` says."""
+    """What is known before an episode is read."""
 
     data_format: str
     has_jpeg: bool  # images are JPEG frames, which have lost something
-    observation_space: Space | None
-    action_space: Space | None
+    spaces: tuple[Space | None, Space | None]  # of observations and actions, without the leaves that were dropped
+    dropped: tuple[str, ...]  # leaves of the spaces that the caller leaves out, by dotted path
     environment: EnvironmentSpec | None
     episodes: int | None
     document: Mapping[str, Any]  # what else it says
 
     @classmethod
-    def read(cls, file: Location) -> Metadata:
-        """Raises BadData, naming the key, for what Minari does not write; UnsupportedSpace."""
+    def read(cls, file: Location, drop: Collection[str]) -> Metadata:
+        """Of `metadata.json`. Raises BadData, naming the key, for what Minari does not write; UnsupportedSpace."""
         if file.size() > MOST:
             raise BadData(f"metadata of {file.size() / 1e6:,.0f} MB", where=file.url, fix=FIX)
         try:
             document = from_json(file.read_bytes())
         except ValueError as error:
             raise BadData(f"not JSON: {error}", where=file.url, fix=FIX) from error
-        if not isinstance(document, dict) or document.get("data_format") not in (HDF5, ARROW, PARQUET):
+        if not isinstance(document, dict) or document.get("data_format") not in STORAGES:
             raise BadData("data_format is none of hdf5, arrow and parquet", where=file.url, fix=FIX)
-        total = document.get("total_episodes")
+        return cls._of(document, file.url, drop)
+
+    @classmethod
+    def of_attributes(cls, attributes: Mapping[str, Any], url: str, drop: Collection[str]) -> Metadata:
+        """Of the attributes of a file that Minari wrote before 0.5, which knew no JPEG. Raises as `read` does."""
+        return cls._of({"jpeg_encoding": False, **attributes, "data_format": HDF5}, url, drop)
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any], url: str, drop: Collection[str]) -> Metadata:
+        total, dropped = document.get("total_episodes"), list[str]()
+        found = [_space_of(document.get(key), path, f"{url} {key}", drop, dropped) for key, path in SPACES.items()]
+        kept = {key: value for key, value in document.items() if key not in COUNTED}
         return cls(
             data_format=document["data_format"],
             has_jpeg=bool(document.get("jpeg_encoding", True)),
-            observation_space=_space_of(document, "observation_space", file.url),
-            action_space=_space_of(document, "action_space", file.url),
+            spaces=(found[0], found[1]),
+            dropped=tuple(dropped),
             environment=_environment_of(document.get("env_spec")),
             episodes=total if isinstance(total, int) and not isinstance(total, bool) else None,
-            document={"format": FORMAT, **_without_secrets(document)},
+            document={"format": FORMAT, **{k: blanked(one) if isinstance(one, str) else one for k, one in kept.items()}},
         )
 
 
-def _without_secrets(document: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in document.items() if key not in COUNTED}
-    return {key: blanked(value) if isinstance(value, str) else value for key, value in kept.items()}
-
-
-def _space_of(document: Mapping[str, Any], key: str, url: str) -> Space | None:
-    text = document.get(key)
-    if text is None:
+def _space_of(said: Any, path: str, where: str, drop: Collection[str], dropped: list[str]) -> Space | None:
+    if said is None:
         return None
     try:
-        return space_from_json(_our_form(from_json(text) if isinstance(text, str) else text), where=f"{url} {key}")
+        form = _our_form(from_json(said) if isinstance(said, str) else said, path, where, drop, dropped)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadData(f"{key} is not a space: {str(error)[:200]}", where=url, fix=FIX) from error
+        raise BadData(f"not a space: {str(error)[:200]}", where=where, fix=FIX) from error
+    return space_from_json(form, where=where)
 
 
-def _our_form(node: Any) -> dict[str, Any]:
-    """A space in Minari's JSON as `space_from_json` takes it."""
-    if node["type"] == "Dict":
-        return {"type": "Dict", "spaces": [[key, _our_form(part)] for key, part in node["subspaces"].items()]}
-    if node["type"] == "Tuple":
-        return {"type": "Tuple", "spaces": [_our_form(part) for part in node["subspaces"]]}
-    if node["type"] == "Box" and node["shape"] == []:
+def _our_form(node: Any, path: str, where: str, drop: Collection[str], dropped: list[str]) -> dict[str, Any]:
+    """A space in Minari's JSON as `space_from_json` takes it, without the parts of Dicts in `drop`.
+
+    Raises UnsupportedSpace for a part that episodes cannot hold, and says how to leave it out.
+    """
+    kind = node["type"]
+    if kind == "Dict":
+        parts = {key: part for key, part in node["subspaces"].items() if f"{path}.{key}" not in drop}
+        dropped += [f"{path}.{key}" for key in node["subspaces"] if key not in parts]
+        named = [[key, _our_form(part, f"{path}.{key}", where, drop, dropped)] for key, part in parts.items()]
+        return {"type": "Dict", "spaces": named}
+    if kind == "Tuple":
+        numbered = enumerate(node["subspaces"])
+        return {"type": "Tuple", "spaces": [_our_form(part, f"{path}.{at}", where, drop, dropped) for at, part in numbered]}
+    if kind not in STORED:
+        is_part = "." in path
+        fix = (
+            f"leave it out: convert ... --drop {path}"
+            if is_part
+            else "record numbers: Box, Discrete, MultiDiscrete, MultiBinary"
+        )
+        raise UnsupportedSpace(f"{path} is a {str(kind)[:40]} space, which episodes do not hold", where=where, fix=fix)
+    if kind == "Box" and node["shape"] == []:
         low, high = (str(node[side]) if isinstance(node[side], float) else node[side] for side in ("low", "high"))
         return {**node, "low": low, "high": high}
     return dict(node)
@@ -140,9 +153,26 @@ def is_image(space: Space) -> bool:
 # ---- back ----
 
 
-def space_text(space: Space) -> str:
-    """A space as Minari stores it. Raises UnsupportedSpace."""
-    return json.dumps(_their_form(space))
+def document_of(context: SinkContext, said: Mapping[str, Any], folder: str, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """`metadata.json` of a dataset in `folder`: what a Minari dataset among the sources `said`, and what was written.
+
+    Raises UnsupportedSpace.
+    """
+    said = {key: value for key, value in said.items() if key != "format"}
+    environment, known = context.environment, said.pop("env_spec", None)
+    is_same = isinstance(known, str) and environment is not None and f'"id": "{environment.id}"' in known
+    record = known if is_same else _environment_text(environment)
+    return {
+        **said,
+        **counts,
+        "minari_version": said.get("minari_version", VERSION),
+        "data_format": HDF5,
+        "jpeg_encoding": False,
+        "observation_space": json.dumps(_their_form(context.observation_space)),
+        "action_space": json.dumps(_their_form(context.action_space)),
+        **({} if record is None else {"env_spec": record}),
+        "dataset_id": _dataset_id(said.get("dataset_id"), folder),
+    }
 
 
 def _their_form(space: Space) -> dict[str, Any]:
@@ -152,24 +182,19 @@ def _their_form(space: Space) -> dict[str, Any]:
         case spaces.Tuple():
             return {"type": "Tuple", "subspaces": [_their_form(part) for part in space.spaces]}
         case spaces.Box():
-            bounds: Sequence[NDArray[Any]] = (space.low, space.high)
-            low, high = (bound.tolist() for bound in bounds)
-            return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), "low": low, "high": high}
+            bounds = {"low": np.asarray(space.low).tolist(), "high": np.asarray(space.high).tolist()}
+            return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
         case spaces.Discrete():
             return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
         case spaces.MultiDiscrete():
-            return {
-                "type": "MultiDiscrete",
-                "dtype": str(space.dtype),
-                "nvec": space.nvec.tolist(),
-                "start": space.start.tolist(),
-            }
+            counts = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": "MultiDiscrete", "dtype": str(space.dtype), **counts}
         case spaces.MultiBinary():
             return {"type": "MultiBinary", "n": np.asarray(space.n).tolist()}
     raise UnsupportedSpace(f"Minari has no form for {space}", where="--to minari", fix="choose another --to")
 
 
-def environment_text(spec: EnvironmentSpec | None) -> str | None:
+def _environment_text(spec: EnvironmentSpec | None) -> str | None:
     """The record of a registered environment, as Minari stores it; None where it is not registered, or has wrappers."""
     found = gym.registry.get(spec.id) if spec is not None and not spec.wrappers else None
     if found is None or spec is None:
@@ -178,8 +203,8 @@ def environment_text(spec: EnvironmentSpec | None) -> str | None:
     return json.dumps({**record, "kwargs": {**record.get("kwargs", {}), **spec.kwargs}})
 
 
-def dataset_id(said: Any, folder: str) -> str:
-    """The id of a dataset: what its source said, else the name of its folder, with the version that Minari wants."""
+def _dataset_id(said: Any, folder: str) -> str:
+    """What its source said, else the name of its folder, with the version that Minari wants."""
     if isinstance(said, str) and ID.fullmatch(said):
         return said
     name = re.sub(r"[^-_\w]+", "-", folder, flags=re.ASCII).strip("-") or "dataset"

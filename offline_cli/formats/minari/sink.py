@@ -8,7 +8,7 @@ ids of agents. Extra model outputs are datasets that Minari does not look at (`e
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,143 +18,109 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
 from offline_cli.files.locations import Location
 from offline_cli.files.staging import write_whole
-from offline_cli.formats.hdf5.writing import EpisodeSink, attribute_of, checked_key, count_left_out, said_by_source
-from offline_cli.formats.minari.metadata import FORMAT, HDF5, METADATA, dataset_id, environment_text, space_text
-from offline_cli.formats.minari.reader import EXTRA, MAIN
+from offline_cli.formats.hdf5.writing import Hdf5Sink, attribute_of, put
+from offline_cli.formats.left_out import count_left_out
+from offline_cli.formats.minari.fields import EXTRA, IDS
+from offline_cli.formats.minari.metadata import FORMAT, MAIN, METADATA, document_of
 from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.spaces import check_supported
-from offline_cli.trees import Tree
+from offline_cli.tally import Tally
 
-__all__ = ["MINARI", "MinariSink"]
+__all__ = ["MINARI_SINK"]
 
-VERSION: Final = "0.5.4"  # of Minari, whose layout this is
 DATA: Final = "data"
-HEAD: Final = 1 << 16
-KEPT: Final = ("eps_id", "agent_id", "module_id")
+TUPLE_KEY: Final = "_index_{}"
 
 
-class MinariSink(EpisodeSink):
+class MinariSink(Hdf5Sink):
     """A `Sink`; see above."""
 
     extra = FORMAT
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, FORMAT)
-        self._folder = target.join(DATA)
         for space in (context.observation_space, context.action_space):
             check_supported(space, where=f"--to {FORMAT}")
 
     @property
     def place(self) -> Location:
-        """See `EpisodeSink`."""
-        return self._folder.join(MAIN)
+        """See `Hdf5Sink`."""
+        return self.target.join(DATA).join(MAIN)
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: a group for each episode."""
-        count_left_out(batch, self.context.tally, infos=False, data=False)
-        returns = batch.returns
-        for episode in range(len(batch)):
-            group = self._file.root.create_group(f"episode_{self.episodes + episode}")
-            rows = slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))
-            seen = slice(rows.start + episode, rows.stop + episode + 1)
-            _put(group, "observations", batch.obs, seen)
-            _put(group, "actions", batch.actions, rows)
-            rewards = batch.rewards[rows]
-            group["rewards"] = rewards
-            ends = np.arange(1, len(rewards) + 1) == len(rewards)
-            group["terminations"] = ends & bool(batch.terminated[episode])
-            group["truncations"] = ends & bool(batch.truncated[episode])
+        tally, returns = self.context.tally, batch.returns
+        count_left_out(batch, tally, kept=None, ids=True, infos=True, agents=True)
+        terminations, truncations = batch.step_flags()
+        for at in range(len(batch)):
+            number = self.episodes + at
+            group = self.root.create_group(f"episode_{number}")
+            rows = slice(int(batch.starts[at]), int(batch.starts[at + 1]))
+            seen = slice(rows.start + at, rows.stop + at + 1)
+            put(group, "observations", batch.obs, seen, tuple_key=TUPLE_KEY)
+            put(group, "actions", batch.actions, rows, tuple_key=TUPLE_KEY)
             for name, tree in batch.extra.items():
-                _put(group, f"{EXTRA}{name}", tree, rows)
+                put(group, f"{EXTRA}/{name}", tree, rows, tuple_key=TUPLE_KEY)
+            rewards = batch.rewards[rows]
+            flags = {"terminations": terminations[rows], "truncations": truncations[rows]}
+            for name, values in {"rewards": rewards, **flags}.items():
+                group[name] = values
             infos = group.create_group("infos")
-            if batch.infos is not None:
-                self._put_infos(infos, batch.infos[seen], batch.ids[episode])
-            statistics = reward_statistics(rewards, float(returns[episode]))
-            group.attrs.update({"id": self.episodes + episode, "total_steps": len(rewards), **statistics})
-            group.attrs.update(self._attributes(batch, episode))
+            for path, column in _info_columns([] if batch.infos is None else batch.infos[seen], tally):
+                infos[path] = column
+            group.attrs.update({"id": number, "total_steps": len(rewards), **_statistics(rewards, float(returns[at]))})
+            group.attrs.update(_attributes(batch, at, number, tally))
         self.count(batch)
-
-    def _attributes(self, batch: EpisodeBatch, episode: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        left = 0
-        for name, value in flat(batch.custom_data[episode] if batch.custom_data is not None else {}):
-            kept = attribute_of(value)
-            left += kept is None
-            if kept is not None:
-                found[name] = kept
-        self.context.tally.assume("custom-data-not-kept", bool(left))
-        theirs = batch.agent_ids, batch.module_ids
-        for key, names in zip(KEPT[1:], theirs, strict=True):
-            if names is not None and names[episode] is not None:
-                found[key] = names[episode]
-        if batch.ids[episode] != str(self.episodes + episode):
-            found["eps_id"] = batch.ids[episode]
-        return found
-
-    def _put_infos(self, group: Any, infos: Sequence[Mapping[str, Any]], name: str) -> None:
-        """Infos as arrays of one value for each observation; what cannot be one is counted and named."""
-        for path, values in info_columns(infos, self._drop):
-            group[path] = values if isinstance(values, np.ndarray) else list(values)
-
-    def _drop(self, path: str) -> None:
-        self.context.tally.drop_column(
-            f"infos/{path}", "Minari keeps infos that have one value, of one form, for each observation"
-        )
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`: metadata.json, without which nothing is a dataset, comes last."""
-        self._folder.make_folder()
-        metadata = self._folder.join(METADATA)
+        folder = self.target.join(DATA)
+        metadata = folder.join(METADATA)
+        folder.make_folder()
         if metadata.exists():
             metadata.remove()
-        self._file.commit()
-        document = document_of(self.context, self.target, HDF5, self.episodes, self.steps, self._file.bytes)
-        data = json.dumps(document, ensure_ascii=False).encode()
-        write_whole(metadata, data, folder=self._folder)
-        return self.written(2, self._file.bytes + len(data))
+        written = self.store()
+        counts = {"total_episodes": self.episodes, "total_steps": self.steps, "dataset_size": round(written.bytes / 1e6, 1)}
+        data = json.dumps(
+            document_of(self.context, self.said_by_source(), self.target.name, counts), ensure_ascii=False
+        ).encode()
+        write_whole(metadata, data, folder=folder)
+        return Written(self.episodes, self.steps, 2, written.bytes + len(data))
 
 
-def _put(group: Any, name: str, tree: Tree, rows: slice) -> None:
-    if isinstance(tree, dict):
-        for key, part in tree.items():
-            _put(group, f"{name}/{checked_key(key, group.name)}", part, rows)
-    elif isinstance(tree, tuple):
-        for index, part in enumerate(tree):
-            _put(group, f"{name}/_index_{index}", part, rows)
-    else:
-        group[name] = tree[rows]
+def _attributes(batch: EpisodeBatch, at: int, number: int, tally: Tally) -> dict[str, Any]:
+    """Custom data and ids of one episode; what HDF5 has no type for is counted."""
+    flat = dict(_flat(batch.custom_data[at] if batch.custom_data is not None else {}))
+    found = {name: attribute_of(value) for name, value in flat.items()}
+    tally.assume("custom-data-not-kept", int(any(value is None for value in found.values())))
+    names = dict(zip(IDS[1:], (batch.agent_ids, batch.module_ids), strict=True))
+    ids = {key: None if of_each is None else of_each[at] for key, of_each in names.items()}
+    ids[IDS[0]] = None if batch.ids[at] == str(number) else batch.ids[at]
+    return {name: value for name, value in {**found, **ids}.items() if value is not None}
 
 
-def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Values by name, those within objects by `/`."""
-    found: list[tuple[str, Any]] = []
     for key, value in data.items():
-        found += flat(value, f"{prefix}{key}/") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found
-
-
-def info_columns(
-    infos: Sequence[Mapping[str, Any]], drop: Callable[[str], None], prefix: str = ""
-) -> list[tuple[str, NDArray[Any] | Sequence[str]]]:
-    """Arrays, or texts, of keys that all infos have, those of nested infos by `/`; other keys go to `drop`."""
-    found: list[tuple[str, NDArray[Any] | Sequence[str]]] = []
-    keys = dict.fromkeys(key for info in infos for key in info)
-    for key in keys:
-        path = f"{prefix}{key}"
-        values = [info[key] for info in infos if key in info]
-        if len(values) < len(infos) or "/" in key or not key:
-            drop(path)
-        elif all(isinstance(value, Mapping) for value in values):
-            found += info_columns(values, drop, f"{path}/")
-        elif all(isinstance(value, str) for value in values):
-            found.append((path, values))
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
         else:
-            array = _one_array(values)
-            if array is None:
-                drop(path)
-            else:
-                found.append((path, array))
-    return found
+            yield f"{prefix}{key}", value
+
+
+def _info_columns(infos: Sequence[Mapping[str, Any]], tally: Tally, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Arrays, or texts, of keys that all infos have, those of nested infos by `/`; other keys are named as left out."""
+    for key in dict.fromkeys(key for info in infos for key in info):
+        path, values = f"{prefix}{key}", [info[key] for info in infos if key in info]
+        is_whole = len(values) == len(infos) and "/" not in key and bool(key)
+        if is_whole and all(isinstance(value, Mapping) for value in values):
+            yield from _info_columns(values, tally, f"{path}/")
+        elif is_whole and all(isinstance(value, str) for value in values):
+            yield path, values
+        elif is_whole and (array := _one_array(values)) is not None:
+            yield path, array
+        else:
+            tally.drop_column(f"infos/{path}", "Minari keeps infos that have one value, of one form, for each observation")
 
 
 def _one_array(values: Sequence[Any]) -> NDArray[Any] | None:
@@ -165,7 +131,7 @@ def _one_array(values: Sequence[Any]) -> NDArray[Any] | None:
     return array if array.dtype.kind in "biuf" else None
 
 
-def reward_statistics(rewards: NDArray[np.float64], total: float) -> dict[str, float]:
+def _statistics(rewards: NDArray[np.float64], total: float) -> dict[str, float]:
     """What Minari's recorder notes of each episode."""
     if not len(rewards):
         return {"rewards_sum": 0.0}
@@ -173,47 +139,25 @@ def reward_statistics(rewards: NDArray[np.float64], total: float) -> dict[str, f
     return {"rewards_sum": total, **{f"rewards_{name}": float(value) for name, value in figures.items()}}
 
 
-def document_of(context: SinkContext, target: Location, stored: str, episodes: int, steps: int, nbytes: int) -> dict[str, Any]:
-    """`metadata.json`: what a Minari dataset among the sources said, and what was written."""
-    said = {key: value for key, value in said_by_source(context, FORMAT).items() if key != "format"}
-    environment = context.environment
-    known = said.pop("env_spec", None)
-    is_same = isinstance(known, str) and environment is not None and f'"id": "{environment.id}"' in known
-    text = known if is_same else environment_text(environment)
-    return {
-        "minari_version": VERSION,
-        **said,
-        "total_episodes": episodes,
-        "total_steps": steps,
-        "data_format": stored,
-        "jpeg_encoding": False,
-        "observation_space": space_text(context.observation_space),
-        "action_space": space_text(context.action_space),
-        **({} if text is None else {"env_spec": text}),
-        "dataset_size": round(nbytes / 1e6, 1),
-        "dataset_id": dataset_id(said.get("dataset_id"), target.name),
-    }
-
-
-def check(target: Location, *, overwrite: bool, resume: bool) -> None:
+def _check(target: Location, *, overwrite: bool, resume: bool) -> None:
     """Raise OutputExists where something is at `target`, unless it is a Minari dataset that is to be replaced."""
     if overwrite and target.exists():
-        folder, files = target.join(DATA), target.files()
+        folder = target.join(DATA)
         known = {folder.join(name).path for name in (METADATA, MAIN)}
+        files = target.files()
         theirs = [file for file in files if file.path not in known]
-        theirs += [file for file in files if file.name == METADATA and b'"data_format"' not in file.start(HEAD)[0]]
+        theirs += [file for file in files if file.name == METADATA and b'"data_format"' not in file.start(1 << 16)[0]]
         if theirs:
             fix = "give another --out, or remove it yourself"
             raise OutputExists("something else than a Minari dataset in HDF5 is here", where=theirs[0].url, fix=fix)
-        return
-    refuse_existing(target, overwrite=False, resume=False)
+    refuse_existing(target, overwrite=overwrite, resume=False)
 
 
-MINARI: Final = SinkKind(
+MINARI_SINK: Final = SinkKind(
     FORMAT,
     "a Minari dataset in HDF5",
     MinariSink,
-    check,
+    _check,
     {"overwrite"},
     "all but clocks, ids of multi-agent episodes, infos that differ in form, custom data that HDF5 has no type for",
 )

@@ -1,17 +1,15 @@
-"""A NumPy archive (`.npz`) opened safely: which arrays it has, and their rows, a bounded number at a time.
+"""A NumPy archive (`.npz`): which arrays it has, and their rows, a bounded number at a time.
 
-Nothing is allocated before it is checked: members must not overlap, are stored or deflated, and unfold to `MAX_BYTES`, or to
-`MAX_RATIO` times the file; the header of an array is matched as a text of one form, and never evaluated; its shape times the
-size of its numbers has to be what the member holds. Arrays of objects, which numpy would unpickle, are only named.
-Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+Headers are read by numpy, which allocates nothing for them; arrays of objects, which numpy would unpickle, are only named. What
+all members unfold to is bounded, and an array's shape times the size of its numbers has to be what its member holds.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -22,39 +20,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.errors import PROBLEM, BadData, MemoryLimitExceeded, UnsafeData
+from offline_cli.errors import PROBLEM, BadData, MemoryLimitExceeded, OfflineCliError, UnsafeData
 from offline_cli.files.failures import storage_failures
-from offline_cli.parquet.safety import MAX_BYTES, MAX_RATIO
+from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.scopes import Scope
 
 __all__ = ["ArrayInfo", "ArrayRows", "NpzArchive"]
 
-MAGIC: Final = b"\x93NUMPY"
 ENDING: Final = ".npy"
-HEADER: Final = re.compile(
-    r"\{'descr': (?:'([<>|=]?[a-zA-Z][0-9]*)'|(.*)), 'fortran_order': (True|False), "
-    r"'shape': \(((?:[0-9]{1,18},? ?)*)\), *\} *\n?",
-    re.DOTALL,
-)
+READERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MAX_HEADER: Final = 10_000  # letters
 MAX_MEMBERS: Final = 10_000
-MAX_DIMENSIONS: Final = 32
-NUMBERS: Final = "biuf"
-TEXTS: Final = "U"
-METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-ENCRYPTED: Final = 0x1
-PIECE: Final = 1 << 20  # bytes read at a time
-DAMAGE: Final = (
-    EOFError,
-    IndexError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+SMALL, RATIO = 64 << 20, 1000  # bytes that any archive may unfold to, and times its own size
+NUMBERS, TEXTS = "biuf", "U"
+DAMAGE: Final = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, SyntaxError)
+DAMAGE_OF_PACKING: Final = (EOFError, NotImplementedError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 FIX: Final = "write the file again with numpy.savez, or copy it again"
 
 
@@ -79,28 +59,53 @@ class ArrayInfo:
         """Of all numbers."""
         return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether it holds numbers or flags."""
+        return self.dtype is not None and self.dtype.kind in NUMBERS
+
 
 class NpzArchive:
     """An open archive. Raises BadData, UnsafeData throughout, with the file's place."""
 
-    def __init__(self, file: Any, scope: Scope, *, memory_limit: int) -> None:
+    def __init__(self, file: Any, scope: Scope, *, memory_limit: int = MEMORY_LIMIT) -> None:
         """`file`: a Location, or any Openable; `scope` owns it while it is open."""
         self.url: str = file.url
         self._limit = memory_limit
-        with storage_failures(self.url, "reading it"), damage(self.url):
+        with _damage(self.url):
             stream = scope.enter(file.open())
             size = stream.seek(0, io.SEEK_END)
             stream.seek(0)
             self._zip = scope.enter(zipfile.ZipFile(stream))
-            entries = _checked(self._zip.infolist(), size, self.url)
-            self.arrays: Mapping[str, ArrayInfo] = {name: self._info(name, entry) for name, entry in entries.items()}
+            entries = self._zip.infolist()
+            self._check(entries, size)
+            self.arrays: Mapping[str, ArrayInfo] = {info.name: info for info in map(self._info, entries)}
+        if len(self.arrays) < len(entries):
+            raise BadData("two arrays of one name", where=self.url, fix=FIX)
 
-    def _info(self, name: str, entry: zipfile.ZipInfo) -> ArrayInfo:
+    def _check(self, entries: list[zipfile.ZipInfo], size: int) -> None:
+        """Raise UnsafeData for what unfolds without end, BadData for other members."""
+        other = next((entry.filename for entry in entries if not entry.filename.endswith(ENDING)), None)
+        if other is not None:
+            raise BadData(f"a member that is no array: {other[:80]!r}", where=self.url, fix=FIX)
+        unfolded = sum(entry.file_size for entry in entries)
+        if len(entries) > MAX_MEMBERS or sum(entry.compress_size for entry in entries) > size:
+            raise UnsafeData(f"{len(entries)} members that overlap, or too many", where=self.url, fix=FIX)
+        if unfolded > max(SMALL, RATIO * size):
+            raise UnsafeData(f"{size} bytes that unfold to {unfolded >> 20} MiB", where=self.url, fix=FIX)
+
+    def _info(self, entry: zipfile.ZipInfo) -> ArrayInfo:
+        name = entry.filename.removesuffix(ENDING)
         with self._zip.open(entry) as member:
-            found = _header(member, name, f"{self.url}!{name}")
-        if found.dtype is not None and found.offset + found.nbytes != entry.file_size:
-            what = f"the array {name[:80]!r} says {found.nbytes} bytes, and has {entry.file_size - found.offset}"
-            raise BadData(what, where=self.url, fix=FIX)
+            version = np.lib.format.read_magic(member)
+            if version not in READERS:
+                raise ValueError(f"{name[:80]!r} is an array of version {version}")
+            shape, in_columns, dtype = READERS[version](member, max_header_size=MAX_HEADER)
+            offset = member.tell()
+        is_read = dtype.kind in TEXTS or (dtype.kind in NUMBERS and dtype.itemsize <= 8)
+        found = ArrayInfo(name, dtype if is_read and dtype.itemsize else None, shape, in_columns, offset, str(dtype)[:40])
+        if min(shape, default=0) < 0 or len(shape) > 32 or (found.dtype and offset + found.nbytes != entry.file_size):
+            raise ValueError(f"the array {name[:80]!r} says {shape}, and has {entry.file_size - offset} bytes")
         return found
 
     def numbers(self, name: str) -> ArrayInfo:
@@ -109,16 +114,16 @@ class NpzArchive:
         if found is None:
             known = ", ".join(self.arrays)[:500]
             raise BadData(f"no array {name!r}; there are {known}", where=self.url, fix="name it so, or read it with --mapping")
-        if found.dtype is None or found.dtype.kind not in NUMBERS:
+        if not found.holds_numbers:
             raise BadData(f"the array {name!r} holds {found.said}, and not numbers", where=self.url, fix="write it as numbers")
         return found
 
     def rows(self, name: str, scope: Scope) -> ArrayRows:
-        """To be read in order; `scope` owns the member while it is open."""
+        """To be read in order; `scope` owns the member while it is open. Raises MemoryLimitExceeded, see `whole`."""
         info = self.arrays[name]
-        member = scope.enter(self._zip.open(f"{name}{ENDING}"))
-        with damage(self.url):
-            _skip(member, info.offset)
+        with _damage(self.url):
+            member = scope.enter(self._zip.open(f"{name}{ENDING}"))
+            member.read(info.offset)
         if info.in_columns and len(info.shape) > 1:
             self._check_fits(info)
         return ArrayRows(info, member, self.url)
@@ -141,120 +146,41 @@ class ArrayRows:
 
     def __init__(self, info: ArrayInfo, member: Any, url: str) -> None:
         self._info, self._member, self._url = info, member, url
-        self._whole: NDArray[Any] | None = None
+        self._whole: NDArray[Any] | None = None  # of an array in Fortran's order
         self._read = 0
 
     def read(self, count: int) -> NDArray[Any]:
         """The next `count` rows, in the machine's byte order. Raises BadData where the file breaks off."""
         info = self._info
-        assert info.dtype is not None, "only arrays with a dtype are read"
         if info.in_columns and len(info.shape) > 1:
             if self._whole is None:
-                self._whole = self._filled(info.shape[::-1]).T
+                self._whole = self._next(info.shape[::-1]).T
             self._read += count
             return np.ascontiguousarray(self._whole[self._read - count : self._read])
-        return self._filled((count, *info.row))
+        return self._next((count, *info.row) if info.shape else ())
 
-    def _filled(self, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _next(self, shape: tuple[int, ...]) -> NDArray[Any]:
         dtype = self._info.dtype
-        assert dtype is not None
-        found = np.empty(shape, dtype)
-        view = memoryview(found.reshape(-1).view(np.uint8).data) if found.nbytes else memoryview(bytearray())
-        with storage_failures(self._url, "reading it"), damage(self._url):
-            while len(view):
-                size = self._member.readinto(view[:PIECE])
-                if not size:
-                    raise EOFError(f"the array {self._info.name[:80]!r} breaks off")
-                view = view[size:]
-        if dtype.kind == "b" and found.nbytes and found.view(np.uint8).max() > 1:
-            found = found.view(np.uint8) != 0
+        assert dtype is not None, "only arrays with a dtype are read"
+        size = math.prod(shape) * dtype.itemsize
+        with _damage(self._url):
+            data = self._member.read(size)
+            if len(data) < size:
+                raise EOFError(f"the array {self._info.name[:80]!r} breaks off")
+            found: NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
+        if dtype.kind == "b":
+            return np.not_equal(found.view(np.uint8), 0)
         return found if dtype.isnative else found.astype(dtype.newbyteorder("="))
 
 
 @contextmanager
-def damage(url: str) -> Iterator[None]:
-    """Within it, an archive that cannot be read raises BadData."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None:  # the storage's
+def _damage(url: str) -> Iterator[None]:
+    """Within it, an archive that cannot be read raises BadData; failures of storage stay what they are."""
+    with storage_failures(url, "reading it"):
+        try:
+            yield
+        except OfflineCliError:
             raise
-        raise _damaged(error, url) from error
-    except DAMAGE as error:
-        raise _damaged(error, url) from error
-
-
-def _damaged(error: Exception, url: str) -> BadData:
-    what = f"the archive breaks off or is damaged: {str(error)[:200] or type(error).__name__}"
-    return BadData(what, where=url, fix=FIX, details={PROBLEM: "unreadable-file"})
-
-
-def _checked(entries: list[zipfile.ZipInfo], size: int, url: str) -> Mapping[str, zipfile.ZipInfo]:
-    """The members by the name of their array. Raises UnsafeData for what unfolds without end, BadData for other members."""
-    if len(entries) > MAX_MEMBERS:
-        raise UnsafeData(f"{len(entries)} members, more than {MAX_MEMBERS}", where=url, fix=FIX)
-    found: dict[str, zipfile.ZipInfo] = {}
-    for entry in entries:
-        name = entry.filename
-        parts = name.split("/")
-        if (
-            not name.endswith(ENDING)
-            or name.startswith("/")
-            or "\\" in name
-            or ".." in parts
-            or "\0" in name
-            or len(name) > 512
-        ):
-            raise BadData(f"a member that is no array: {name[:80]!r}", where=url, fix=FIX)
-        if name.removesuffix(ENDING) in found:
-            raise BadData(f"two arrays are called {name[:80]!r}", where=url, fix=FIX)
-        if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
-            raise BadData(f"the array {name[:80]!r} is packed by another method than deflate", where=url, fix=FIX)
-        found[name.removesuffix(ENDING)] = entry
-    packed, unfolded = (
-        (sum(sizes) for sizes in zip(*((one.compress_size, one.file_size) for one in entries), strict=True))
-        if entries
-        else (0, 0)
-    )
-    if packed > size:
-        raise UnsafeData("members that overlap", where=url, fix=FIX)
-    if unfolded > max(MAX_BYTES, MAX_RATIO * size):
-        raise UnsafeData(f"{size} bytes that unfold to {unfolded >> 20} MiB", where=url, fix=FIX)
-    return found
-
-
-def _skip(member: Any, size: int) -> None:
-    while size:
-        read = len(member.read(min(size, PIECE)))
-        if not read:
-            raise EOFError("a header breaks off")
-        size -= read
-
-
-def _header(member: Any, name: str, where: str) -> ArrayInfo:
-    start = member.read(8)
-    if start[:6] != MAGIC or len(start) < 8 or start[6] not in (1, 2):
-        raise BadData("no NumPy array of version 1 or 2", where=where, fix=FIX)
-    width = 2 if start[6] == 1 else 4
-    length = int.from_bytes(member.read(width), "little")
-    if length > MAX_HEADER:
-        raise UnsafeData(f"a header of {length} bytes", where=where, fix=FIX)
-    text = member.read(length).decode("latin-1")
-    match = HEADER.fullmatch(text)
-    if match is None:
-        raise BadData(f"a header that is none of NumPy's: {text[:80]!r}", where=where, fix=FIX)
-    shape = tuple(int(part) for part in match[4].replace(" ", "").split(",") if part)
-    if len(shape) > MAX_DIMENSIONS:
-        raise BadData(f"an array of {len(shape)} dimensions", where=where, fix=FIX)
-    said = match[1] or match[2][:40]
-    return ArrayInfo(name, _dtype(match[1]), shape, match[3] == "True", 8 + width + length, said)
-
-
-def _dtype(said: str | None) -> np.dtype[Any] | None:
-    try:
-        found = None if said is None else np.dtype(said)
-    except (TypeError, ValueError):
-        return None
-    if found is None or found.hasobject or found.kind not in NUMBERS + TEXTS or not found.itemsize:
-        return None
-    return found if found.kind in TEXTS or found.itemsize <= 8 else None
+        except (*DAMAGE, *DAMAGE_OF_PACKING) as error:
+            what = f"the archive breaks off or is damaged: {str(error)[:200] or type(error).__name__}"
+            raise BadData(what, where=url, fix=FIX, details={PROBLEM: "unreadable-file"}) from error

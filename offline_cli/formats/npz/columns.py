@@ -1,4 +1,4 @@
-"""Flat arrays of an archive as the columns of a table, a row a step, and the mapping for names that this field uses."""
+"""Flat arrays of an archive as columns of a table: those with a row a step, whatever their names mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.npz.archive import ArrayInfo, NpzArchive
 from offline_cli.scopes import Scope
 
-__all__ = ["ALIASES", "NO_COLUMN", "mapping_for", "npz_batches", "npz_schema", "rows_of"]
+__all__ = ["ALIASES", "TREES", "no_columns", "npz_batches", "npz_schema"]
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     Columns.EPS_ID: ("eps_id", "episode_ids", "episode_id"),
@@ -29,61 +29,35 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Names of arrays for each of our columns, the first that is there counts; `observations/camera` is a part of them."""
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
-NEEDED: Final = (Columns.OBS, Columns.ACTIONS)
+SCALARS: Final = frozenset(name for ours, names in ALIASES.items() if ours not in TREES for name in names)
 MAX_ROW: Final = 1 << 28  # bytes
-NO_COLUMN: Final = pa.binary()  # stands for an array without a value a row, which is left out by name
-
-
-def mapping_for(names: Collection[str]) -> dict[str, Any] | None:
-    """A mapping document for arrays of these names; None where observations or actions are not among them."""
-    columns: dict[str, str] = {}
-    for ours, theirs in ALIASES.items():
-        found = next((name for name in theirs if name in names), None)
-        if found is not None:
-            columns[ours] = found
-        elif ours in TREES:
-            columns |= _parts(ours, theirs, names)
-    if any(not any(name.partition(".")[0] == needed for name in columns) for needed in NEEDED):
-        return None
-    return {"description": "Arrays by the names that this field uses.", "columns": columns}
-
-
-def _parts(ours: str, theirs: Collection[str], names: Collection[str]) -> dict[str, str]:
-    for one in theirs:
-        found = {f"{ours}.{name[len(one) + 1 :].replace('/', '.')}": name for name in names if name.startswith(f"{one}/")}
-        if found:
-            return found
-    return {}
 
 
 def npz_schema(archive: NpzArchive) -> pa.Schema:
-    """A column for each array. Raises BadData where no array has rows."""
-    rows = rows_of(archive)
-    return pa.schema([pa.field(name, _type(info, rows)) for name, info in archive.arrays.items()])
+    """A column for each array with a row a step. Raises BadData where no array has rows."""
+    rows = _rows_of(archive)
+    return pa.schema([pa.field(one.name, _type(one)) for one in archive.arrays.values() if _is_column(one, rows)])
 
 
 def npz_batches(
     archive: NpzArchive, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, scope: Scope
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Each batch of rows, and the share of them that has been read with it."""
-    rows = rows_of(archive)
-    schema = npz_schema(archive)
-    wanted = [name for name in schema.names if columns is None or name in columns]
-    row = sum(archive.arrays[name].nbytes for name in wanted if schema.field(name).type != NO_COLUMN) // max(1, rows)
+    rows = _rows_of(archive)
+    wanted = [name for name in npz_schema(archive).names if columns is None or name in columns]
+    row = sum(archive.arrays[name].nbytes for name in wanted) // max(1, rows)
     if row > MAX_ROW:
         raise BadData(f"a row takes {row >> 20} MiB", where=archive.url, fix="write smaller values")
     at_once = max(1, min(max_rows, chunk_bytes // max(1, row)))
     with scope.part() as held:
-        parts = {name: archive.rows(name, held) for name in wanted if schema.field(name).type != NO_COLUMN}
+        parts = {name: archive.rows(name, held) for name in wanted}
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
-            arrays = [
-                _arrow(parts[name].read(count), archive.arrays[name]) if name in parts else _nulls(count) for name in wanted
-            ]
+            arrays = [_arrow(parts[name].read(count), archive.arrays[name]) for name in wanted]
             yield pa.RecordBatch.from_arrays(arrays, wanted), (first + count) / rows
 
 
-def rows_of(archive: NpzArchive) -> int:
+def _rows_of(archive: NpzArchive) -> int:
     """How many rows most of its arrays have. Raises BadData where none has any."""
     sizes = Counter(info.shape[0] for info in archive.arrays.values() if info.shape and info.dtype is not None)
     if not sizes:
@@ -91,29 +65,33 @@ def rows_of(archive: NpzArchive) -> int:
     return max(sizes, key=lambda size: (sizes[size], size))
 
 
-def _type(info: ArrayInfo, rows: int) -> pa.DataType:
-    if info.dtype is None or info.shape[:1] != (rows,) or 0 in info.row or (info.dtype.kind == "U" and info.row):
-        return NO_COLUMN
-    kind = pa.string() if info.dtype.kind == "U" else pa.from_numpy_dtype(info.dtype.newbyteorder("="))
-    for size in reversed(() if _is_flag_column(info) else info.row):
+def _is_column(info: ArrayInfo, rows: int) -> bool:
+    is_text = info.dtype is not None and not info.holds_numbers
+    return info.dtype is not None and info.shape[:1] == (rows,) and 0 not in info.row and not (is_text and info.row)
+
+
+def no_columns(archive: NpzArchive) -> tuple[list[ArrayInfo], int]:
+    """Arrays without a row a step, and how many rows the others have."""
+    rows = _rows_of(archive)
+    return [info for info in archive.arrays.values() if not _is_column(info, rows)], rows
+
+
+def _is_scalar(info: ArrayInfo) -> bool:
+    """Whether one number a row is written (N, 1): of rewards and flags, as replay buffers have them, and of choices."""
+    is_choice = info.name in ALIASES[Columns.ACTIONS] and info.dtype is not None and info.dtype.kind in "iu"
+    return info.row == (1,) and (info.name in SCALARS or is_choice)
+
+
+def _type(info: ArrayInfo) -> pa.DataType:
+    assert info.dtype is not None, "of a column"
+    kind = pa.from_numpy_dtype(info.dtype.newbyteorder("=")) if info.holds_numbers else pa.string()
+    for size in reversed(() if _is_scalar(info) else info.row):
         kind = pa.list_(kind, size)
     return kind
 
 
-def _is_flag_column(info: ArrayInfo) -> bool:
-    """One number a row, written (N, 1): of rewards and flags, as some programs write them."""
-    scalars = (name for ours, names in ALIASES.items() if ours not in TREES for name in names)
-    return info.row == (1,) and info.name in scalars
-
-
 def _arrow(values: NDArray[Any], info: ArrayInfo) -> pa.Array:
-    if _is_flag_column(info):
-        values = values.reshape(-1)
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for size in reversed(values.shape[1:]):
+    for size in reversed(() if _is_scalar(info) else values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array
-
-
-def _nulls(count: int) -> pa.Array:
-    return pa.nulls(count, NO_COLUMN)

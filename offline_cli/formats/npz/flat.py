@@ -1,26 +1,87 @@
-"""Opens archives of flat arrays as tables: by a mapping, or by the names that this field uses; and which archives look so."""
+"""Flat arrays of an archive, a row a step as D4RL has them: a table, which names or a mapping explain; and back.
+
+Arrays without a row a step are no columns, and are left out by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.files.locations import Location
-from offline_cli.formats.left_out import why_no_column
-from offline_cli.formats.listing import Listing
-from offline_cli.formats.memory_limits import MEMORY_LIMIT
+from offline_cli.formats.dropped_leaves import LEFT_OUT
+from offline_cli.formats.left_out import count_finals, why_no_column
 from offline_cli.formats.npz.archive import NpzArchive
-from offline_cli.formats.npz.columns import NO_COLUMN, mapping_for, rows_of
-from offline_cli.formats.npz.ogbench import OGBENCH_ARRAYS, OGBENCH_NAME, OGBENCH_OWN
-from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext
-from offline_cli.formats.source import Fragments, Source, SourceInfo
+from offline_cli.formats.npz.columns import ALIASES, TREES, no_columns, npz_schema
+from offline_cli.formats.npz.writing import ArchiveSink, check_npz, named_leaves
+from offline_cli.formats.reader import OpenContext
+from offline_cli.formats.sink import SinkContext, SinkKind
+from offline_cli.formats.source import Fragments, Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.scopes import Scope
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["NpzSource", "open_npz", "sniff_npz", "sniff_ogbench"]
+__all__ = ["NPZ_SINK", "NpzSource", "open_npz"]
+
+NEXT: Final = "next_observations"
+
+
+def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
+    """Raises BadMapping where no mapping is given and the names say nothing; BadData."""
+    tables, odd = context.tables, dict[str, str]()
+    for file in files:
+        with Scope() as scope:
+            archive = NpzArchive(file, scope, memory_limit=tables.memory_limit)
+            infos, rows = no_columns(archive)
+            odd |= {info.name: why_no_column(info.said, info.shape, rows) for info in infos}
+            names = npz_schema(archive).names
+        if tables.mapping is None:
+            columns = _columns_of(names)
+            if not {Columns.OBS, Columns.ACTIONS} <= {name.partition(".")[0] for name in columns}:
+                known = next(
+                    (name for name in odd if any(name in ALIASES[ours] for ours in (Columns.OBS, Columns.ACTIONS))), None
+                )
+                if known is not None:
+                    raise BadData(f"the array {known!r} is {odd[known]}", where=file.url, fix="write it with a row a step")
+                what = f"arrays whose names say nothing: {', '.join([*names, *odd])[:500]}"
+                fix = "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions,"
+                fix += " rewards, terminals and timeouts (docs/formats.md#numpy-archives)"
+                raise BadMapping(what, where=file.url, fix=fix)
+            for name in context.drop.intersection(columns):
+                del columns[name]
+                odd[name] = LEFT_OUT
+            document = {"description": "Arrays by the names that this field uses.", "columns": columns}
+            tables = replace(tables, mapping=document)
+    try:
+        source = NpzSource(files, context.location, options=tables, storage_options=context.storage_options, kind="npz")
+    except BadMapping as error:
+        if not odd:
+            raise
+        what = f"{error.what}; no columns are {'; '.join(f'{name} ({why})' for name, why in odd.items())}"
+        raise BadMapping(what[:2000], where=error.where, fix=error.fix) from error
+    source.left_out = odd
+    return source
+
+
+def _columns_of(names: Collection[str]) -> dict[str, str]:
+    """Theirs by ours, as a mapping has them."""
+    columns: dict[str, str] = {}
+    for ours, theirs in ALIASES.items():
+        found = next((name for name in theirs if name in names), None)
+        if found is not None:
+            columns[ours] = found
+        for one in theirs if found is None and ours in TREES else ():
+            below = [name for name in names if name.startswith(f"{one}/")]
+            columns |= {f"{ours}.{name[len(one) + 1 :].replace('/', '.')}": name for name in below}
+            if below:
+                break
+    return columns
 
 
 @dataclass(slots=True)
@@ -28,65 +89,55 @@ class NpzSource(TableSource):
     """Archives of one table, in the order given."""
 
     format: ClassVar = "npz"
-
-    def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
-        """Raises BadData where an array that the mapping names has no value a row."""
-        TableSource.__post_init__(self, location, declared)
-        for part in self.mapping.parts:
-            for url, types in self._types.items():
-                bad = next((name for name in part.columns if types.get(name) == NO_COLUMN), None)
-                if bad is not None:
-                    what = f"the array {bad[:80]!r} ({part.said_as}) does not have a number in each row"
-                    fix = "write numbers, as many rows as the other arrays have; or name another one with --mapping"
-                    raise BadData(what, where=url, fix=fix)
+    left_out: Mapping[str, str] | None = None  # arrays that are left out, and why
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """As of a table, which knows by its type alone that an array is no column: what that is of is said before."""
-        for file in self.files:
-            if odd := [name for name, kind in self._types.get(file.url, {}).items() if kind == NO_COLUMN]:
-                with Scope() as scope:
-                    archive = NpzArchive(file, scope, memory_limit=self.options.memory_limit)
-                    for info in map(archive.arrays.__getitem__, odd):
-                        tally.drop_column(info.name, why_no_column(info.said, info.shape, rows_of(archive)))
+        """As of a table."""
+        for name, why in (self.left_out or {}).items():
+            tally.drop_column(name, why)
         yield from TableSource.fragments(self, tally, rejects)
 
 
-def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
-    """Raises BadMapping where no mapping is given and the names say nothing; BadData."""
-    tables = context.tables
-    if tables.mapping is None:
-        names = _names(files[0], tables.memory_limit)
-        mapping = mapping_for(names)
-        if mapping is None:
-            what = f"arrays whose names say nothing: {', '.join(names)[:500]}"
-            fix = (
-                "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions, rewards"
-            )
-            raise BadMapping(what, where=files[0].url, fix=f"{fix}, terminals and timeouts (docs/formats.md#numpy-archives)")
-        tables = replace(tables, mapping=mapping)
-    return NpzSource(files, context.location, options=tables, storage_options=context.storage_options, kind="npz")
+# ---- written ----
 
 
-def sniff_npz(listing: Listing) -> float:
-    """Any archive of arrays, which may need a mapping."""
-    return LIKELY if listing.kind == "npz" else NO
+class _FlatSink(ArchiveSink):
+    """`next_observations` keep the final observation of each episode; they are left out where one of them is not known."""
+
+    def __init__(self, target: Location, context: SinkContext) -> None:
+        super().__init__(target, context, "npz")
+        self._finals = Tally()  # counts the final observations that are known
+        self._are_known = True  # all of them
+
+    def arrays_of(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
+        """See `ArchiveSink`."""
+        count_finals(batch, self._finals)
+        self._are_known &= not batch.final_obs_assumed.any()
+        terminateds, truncateds = batch.step_flags()
+        arrays = {
+            **named_leaves("observations", batch.acted_obs(view=True)),
+            **named_leaves("actions", batch.actions),
+            "rewards": batch.rewards,
+            **named_leaves(NEXT, batch.next_obs(view=True)),
+            "terminals": terminateds,
+            "timeouts": truncateds,
+        }
+        for name, tree in batch.extra.items():
+            arrays = {**named_leaves(name, tree), **arrays}
+        return arrays
+
+    def finish(self) -> None:
+        """See `ArchiveSink`."""
+        if not self._are_known:
+            self.drop(lambda name: name.partition("/")[0] == NEXT)
+            self.context.tally.add(self._finals)
 
 
-def sniff_ogbench(listing: Listing) -> float:
-    """Observations, actions and `terminals`, no `timeouts`, and something that only OGBench has: an array of its own, or a file
-    named as it names them. Without that, an archive without rewards is a flat one: nothing of it may be taken for a last row.
-    """
-    if listing.kind != "npz":
-        return NO
-    try:
-        names = set(_names(listing.data[0], MEMORY_LIMIT))
-    except BadData:  # whichever reader opens it says so
-        return NO
-    flat = names & {"timeouts", "next_observations"} or ("rewards" in names and "masks" not in names)
-    known = names & OGBENCH_OWN or OGBENCH_NAME.search(listing.data[0].name)
-    return SURE if names.issuperset(OGBENCH_ARRAYS) and known and not flat else NO
-
-
-def _names(file: Location, memory_limit: int) -> list[str]:
-    with Scope() as scope:
-        return list(NpzArchive(file, scope, memory_limit=memory_limit).arrays)
+NPZ_SINK: Final = SinkKind(
+    "npz",
+    "a NumPy archive of flat arrays, a row a step, as D4RL's",
+    _FlatSink,
+    check_npz,
+    {"overwrite"},
+    "steps, last observations, extra outputs; not ids, spaces, infos, custom data, clocks",
+)

@@ -32,6 +32,7 @@ BUFFER_BYTES: Final = 1 << 20  # of a plain file: a line is many times as long a
 METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an archive of no files
+BOM: Final = b"\xef\xbb\xbf"  # of UTF-8: what editors and Windows put at the start
 DAMAGE: Final = (
     EOFError,
     LookupError,  # a member of a zip archive without a name
@@ -137,5 +138,5 @@ def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes], limit
             fix = "write the file again from its source"
             place = f"{file_name} line {number}"
             rejects.add(UnsafeData(f"a line of more than {limit >> 20} MiB", where=place, fix=fix))
-        elif stripped := data.strip():
+        elif stripped := (data.removeprefix(BOM) if number == 1 else data).strip():
             yield Line(stripped, file_name, number, whole, stored.tell())

@@ -9,7 +9,7 @@ is a bad row.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -147,22 +147,16 @@ def image_counts(column: pa.ChunkedArray, name: str) -> dict[str, int]:
     return {f"lossy-jpeg:{name}": lossy, f"alpha-left-out:{name}": alpha}
 
 
-def cut_by_images(chunks: Iterable[tuple[Any, Any]], columns: Collection[str], most: int) -> Iterator[tuple[Any, Any]]:
-    """Chunks of (file, rows), those with images cut so that the images of each declare at most `most` bytes, or are one row."""
-    for file, chunk in chunks:
-        names = [name for name in columns if name in getattr(getattr(chunk, "table", None), "column_names", ())]
-        if not names or len(chunk.bad):
-            yield file, chunk
+def cut_by_images(batches: Iterable[pa.RecordBatch], kinds: Mapping[str, str], most: int) -> Iterator[pa.RecordBatch]:
+    """Batches cut so that the images of each declare at most `most` bytes, or are one row; `kinds`: of columns of images."""
+    for batch in batches:
+        if not kinds or not batch.num_rows:
+            yield batch
             continue
-        sizes = np.zeros(chunk.table.num_rows, np.int64)
-        for name in names:
-            sizes += [_size(cell) for cell in _cells(chunk.table.column(name))]
-        for first, stop in _runs(sizes, most):
-            part = slice(first, stop)
-            rows = replace(
-                chunk, table=chunk.table.slice(first, stop - first), rows=chunk.rows[part], nbytes=0 if first else chunk.nbytes
-            )
-            yield (file[part] if isinstance(file, np.ndarray) else file), rows
+        sizes = np.zeros(batch.num_rows, np.int64)
+        for name in kinds:
+            sizes += [_size(cell) for cell in _cells(pa.chunked_array([batch.column(name)]))]
+        yield from (batch.slice(first, stop - first) for first, stop in _runs(sizes, most))
 
 
 def _size(cell: bytes | None) -> int:

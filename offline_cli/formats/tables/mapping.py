@@ -40,6 +40,7 @@ __all__ = [
     "MEAN",
     "PREVIOUS",
     "SCHEMA",
+    "STARTS",
     "TREES",
     "ZERO",
     "CsvForm",
@@ -63,6 +64,15 @@ SCHEMA = "mapping.v1.json"
 SECTIONS = ("columns", "dtypes", "spaces", "csv")
 
 EXTRA = "extra"
+STARTS: Final = "starts"
+FILE_ID, FOLDER_ID = "@file", "@folder"  # in the place of a column of ids
+EPISODES: Final = "episodes"  # what a row is, where it is no step
+DURATION: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|ms|s|min|m|h|d|w)\s*")
+UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "m": 60 * 10**9} | {
+    "h": 3600 * 10**9,
+    "d": 86400 * 10**9,
+    "w": 7 * 86400 * 10**9,
+}
 KEYS = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
 TREES = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
 FILLED_ROLES = (*TREES, Columns.REWARDS, EXTRA)
@@ -179,6 +189,18 @@ def _contradictions(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"optional: '{name}' is named nowhere{nearest(name, named)}"
         elif name.partition(".")[0] in (Columns.OBS, Columns.ACTIONS):
             yield f"optional: there is no episode without '{name}'"
+    for name in ("gap", "period"):
+        given = document.get(name)
+        if given is not None and Columns.T not in columns:
+            yield f"{name}: needs a column for t"
+        if isinstance(given, str) and not DURATION.fullmatch(given):
+            yield f"{name}: {given!r} is no duration, such as 30min, 90s or 1d"
+        elif isinstance(given, float | int) and given <= 0:
+            yield f"{name}: {given} is not more than 0"
+    try:
+        "a".encode(document.get("csv", {}).get("encoding", "utf-8"))  # codecs of no text refuse it
+    except (LookupError, ValueError):
+        yield f"csv.encoding: there is no encoding {document['csv']['encoding']!r}"
     yield from _wrong_fills(document)
     values = dict.fromkeys(name for part in _parts(document) if part.role in FILLED_ROLES for name in part.columns)
     for section in ("names", "units"):
@@ -252,6 +274,7 @@ class Part:
     path: tuple[str, ...]  # within the role: () for all of it; the name of an extra output
     columns: tuple[str, ...]  # theirs
     stacked: bool = False  # a list was given: the columns become a vector, even if there is one
+    is_cost: bool = False  # of rewards: the column is a cost, a negative reward
 
     @property
     def name(self) -> str:
@@ -298,11 +321,20 @@ class TableMapping:
     fill: Mapping[str, str | float] = field(default_factory=dict)  # by column (theirs): what a missing cell becomes
     images: Mapping[str, str] = field(default_factory=dict)  # by column (theirs) of encoded images: what they are decoded to
     split_at_gaps: bool = False  # any other missing cell ends the episode
+    gap: tuple[float, bool] | None = None  # a longer step of `t` begins an episode; whether it is nanoseconds
+    period: tuple[float, bool] | None = None  # each span of `t` of this length is an episode; whether it is nanoseconds
+    shift: int = 0  # rows by which an action, with its reward and flags, is late: 1 where the first row has a dummy
+    row_is_episode: bool = False  # cells hold lists, one value a step
     document: Mapping[str, Any] = field(default_factory=dict)  # all of it as plain values, for provenance
 
     def of(self, role: str) -> tuple[Part, ...]:
         """The parts of one role."""
         return tuple(part for part in self.parts if part.role == role)
+
+    @property
+    def infos(self) -> str | None:
+        """The column of infos; None: there is none."""
+        return next((part.columns[0] for part in self.of(Columns.INFOS)), None)
 
     @property
     def has_flags(self) -> bool:
@@ -359,8 +391,23 @@ def _checked(document: Mapping[str, Any], name: str) -> TableMapping:
         fill=document.get("fill", {}),
         images=document.get("images", {}),
         split_at_gaps=document.get("split_at_gaps", False),
+        gap=_span(document.get("gap")),
+        period=_span(document.get("period")),
+        shift=document.get("shift", 0),
+        row_is_episode=document.get("rows") == EPISODES,
         document=json.loads(json.dumps(document), parse_constant=str),  # JSON has no infinities, which spaces may have
     )
+
+
+def _span(given: str | float | None) -> tuple[float, bool] | None:
+    """A number in the units of `t`, or a duration in nanoseconds."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        return float(given), False
+    found = DURATION.fullmatch(given)
+    assert found is not None  # as the check of the document saw
+    return float(found[1]) * UNITS[found[2]], True
 
 
 def _with_dotted_columns(columns: Any) -> dict[str, Any]:

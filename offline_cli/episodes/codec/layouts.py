@@ -1,0 +1,443 @@
+"""How one packed episode is laid out: constant bytes with fields between them; items of other constant bytes do not match.
+
+Episodes of one recording differ in few places: ids, lengths, flags, array bytes. A layout is learned from one item, by packing
+its parts again, and then reads others: a handful of byte comparisons and slices instead of a Python object per value. It serves
+our own items (arrays) and those of RLlib's recorder (lists of steps). What a layout does not recognise to the last byte goes to
+`decode`, so a layout never has to judge hostile bytes: it takes what it knows, or nothing.
+
+A name, clock, lookback or map that is empty in the item learned from is constant: one that has them needs a layout of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from offline_cli.episodes.codec.arrays import (
+    dtype_from_type,
+    list_header,
+    map_header,
+    pack,
+    shape_from_node,
+    unpack_first,
+    unpack_raw,
+)
+from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, space_in_state
+from offline_cli.errors import OfflineCliError
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree
+
+__all__ = ["INSIDE", "NAMES", "ArrayField", "BufferFields", "ItemLayout", "StepsField", "learn_layout"]
+
+Read = Callable[[bytes, int], tuple[Any, int]]
+"""(item, start) to (value, the byte after it), which may be past the end: offsets only grow, and the layout checks the last."""
+
+NAMES = ("agent_id", "module_id", "multi_agent_episode_id")
+NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
+UINT_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
+BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+LIST_WIDTHS = {0xDC: 2, 0xDD: 4}
+BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
+KEEP_VIEW = 1 << 12  # payloads at least this large are not copied out of their item before they are joined
+CUT_BYTES = 1 << 16  # larger items are not worth a cut
+MAX_CUTS = 512  # of one layout
+ODD = (
+    msgpack.PackException,
+    ArithmeticError,
+    AttributeError,
+    TypeError,
+    ValueError,
+)  # of odd values
+MAX_NESTING = 32  # of a buffer's leaves
+INSIDE = "one packed episode"  # errors under this name never surface: `decode` raises them again, with the place
+
+
+class Mismatch(Exception):
+    """These bytes do not have the layout."""
+
+
+class _NoLayout(Exception):
+    """An item that only `decode` can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayField:
+    """One array of rows (numpy'ized data), from its first dimension to its last byte."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of one row
+    middle: bytes  # between the first dimension and the payload
+    row_bytes: int
+
+    def read(self, data: bytes, start: int) -> tuple[tuple[int, bytes | memoryview], int]:
+        """(rows, their bytes)."""
+        rows, at = read_uint(data, start)
+        if not data.startswith(self.middle, at):
+            raise Mismatch
+        at += len(self.middle)
+        width = BIN_WIDTHS.get(data[at], 0)
+        first = at + 1 + width
+        stop = first + rows * self.row_bytes
+        if not width or int.from_bytes(data[at + 1 : first], "big") != stop - first or stop > len(data):
+            raise Mismatch
+        return (rows, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
+
+
+@dataclass(frozen=True, slots=True)
+class StepsField:
+    """A list of one value per step (data that is not numpy'ized): a table of equal rows, or without a template any values."""
+
+    template: ItemTemplate | None
+
+    def read(self, data: bytes, start: int) -> tuple[tuple[int, Any], int]:
+        """(steps, their bytes or values). That all bytes fit the template is left to be checked for many items at once."""
+        size, first = read_list_size(data, start)
+        if self.template is None:
+            values, stop = unpack_first(data, start, where=INSIDE)
+            return (size, values), stop
+        stop = first + size * self.template.size
+        if stop > len(data) or not (size == 0 or data.startswith(self.template.head, first)):
+            raise Mismatch
+        return (size, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
+
+
+@dataclass(frozen=True, slots=True)
+class BufferFields:
+    """Where a row of field values holds one buffer."""
+
+    data: Tree  # of row indices: one for each array; a bare index for a list
+    lookback: int | None  # None: always 0
+
+
+class _Cut:
+    """Where items of one size that also agree in every byte outside their values are cut, with one call.
+
+    Short episodes cost more for what lies around their steps than for the steps. Only bytes that the fields' readers would not
+    look at are free (payloads, seconds), and text.
+    """
+
+    def __init__(self, data: bytes, row: Sequence[Any], fields: Sequence[tuple[bytes, int, Read]]) -> None:
+        """Raises `_NoLayout` where a field is rarely the same twice, such as infos that are not empty."""
+        self.row = list(row)  # what all its items share
+        self.free: list[tuple[int, Callable[[Any], Any]]] = []  # (index in the row, how the value is made)
+        constants, form, at, done = list[bytes](), ">", 0, 0
+        for index, (_, size, read) in enumerate(fields):
+            start = at + size
+            _, at = read(data, start)
+            span = _free_span(read, row[index], data[start])
+            if span is not None:
+                length, code, make = span
+                constants.append(data[done : at - length])
+                form += f"{at - length - done}s{code}"
+                self.free.append((index, make))
+                self.row[index], done = None, at
+        self.constants = (*constants, data[done:])
+        self.split = struct.Struct(f"{form}{len(data) - done}s").unpack
+
+    def read(self, data: bytes) -> list[Any] | None:
+        """The row of an item of the same size; None for one of other constant bytes."""
+        parts = self.split(data)
+        if parts[::2] != self.constants:
+            return None
+        row = self.row.copy()
+        try:
+            for (index, make), part in zip(self.free, parts[1::2], strict=True):
+                row[index] = make(part)
+        except UnicodeDecodeError:
+            return None
+        return row
+
+
+def _free_span(read: Read, value: Any, code: int) -> tuple[int, str, Callable[[Any], Any]] | None:
+    """The free bytes at the end of a field: how many, what `struct` takes them for, how the value is made; None: none."""
+    if isinstance(value, tuple) and read is not read_infos:
+        rows, payload = value
+        return len(payload), f"{len(payload)}s", lambda part: (rows, part)
+    if read is read_clock and code == FLOAT64:
+        return 8, "d", float
+    if read is read_name and value is not None:
+        size = len(value.encode())
+        return size, f"{size}s", bytes.decode
+    if (read is read_infos and value[1] is not None) or (read is read_mapping and value):
+        raise _NoLayout
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemLayout:
+    """Fields, each with the constant bytes before it and their number, and `tail` after the last."""
+
+    fields: tuple[tuple[bytes, int, Read], ...]
+    tail: bytes
+    slots: dict[str, int]  # of fields that are single values
+    arrays: dict[int, ArrayField]  # by index in a row
+    steps: dict[int, StepsField]  # by index in a row
+    buffers: dict[str, BufferFields]  # observations, actions, rewards, infos
+    extra: dict[str, BufferFields]  # by name of the output
+    observation_space: Space | None
+    action_space: Space | None
+    cuts: dict[int, _Cut | None] = field(default_factory=dict)  # by size of item; None: met once, or not worth it
+
+    def read(self, data: bytes) -> list[Any] | None:
+        """The values of the fields of an item in this layout; None for any other. Rows of lists are not compared yet."""
+        size = len(data)
+        cut = self.cuts.get(size)
+        row = None if cut is None else cut.read(data)
+        if row is not None:
+            return row
+        row = self._read(data)
+        if row is not None and cut is None and size < CUT_BYTES and not self.steps and len(self.cuts) < MAX_CUTS:
+            with suppress(_NoLayout):
+                self.cuts[size] = _Cut(data, row, self.fields) if size in self.cuts else None
+        return row
+
+    def _read(self, data: bytes) -> list[Any] | None:
+        row: list[Any] = []
+        at = 0
+        try:
+            for constant, size, read in self.fields:
+                if not data.startswith(constant, at):
+                    return None
+                value, at = read(data, at + size)
+                row.append(value)
+        except (Mismatch, IndexError, struct.error, OfflineCliError):  # IndexError: cut in the middle of a field
+            return None
+        return row if at + len(self.tail) == len(data) and data.endswith(self.tail) else None
+
+
+# ---- readers of single values ----
+
+
+def read_uint(data: bytes, start: int) -> tuple[int, int]:
+    """A non-negative integer below 2^32."""
+    code = data[start]
+    if code < 0x80:
+        return code, start + 1
+    if code not in UINT_WIDTHS:
+        raise Mismatch
+    stop = start + 1 + UINT_WIDTHS[code]
+    return int.from_bytes(data[start + 1 : stop], "big"), stop
+
+
+def read_list_size(data: bytes, start: int) -> tuple[int, int]:
+    """How many values the list at `start` has, and the byte where the first begins."""
+    code = data[start]
+    if 0x90 <= code < 0xA0:
+        return code & 0x0F, start + 1
+    if code not in LIST_WIDTHS:
+        raise Mismatch
+    first = start + 1 + LIST_WIDTHS[code]
+    return int.from_bytes(data[start + 1 : first], "big"), first
+
+
+def read_name(data: bytes, start: int) -> tuple[str | None, int]:
+    """Text, or nil as None."""
+    code = data[start]
+    if code == NIL:
+        return None, start + 1
+    if 0xA0 <= code < 0xC0:
+        first, size = start + 1, code & 0x1F
+    elif code == 0xD9:
+        first, size = start + 2, data[start + 1]
+    elif code == 0xDA:
+        first, size = start + 3, int.from_bytes(data[start + 1 : start + 3], "big")
+    else:
+        raise Mismatch
+    try:
+        return str(data[first : first + size], "utf-8"), first + size
+    except UnicodeDecodeError as err:
+        raise Mismatch from err
+
+
+def read_flag(data: bytes, start: int) -> tuple[bool, int]:
+    """A bool, Python's or numpy's (RLlib writes what the environment returned)."""
+    code = data[start]
+    if code in (FALSE, TRUE):
+        return code == TRUE, start + 1
+    end = start + len(BOOL_NODE)
+    if not data.startswith(BOOL_NODE, start) or data[end] > 1:
+        raise Mismatch
+    return data[end] == 1, end + 1
+
+
+def read_clock(data: bytes, start: int) -> tuple[float, int]:
+    """Seconds, or nil as NaN."""
+    code = data[start]
+    if code == NIL:
+        return math.nan, start + 1
+    if code != FLOAT64:
+        raise Mismatch
+    return struct.unpack_from(">d", data, start + 1)[0], start + 9
+
+
+def read_mapping(data: bytes, start: int) -> tuple[dict[Any, Any], int]:
+    """A map; nil counts as an empty one."""
+    if data[start] in (EMPTY_MAP, NIL):
+        return {}, start + 1
+    value, stop = unpack_first(data, start, where=INSIDE)
+    if not isinstance(value, dict):
+        raise Mismatch
+    return value, stop
+
+
+def read_infos(data: bytes, start: int) -> tuple[tuple[int, list[Any] | None], int]:
+    """(how many, the infos): None where every info is empty, which costs one search and no object."""
+    size, first = read_list_size(data, start)
+    if data.count(b"\x80", first, first + size) == size:
+        return (size, None), first + size
+    value, stop = unpack_first(data, start, where=INSIDE)
+    if not all(info is None or isinstance(info, dict) for info in value):
+        raise Mismatch
+    return (size, [info or {} for info in value]), stop
+
+
+ALWAYS: Mapping[str, Read] = {
+    "id_": read_name,
+    "t_started": read_uint,
+    "t": read_uint,
+    "is_terminated": read_flag,
+    "is_truncated": read_flag,
+}
+IF_ANY: Mapping[str, Read] = {
+    **dict.fromkeys(NAMES, read_name),
+    **dict.fromkeys(("_start_time", "_last_step_time"), read_clock),
+    **dict.fromkeys(("custom_data", "_temporary_timestep_data"), read_mapping),
+}
+NEEDED = frozenset({*ALWAYS, *NAMES, "observations", "actions", "rewards", "infos"})
+KNOWN = frozenset({*NEEDED, *IF_ANY, "extra_model_outputs", "_observation_space", "_action_space"})
+
+
+# ---- learning ----
+
+
+def learn_layout(data: bytes) -> ItemLayout | None:
+    """The layout of an item that `decode` accepts; None where only `decode` can read it (and report what is wrong)."""
+    try:
+        state = unpack_raw(data, where=INSIDE)
+        if not isinstance(state, dict) or not NEEDED <= state.keys() <= KNOWN:
+            return None
+        layout = _Learner(data, state).layout()
+    except (_NoLayout, Mismatch, OfflineCliError, *ODD):
+        return None
+    return layout if layout.read(data) is not None else None
+
+
+class _Learner:
+    """Walks one raw state, packing it again and leaving fields out."""
+
+    def __init__(self, data: bytes, state: Mapping[Any, Any]) -> None:
+        self.data, self.state = data, state
+        self.written = 0  # bytes of the item before `constant`
+        self.constant = bytearray()
+        self.fields: list[tuple[bytes, int, Read]] = []
+        self.arrays: dict[int, ArrayField] = {}
+        self.steps: dict[int, StepsField] = {}
+
+    def layout(self) -> ItemLayout:
+        slots: dict[str, int] = {}
+        buffers: dict[str, BufferFields] = {}
+        extra: dict[str, BufferFields] = {}
+        self.constant += map_header(len(self.state))
+        for key, value in self.state.items():
+            self._key(key)
+            if key in ALWAYS or (key in IF_ANY and value is not None and value != {}):
+                slots[key] = self._field(ALWAYS.get(key) or IF_ANY[key])
+            elif key in ("observations", "actions", "rewards", "infos"):
+                buffers[key] = self._buffer(value, read_infos if key == "infos" else None)
+            elif key == "extra_model_outputs" and value:
+                self.constant += map_header(len(value))
+                for name, part in value.items():
+                    self._key(name)
+                    extra[name] = self._buffer(part, None)
+            else:
+                self.constant += pack(value)
+        return ItemLayout(
+            tuple(self.fields),
+            bytes(self.constant),
+            slots,
+            self.arrays,
+            self.steps,
+            buffers,
+            extra,
+            observation_space=space_in_state(self.state, "observations", where=INSIDE),
+            action_space=space_in_state(self.state, "actions", where=INSIDE),
+        )
+
+    def _buffer(self, value: Mapping[str, Any], read: Read | None) -> BufferFields:
+        if value.keys() - {"space"} != {"data", "lookback", "finalized"} or type(value["finalized"]) is not bool:
+            raise _NoLayout
+        self.constant += map_header(len(value))
+        found: Tree = None
+        lookback = None
+        for key, part in value.items():
+            self._key(key)
+            if key == "lookback" and part:
+                lookback = self._field(read_uint)
+            elif key == "data":
+                listed = isinstance(part, list) and not value["finalized"]
+                found = self._field(read) if read else self._steps() if listed else self._arrays(part, 0)
+            else:
+                if key == "space":
+                    known_space_from_rllib(part, where=INSIDE)  # refused where `decode` refuses it
+                self.constant += pack(part)
+        return BufferFields(found, lookback)
+
+    def _steps(self) -> int:
+        start = self.written + len(self.constant)
+        size, first = read_list_size(self.data, start)
+        template = learn_template(self.data, first, where=INSIDE) if size else None
+        if template is not None and template.read(self.data, first, size) is None:
+            template = None  # steps of several types, say
+        steps = StepsField(template)
+        index = self._field(steps.read)
+        self.steps[index] = steps
+        return index
+
+    def _arrays(self, value: Any, depth: int) -> Tree:
+        if depth > MAX_NESTING:
+            raise _NoLayout
+        if isinstance(value, dict) and b"nd" in value:
+            return self._array(value)
+        if isinstance(value, dict):
+            self.constant += map_header(len(value))
+            return {self._key(key): self._arrays(part, depth + 1) for key, part in value.items()}
+        if isinstance(value, list):
+            self.constant += list_header(len(value))
+            return tuple(self._arrays(part, depth + 1) for part in value)
+        raise _NoLayout
+
+    def _array(self, node: dict[Any, Any]) -> int:
+        if list(node) != [b"nd", b"type", b"kind", b"shape", b"data"] or node[b"nd"] is not True or not node[b"shape"]:
+            raise _NoLayout
+        dtype = dtype_from_type(node[b"type"], kind=node[b"kind"], where=INSIDE)
+        _, *shape = shape_from_node(node, where=INSIDE)
+        self.constant += map_header(len(node))
+        for key in (b"nd", b"type", b"kind"):
+            self.constant += pack(key) + pack(node[key])
+        self.constant += pack(b"shape") + list_header(1 + len(shape))
+        middle = b"".join(pack(size) for size in shape) + pack(b"data")
+        array = ArrayField(dtype, tuple(shape), middle, math.prod(shape) * dtype.itemsize)
+        index = self._field(array.read)
+        self.arrays[index] = array
+        return index
+
+    def _field(self, read: Read) -> int:
+        constant = bytes(self.constant)
+        self.constant.clear()
+        self.fields.append((constant, len(constant), read))
+        _, self.written = read(self.data, self.written + len(constant))
+        return len(self.fields) - 1
+
+    def _key(self, key: Any) -> str:
+        if not isinstance(key, str):
+            raise _NoLayout
+        self.constant += pack(key)
+        return key

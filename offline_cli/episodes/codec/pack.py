@@ -1,0 +1,159 @@
+"""One episode as bytes: msgpack of its state in RLlib's layout, numpy'ized, with infos and custom data made plain.
+
+Kept as they are: None, bool, int, float, complex, str, bytes, lists, numpy scalars, and arrays of numbers, bools or strings.
+Changed, and each change counted by kind in the tally: keys that are no strings, sets, tuples, dates and times. Anything else,
+which no other program could read back, raises BadData that names the episode, the step and the key.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Set
+from typing import Any
+
+import numpy as np
+
+from offline_cli.episodes.codec.arrays import pack
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadData
+from offline_cli.tally import Tally
+
+__all__ = ["encode", "packed", "plain_custom_data", "plain_infos", "plain_mapping"]
+
+MAX_INFO_DEPTH = 64  # deeper is a cycle, or not an info
+LOWEST_INT, HIGHEST_INT = -(2**63), 2**64 - 1  # msgpack's
+
+_SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
+_KEYS = (bool, int, float, type(None), np.number, np.bool_)
+
+
+def encode(episode: SingleAgentEpisode, *, where: str = "encode", tally: Tally | None = None) -> bytes:
+    """`episode` as bytes, numpy'ized (the episode itself is left as it is), lookback buffer included.
+
+    Infos and custom data are made plain, each change counted in `tally`. Raises BadData naming episode, step and key for what
+    is not plain.
+    """
+    counts, here = Tally() if tally is None else tally, f"{where}, episode {episode.id_}"
+    numpyized = episode if episode.is_numpy else SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
+    state = numpyized.get_state()
+    first = episode.t_started - episode.infos.lookback
+    state["infos"]["data"] = plain_infos(state["infos"]["data"], first=first, where=here, tally=counts)
+    state["custom_data"] = plain_custom_data(state["custom_data"], where=here, tally=counts)
+    return packed(state, where=here)
+
+
+def packed(value: Any, *, where: str) -> bytes:
+    """`value` as bytes. Raises BadData for what msgpack cannot hold."""
+    try:
+        return pack(value)
+    except (TypeError, ValueError, OverflowError) as err:
+        raise BadData(f"cannot be packed: {err}", where=where, fix="store numbers, bools and strings") from err
+
+
+def plain_infos(infos: Any, *, first: int, where: str, tally: Tally) -> list[dict[str, Any]]:
+    """`infos` made plain; `first` is the timestep of the first one, for errors."""
+    steps = enumerate(infos, start=first)
+    return [plain_mapping(info, tally=tally, where=f"{where}, infos at t={t}") if info else {} for t, info in steps]
+
+
+def plain_custom_data(values: Mapping[Any, Any], *, where: str, tally: Tally) -> dict[str, Any]:
+    """An episode's custom data made plain."""
+    return plain_mapping(values, tally=tally, where=f"{where}, custom data") if values else {}
+
+
+def plain_mapping(values: Mapping[Any, Any], *, tally: Tally, where: str) -> dict[str, Any]:
+    """`values` with every part of it plain. `where` names episode and step; the error adds the key. Raises BadData."""
+    plain: dict[str, Any] = _mapping(values, tally, where, "", 0)
+    return plain
+
+
+def _plain(value: Any, tally: Tally, where: str, path: str, depth: int) -> Any:
+    if depth > MAX_INFO_DEPTH:
+        raise _refused(f"values nested deeper than {MAX_INFO_DEPTH}", where, path)
+    if type(value) in _SCALARS:  # most are, and to ask whether they are collections takes longer than all else
+        return _scalar(value, tally, where, path)
+    if isinstance(value, Mapping):
+        return _mapping(value, tally, where, path, depth)
+    if isinstance(value, (list, tuple)):
+        if isinstance(value, tuple):
+            tally.assume("tuple-to-list")
+        return [_plain(item, tally, where, f"{path}.{i}", depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, Set):
+        tally.assume("set-to-list")
+        return _set(value, tally, where, path, depth)
+    return _scalar(value, tally, where, path)
+
+
+def _mapping(value: Mapping[Any, Any], tally: Tally, where: str, path: str, depth: int) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, item in value.items():
+        name = _key(key, tally, where, path)
+        here = f"{path}.{name}" if path else name
+        if name in plain:
+            raise _refused(f"two keys that are both {name!r} as text", where, here)
+        plain[name] = _plain(item, tally, where, here, depth + 1)
+    return plain
+
+
+def _key(key: Any, tally: Tally, where: str, path: str) -> str:
+    if isinstance(key, str):
+        return _text(str.__str__(key), where, path)
+    tally.assume("non-string-key-to-text")
+    if isinstance(key, _KEYS):
+        return str(key)
+    if isinstance(key, bytes):
+        try:
+            return key.decode("utf-8")
+        except UnicodeDecodeError as err:
+            raise _refused(f"a key of bytes that are not text: {key[:20]!r}", where, path) from err
+    if isinstance(key, tuple) and all(isinstance(part, (str, *_KEYS)) for part in key):
+        return str(tuple(part.item() if isinstance(part, np.generic) else part for part in key))
+    raise _refused(f"a key of type {type(key).__name__}", where, path)
+
+
+def _set(value: Set[Any], tally: Tally, where: str, path: str, depth: int) -> list[Any]:
+    items = [_plain(item, tally, where, path, depth + 1) for item in value]
+    return sorted(items, key=lambda item: (type(item).__name__, repr(item)))  # a set's own order changes from run to run
+
+
+def _scalar(value: Any, tally: Tally, where: str, path: str) -> Any:
+    match value:
+        case None | bool() | float() | complex() | bytes():
+            return value
+        case str():
+            return _text(str.__str__(value), where, path)
+        case int():
+            if not LOWEST_INT <= value <= HIGHEST_INT:
+                raise _refused(f"the integer {str(value)[:40]}, which 64 bits cannot hold", where, path)
+            return int(value)
+        case datetime.datetime() | datetime.date() | datetime.time():
+            tally.assume("datetime-to-text")
+            return value.isoformat()
+        case np.datetime64():
+            tally.assume("datetime-to-text")
+            return str(value)
+        case np.ndarray() | np.generic():
+            return _array(value, tally, where, path)
+    raise _refused(f"a value of type {type(value).__module__}.{type(value).__qualname__}", where, path)
+
+
+def _array(value: Any, tally: Tally, where: str, path: str) -> Any:
+    if value.dtype.kind == "M":
+        tally.assume("datetime-to-text")
+        return np.datetime_as_string(value).tolist()
+    if value.dtype.kind not in "biufcSU" or value.dtype.itemsize == 0:
+        raise _refused(f"an array of {value.dtype}", where, path)
+    return value
+
+
+def _text(value: str, where: str, path: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise _refused("text that UTF-8 cannot hold", where, path) from err
+    return value
+
+
+def _refused(what: str, where: str, path: str) -> BadData:
+    place = f"{where}, key {path!r}" if path else where
+    return BadData(what, where=place, fix="store numbers, text, lists and maps of these, or leave the key out before recording")

@@ -1,0 +1,106 @@
+"""Record batches of an Arrow or Parquet file of unknown origin, by pyarrow: validated, and bounded in bytes while read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offline_cli.errors import BadData, MemoryLimitExceeded, OfflineCliError
+from offline_cli.files.failures import storage_failures
+from offline_cli.files.locations import Location
+from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.parquet.arrow_reading import extension_failures
+from offline_cli.scopes import Scope
+
+__all__ = ["arrow_schema_of", "record_batches", "without_leaves"]
+
+DAMAGE: Final = (ArithmeticError, EOFError, LookupError, MemoryError, TypeError, ValueError)
+ROWS: Final = 1 << 16  # of a batch of Parquet
+FIX: Final = "copy it again, or write it again with the program that made it"
+
+
+def arrow_schema_of(file: Location) -> pa.Schema:
+    """The columns of an Arrow file. Raises BadData."""
+    with _failures(file), file.open() as stream:
+        return _opened(stream).schema
+
+
+def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterator[pa.RecordBatch]:
+    """All batches; `scope` owns the file while it is open. Raises BadData, MemoryLimitExceeded."""
+    most = EpisodeLimit.within(memory_limit).most
+    with scope.part() as held:
+        with _failures(file):
+            found = _opened(held.enter(file.open()))
+            batches = _batches_of(found)
+        while True:
+            with _failures(file):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)  # before its size is asked for, which follows offsets
+                if batch.nbytes > most:
+                    what = f"{batch.num_rows:,} rows of {batch.nbytes / 1e6:,.0f} MB, too much for the memory limit"
+                    raise MemoryLimitExceeded(what, where=file.url, fix="raise --memory-limit")
+            yield batch
+
+
+def _opened(stream: Any) -> Any:
+    """A reader for a file of Arrow, a stream of it, or Parquet, by the first bytes."""
+    magic = stream.read(4)
+    stream.seek(0)
+    if magic == b"PAR1":
+        return _Parquet(pq.ParquetFile(stream))
+    found = pa.ipc.open_file(stream) if magic == b"ARRO" else pa.ipc.open_stream(stream)
+    for column in found.schema:
+        _check_names(column)
+    return found
+
+
+def _check_names(field: pa.Field) -> str:
+    """Raise UnicodeDecodeError where the name of a column, or of a part of it, is not UTF-8."""
+    for at in range(field.type.num_fields):
+        _check_names(field.type.field(at))
+    return str(field.name)
+
+
+class _Parquet:
+    def __init__(self, file: pq.ParquetFile) -> None:
+        self.file, self.schema = file, file.schema_arrow
+
+
+def _batches_of(found: Any) -> Iterator[pa.RecordBatch]:
+    if isinstance(found, _Parquet):
+        return iter(found.file.iter_batches(batch_size=ROWS))
+    if isinstance(found, pa.RecordBatchFileReader):
+        return (found.get_batch(number) for number in range(found.num_record_batches))
+    return iter(found)
+
+
+@contextmanager
+def _failures(file: Location) -> Iterator[None]:
+    """Within it, what pyarrow raises for damaged bytes is BadData; failures of storage, which have a number, stay theirs."""
+    with storage_failures(file.url, "reading it"):
+        try:
+            with extension_failures():
+                yield
+        except OfflineCliError:
+            raise
+        except (*DAMAGE, pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise BadData(f"a damaged file: {str(error)[:300]}", where=file.url, fix=FIX) from error
+
+
+def without_leaves(array: Any, field: pa.Field, path: str, drop: Collection[str]) -> tuple[Any, pa.Field]:
+    """A column of structs, called `path`, without the parts at some dotted paths; any other column as it is."""
+    if not pa.types.is_struct(field.type) or not any(name.startswith(f"{path}.") for name in drop):
+        return array, field
+    whole = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    parts = [(part, field.type.field(at)) for at, part in enumerate(whole.flatten())]
+    kept = [without_leaves(part, one, f"{path}.{one.name}", drop) for part, one in parts if f"{path}.{one.name}" not in drop]
+    struct = pa.StructArray.from_arrays([part for part, _ in kept], fields=[one for _, one in kept])
+    return struct, field.with_type(struct.type)

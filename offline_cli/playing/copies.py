@@ -1,0 +1,201 @@
+"""Copies of an environment that play side by side, stepped by gymnasium's SyncVectorEnv or AsyncVectorEnv.
+
+No copy resets itself (`AutoresetMode.DISABLED`): the caller resets those that he names. A copy without an episode to play is
+reset without a seed, and then stands still, since a vector environment always steps all of its copies.
+
+What a copy raises comes back as its answer, so that its episode can be named, and the other copies' steps are not lost.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Self
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
+
+from offline_cli.environments import Environment, open_environment
+from offline_cli.episodes.episode_spaces import zero_rows
+from offline_cli.errors import OfflineCliError
+from offline_cli.playing.infos import KeptInfo, kept_info
+from offline_cli.playing.plan import Plan
+from offline_cli.policies.policy import RAISED, fitter, rows_of
+from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
+from offline_cli.trees import Tree
+
+__all__ = ["NOTHING", "Copies", "CopyFailed"]
+
+FAILURE, INFO = "offline_cli failure", "offline_cli info"  # keys of what a copy says of itself
+PATIENCE: Final = 5.0  # seconds for a process that has died to be gone
+NOTHING: Final = KeptInfo({})
+Flags = NDArray[np.bool_]
+Answer = tuple[Tree, NDArray[np.float64], Flags, Flags, list[KeptInfo] | None]
+"""Observations, rewards, whether it terminated, whether it was truncated, infos: of all slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a copy raised, in a form that travels between processes."""
+
+    doing: str  # "reset" | "step"
+    said: str
+    trace: str = ""  # the traceback, where it was raised in another process
+    is_info: bool = False  # an info cannot be stored: no mistake of the environment
+
+
+class CopyFailed(Exception):
+    """A copy raised, died or did not answer; `slot` says which."""
+
+    def __init__(self, slot: int, failure: Failure) -> None:
+        super().__init__(f"{failure.said}\n{failure.trace}".strip())
+        self.slot, self.failure = slot, failure
+
+
+class Copy(gym.Wrapper[Any, Any, Any, Any]):
+    """One copy: values are checked against its spaces, infos are kept as they are, and what it raises is its answer."""
+
+    def __init__(self, env: gym.Env[Any, Any], infos: str, *, closes: bool) -> None:
+        super().__init__(env)
+        self._fit, self._infos, self._closes = fitter(env.observation_space), infos, closes
+        self.metadata = dict(env.metadata or {})  # gymnasium writes into it
+        self._last: Any = rows_of(zero_rows(env.observation_space, 1), 0)
+        self._stands = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; without a seed, stand still."""
+        self._stands = seed is None
+        if self._stands:
+            return self._last, {}
+        try:
+            observation, info = self.env.reset(seed=seed)
+            self._last = self._fit(observation)
+        except RAISED as err:
+            return self._last, self._failed("reset", err)
+        return self._last, self._told("reset", info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See gymnasium."""
+        if self._stands:
+            return self._last, 0.0, False, False, {}
+        try:
+            observation, reward, ended, cut, info = self.env.step(action)
+            self._last = self._fit(observation)
+            number = float(reward) if type(reward) in REWARDS else reward_of(reward)
+            ended = ended if type(ended) in FLAGS else flag_of(ended)
+            cut = cut if type(cut) in FLAGS else flag_of(cut)
+        except RAISED as err:
+            return self._last, 0.0, False, False, self._failed("step", err)
+        return self._last, number, ended, cut, self._told("step", info) if info else {}
+
+    def _told(self, doing: str, info: Any) -> dict[str, Any]:
+        try:
+            kept = kept_info(info, self._infos)
+        except ValueError as err:
+            return {FAILURE: Failure(doing, str(err), is_info=True)}
+        return {} if kept is None else {INFO: kept}
+
+    def _failed(self, doing: str, error: BaseException) -> dict[str, Any]:
+        self._stands = True
+        return {FAILURE: Failure(doing, repr(error), "".join(traceback.format_exception(error)))}
+
+    def close(self) -> None:
+        """Close the environment, unless its opener does."""
+        if self._closes:
+            super().close()  # type: ignore[no-untyped-call]
+
+
+class Copies:
+    """S copies. All methods raise CopyFailed; leaves (S, ...) that they give change with the next call."""
+
+    def __init__(self, environment: Environment, plan: Plan) -> None:
+        """Raises what `open_environment` raises."""
+        self.count = plan.slots
+        self._timeout, infos = plan.step_timeout, plan.infos
+        self._is_async = plan.vectorize == "async"
+        self._failed = False
+        how: dict[str, Any] = {"copy": False, "autoreset_mode": AutoresetMode.DISABLED}
+        if self._is_async:
+            spec = environment.spec
+            make = partial(_made_copy, spec.id, dict(spec.kwargs), spec.wrappers, infos)
+            self._vector: Any = AsyncVectorEnv([make] * self.count, **how)
+        else:
+            copies = [Copy(env, infos, closes=False) for env in environment.singles(self.count)]
+            self._vector = SyncVectorEnv([partial(_itself, one) for one in copies], **how)
+
+    def reset(self, seeds: Mapping[int, int | None]) -> tuple[Tree, list[KeptInfo] | None]:
+        """Begin episodes in these slots, with these seeds; None: stand still. Observations and infos of all slots."""
+        mask = np.zeros(self.count, np.bool_)
+        mask[[*seeds]] = True
+        given = {"seed": [seeds.get(slot) for slot in range(self.count)], "options": {"reset_mask": mask}}
+        if not self._is_async:
+            return self._answered(*self._vector.reset(**given))
+        self._vector.reset_async(**given)
+        return self._answered(*self._waited("reset", self._vector.reset_wait))
+
+    def step(self, actions: Tree) -> Answer:
+        """Step all slots by actions (S, ...); those that stand still get no reward and do not end."""
+        if self._is_async:
+            self._vector.step_async(actions)
+            answer = self._waited("step", self._vector.step_wait)
+        else:
+            answer = self._vector.step(actions)
+        observations, rewards, terminated, truncated, infos = answer
+        observations, found = self._answered(observations, infos)
+        return observations, rewards, terminated, truncated, found
+
+    def _answered(self, observations: Tree, infos: Mapping[str, Any]) -> tuple[Tree, list[KeptInfo] | None]:
+        """Infos (S,) as the copies gave them, without those of slots that have none."""
+        if FAILURE in infos:
+            raise next(CopyFailed(slot, failure) for slot, failure in enumerate(infos[FAILURE]) if failure is not None)
+        if INFO not in infos:
+            return observations, None
+        return observations, [NOTHING if info is None else info for info in infos[INFO]]
+
+    def _waited(self, doing: str, wait: Any) -> Any:
+        """What the processes answer. Raises CopyFailed for one that has died, or does not answer in time."""
+        try:
+            return wait(timeout=self._timeout)
+        except multiprocessing.TimeoutError:
+            self._failed = True
+            slot = next(slot for slot, pipe in enumerate(self._vector.parent_pipes) if not pipe.poll(0))
+            raise CopyFailed(slot, Failure(doing, f"no answer within {self._timeout:g} s (--step-timeout)")) from None
+        except (EOFError, OSError) as err:
+            self._failed = True
+            processes = self._vector.processes
+            for process in processes:
+                process.join(PATIENCE / len(processes))
+            slot = next((slot for slot, one in enumerate(processes) if not one.is_alive()), 0)
+            what = f"the end of its process, with exit code {processes[slot].exitcode}"
+            raise CopyFailed(slot, Failure(doing, what)) from err
+        except BaseException:
+            self._failed = True
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(Exception):  # a process that has died or hangs cannot be asked to close its copy
+            self._vector.close(terminate=True) if self._failed and self._is_async else self._vector.close()
+
+
+def _itself(one: Copy) -> Copy:
+    return one
+
+
+def _made_copy(name: str, kwargs: Mapping[str, Any], wrappers: Sequence[str], infos: str) -> Copy:
+    """A copy in a process of its own, which leaves it to its parent to act on Ctrl-C."""
+    if multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return Copy(open_environment(name, kwargs, wrappers).singles(1)[0], infos, closes=True)
+    except OfflineCliError as err:
+        raise RuntimeError(str(err)) from err  # gymnasium makes errors again from their text

@@ -1,0 +1,97 @@
+"""Films of episodes (`evaluate --video FOLDER`): what the environment renders, written by imageio.
+
+An episode is played once more, alone, in a copy that renders. Files are MP4 where imageio finds ffmpeg, else GIF.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+
+from offline_cli.environments import Environment, open_environment
+from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
+from offline_cli.playing.plan import Plan
+from offline_cli.playing.returns import Returns, stopped_by_signal
+from offline_cli.playing.workers import played
+from offline_cli.policies.policy import Policy
+
+__all__ = ["check_video", "film"]
+
+FPS: Final = 30  # where the environment does not say (metadata render_fps)
+
+
+def check_video(episodes: Sequence[int], count: int) -> ModuleType:
+    """imageio, which writes films. Raises MissingPackage without it, UsageError for episodes that are not played."""
+    beyond = [number for number in episodes if number >= count]
+    if beyond:
+        what = f"episodes {', '.join(map(str, beyond))} are not among the {count} that are played, which count from 0"
+        raise UsageError(what, where="--video-episodes", fix="name episodes below --episodes")
+    try:
+        return importlib.import_module("imageio.v2")
+    except ImportError as err:
+        fix = "pip install 'offline-cli[video]'"
+        raise MissingPackage(f"videos need the package {err.name}", where="--video", fix=fix) from err
+
+
+class _Filmed(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps what the environment renders after each step."""
+
+    def __init__(self, env: gym.Env[Any, Any], frames: list[Any]) -> None:
+        super().__init__(env)
+        self._frames = frames
+
+    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
+        """See gymnasium."""
+        answer = super().reset(**how)
+        self._frames.append(self.env.render())
+        return answer
+
+    def step(self, action: Any) -> Any:
+        """See gymnasium."""
+        answer = super().step(action)
+        self._frames.append(self.env.render())
+        return answer
+
+
+def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> list[str]:
+    """Play these episodes of the plan once more, and write a file of each: the paths.
+
+    Raises BadConfig for an environment that renders no images, BadData where it raises.
+    """
+    imageio = check_video(episodes, plan.episodes or 0)
+    spec = plan.environment
+    ending = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    written = []
+    with open_environment(spec.id, {**spec.kwargs, "render_mode": "rgb_array"}, spec.wrappers) as environment:
+        fps = (environment.singles(1)[0].metadata or {}).get("render_fps") or FPS
+        for number in episodes:
+            frames = _frames(replace(plan, first=number, episodes=1), environment, policy)
+            path = Path(folder) / f"episode-{number}.{ending}"
+            try:
+                imageio.mimwrite(path, frames, **({"fps": fps} if ending == "mp4" else {"duration": 1000 / fps}))
+            except (OSError, ValueError) as err:
+                raise BadData(f"the film cannot be written: {err}", where=str(path), fix="another folder") from err
+            written.append(str(path))
+    return written
+
+
+def _frames(plan: Plan, environment: Environment, policy: Policy) -> list[Any]:
+    frames: list[Any] = []
+    name = environment.name
+    with Environment(name, lambda: _Filmed(environment.singles(1)[0], frames), environment.spec) as filmed:
+        plan = replace(plan, vectorize="sync", num_envs=1)
+        for _ in played(plan, filmed, policy, Returns, stopped=stopped_by_signal):
+            pass
+        if not frames or not all(isinstance(frame, np.ndarray) and frame.ndim == 3 for frame in frames):
+            fix = "an environment with render_mode 'rgb_array'"
+            raise BadConfig("it renders no images", where=f"--env {name}", fix=fix)
+    return frames

@@ -1,0 +1,72 @@
+"""README.md of a dataset, and what a person sees of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+from gymnasium import spaces
+
+from offline_cli import open_dataset, write_dataset
+from offline_cli.datasets.manifest import Environment
+from offline_cli.files.locations import open_location
+
+Make = Callable[..., Any]
+
+
+def test_the_card_has_a_header_that_hugging_face_reads_and_says_what_the_dataset_is(
+    tmp_path: Path, make_batch: Make, writer_for: Make
+) -> None:
+    with writer_for(open_location(tmp_path / "D"), environment=Environment("CartPole-v1")) as writer:
+        writer.write(make_batch((3, 4)))
+        writer.commit()
+    head, _, text = (tmp_path / "D" / "README.md").read_text(encoding="utf-8").removeprefix("---\n").partition("---\n")
+    assert 'pretty_name: "Episodes of CartPole-v1"' in head
+    assert "- reinforcement-learning" in head
+    assert "  data_files: data/*.parquet" in head
+    assert "| episodes | 2 " in text
+    assert "| steps | 7 |" in text
+    assert "input_=" in text
+
+
+def test_the_card_follows_the_dataset_and_a_readme_of_the_user_stays(tmp_path: Path, make_batch: Make) -> None:
+    card = tmp_path / "D" / "README.md"
+    write_dataset(make_batch((3,)), tmp_path / "D")
+    before = card.read_text(encoding="utf-8")
+    write_dataset(make_batch((3, 5)), tmp_path / "D", overwrite=True)
+    assert card.read_text(encoding="utf-8") != before
+    card.write_text("mine", encoding="utf-8")
+    write_dataset(make_batch((3,)), tmp_path / "D", overwrite=True)
+    assert card.read_text(encoding="utf-8") == "mine"
+
+
+def test_pandas_and_polars_read_every_row_once(tmp_path: Path, make_batch: Make, format: str) -> None:
+    write_dataset(make_batch((3, 4, 2)), tmp_path / "D", format=format, max_rows_per_file=3)
+    rows = 3 if format == "episodes" else 9
+    assert len(pd.read_parquet(tmp_path / "D" / "data")) == rows
+    assert len(pl.read_parquet(tmp_path / "D" / "data")) == rows
+    assert len(pl.read_parquet(tmp_path / "D" / "**" / "*.parquet")) == rows
+
+
+def test_what_is_written_like_a_dataset_keeps_what_that_says(tmp_path: Path, make_batch: Make, writer_for: Make) -> None:
+    wide = spaces.Box(-9, 9, (4,), "float32")
+    about = {"environment": Environment("CartPole-v1"), "action_scale": "normalized", "observation_space": wide}
+    with writer_for(open_location(tmp_path / "D"), **about) as writer:
+        writer.write(make_batch((3, 4)))
+        writer.commit()
+    source = open_dataset(tmp_path / "D")
+    write_dataset(source[1:], tmp_path / "E", like=source)
+    have = open_dataset(tmp_path / "E").manifest
+    assert (have.environment, have.action_scale, have.observation_space) == (about["environment"], "normalized", wide)
+
+
+def test_a_dataset_says_what_it_is_to_people(tmp_path: Path, make_batch: Make) -> None:
+    write_dataset(make_batch((3, 4)), tmp_path / "D")
+    found = open_dataset(tmp_path / "D")
+    assert f"{tmp_path}/D" in repr(found)
+    assert "2 episodes, 7 steps" in repr(found)
+    assert {"batches", "manifest", "to_polars", "to_torch"} <= set(dir(found))
+    assert not [name for name in dir(found) if name.startswith("_") and not name.startswith("__")]
