@@ -10,7 +10,7 @@ __all__ = ["WORKERS", "Engines"]
 EngineName = Literal["local", "processes", "ray"]
 
 WORKERS: Final = Option(
-    help="Parquet files read at a time; processes for much JSON or 5,000 small files.",
+    help="Parquet files read at a time.",
     group=Group.WHERE,
     default=4,
     minimum=1,

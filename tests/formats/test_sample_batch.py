@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import io
 import json
 import pickle
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import lz4.frame
 import numpy as np
 import pytest
 
+from offline_cli import inspect
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.files.locations import open_location
@@ -105,6 +110,21 @@ def test_a_skipped_line_leaves_the_rest_of_its_file(tmp_path: Path) -> None:
     (batch,) = batches_of(path, rejects=rejects)
     assert batch.ids == ("1", "2")
     assert rejects.count == 1
+
+
+def zipped(data: bytes) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as members:
+        members.writestr("recording.json", data)
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize("stored", [bytes, gzip.compress, zipped])
+def test_a_byte_order_mark_before_the_first_line_is_passed_over(stored: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "recording.json"
+    path.write_bytes(stored(b"\xef\xbb\xbf" + json.dumps(line()).encode()))
+    assert inspect(path)["format"] == "sample-batch"
+    assert [batch.ids for batch in batches_of(path)] == [("3",)]
 
 
 def test_a_damaged_zip_file_is_refused_by_name(tmp_path: Path) -> None:

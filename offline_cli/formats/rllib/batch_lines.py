@@ -1,4 +1,7 @@
-"""One line of SampleBatch or MultiAgentBatch JSON as arrays, by policy; a line that is neither raises with its place.
+"""Lines of SampleBatch or MultiAgentBatch JSON as arrays, by policy; a line that is neither is refused with its place.
+
+Each array has a price of its own. So lines that are alike (the same columns, of lists of numbers of one kind and shape) are put
+end to end and read as if they were one. Where that raises they are read one by one, to find the line that is to blame.
 
 Besides plain lists these are read: the wrapper `{"value": ...}` (text or object), lines without `type`, NaN and Infinity as
 Python writes them, packed columns and cells, columns of a Dict or Tuple by part (`{"a": [n rows]}`, as RLlib writes them) or by
@@ -14,10 +17,10 @@ from __future__ import annotations
 import gc
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from typing import Any, Final
 
 import numpy as np
@@ -28,14 +31,14 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.rllib.json_lines import Line
-from offline_cli.formats.rllib.packed import looks_packed, unpack, unpack_cells
+from offline_cli.formats.rllib.packed import PackedColumns, looks_packed, unpack, unpack_cells
 from offline_cli.formats.step_rows import END_FLAGS, end_flags, timesteps
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space
 from offline_cli.tally import MISSING_REWARDS, Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["BatchReader", "Column", "LineRows", "is_batch"]
+__all__ = ["BatchReader", "Column", "PolicyRows", "is_batch"]
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -83,11 +86,13 @@ class Column:
 
 
 @dataclass(slots=True)
-class LineRows:
-    """The N steps of one policy in a line."""
+class PolicyRows:
+    """The N steps of one policy in some lines of a file."""
 
     policy: str | None  # None: SampleBatch lines, which name none
-    line: Line
+    places: tuple[str, ...]  # of the lines
+    nbytes: int  # of the lines
+    line: NDArray[np.int64]  # (N,) index into `places`, rising
     columns: dict[str, Column]  # obs, actions, new_obs if there, and extra model outputs by name; leaves (N, ...)
     rewards: NDArray[np.float64]  # (N,)
     terminateds: NDArray[np.bool_]  # (N,)
@@ -96,12 +101,12 @@ class LineRows:
     agent_index: NDArray[Any]  # (N,) int64 or text
     t: NDArray[np.int64] | None  # (N,)
     infos: list[Any] | None  # (N,) of the observation that each step led to; None: all empty
-    lost_before: str = ""  # where lines were lost right before it, of unknown episodes
+    lost_before: str = ""  # where lines were lost right before the first one, of unknown episodes
 
     def __len__(self) -> int:
         return len(self.rewards)
 
-    def take(self, chosen: NDArray[Any]) -> LineRows:
+    def take(self, chosen: NDArray[Any]) -> PolicyRows:
         """The rows of that index array or mask."""
 
         def of(array: NDArray[Any] | None) -> Any:
@@ -109,6 +114,7 @@ class LineRows:
 
         return replace(
             self,
+            line=self.line[chosen],
             columns={name: Column(map_leaves(of, one.tree), one.typed) for name, one in self.columns.items()},
             rewards=self.rewards[chosen],
             terminateds=self.terminateds[chosen],
@@ -163,9 +169,8 @@ def _loaded(data: bytes, line: Line) -> Any:
         raise BadData(f"a line that is not whole JSON: {error}", where=line.where, fix=fix) from error
 
 
-def _batches_of(line: Line, tally: Tally) -> Mapping[str | None, Mapping[str, Any]]:
+def _batches_of(record: Any, line: Line, tally: Tally) -> Mapping[str | None, Mapping[str, Any]]:
     """The columns by name of each policy of a line; the policy of a SampleBatch is None. Raises BadData, naming the line."""
-    record = _parsed(line)
     if not isinstance(record, dict):
         raise BadData(f"a line that holds a {type(record).__name__}, not an object", where=line.where, fix=FIX)
     kind = record.get("type")
@@ -193,23 +198,125 @@ class BatchReader:
     tally: Tally
     observation_space: Space | None = None  # distinguishes a Tuple from a list of rows
     action_space: Space | None = None
+    packed: PackedColumns = field(default_factory=PackedColumns)
 
-    def read(self, line: Line) -> list[LineRows]:
-        """The rows of each policy in `line`, of those that have any. Raises BadData, naming the line."""
+    def read(self, lines: Sequence[Line]) -> Iterator[tuple[Sequence[Line], list[PolicyRows] | BadData]]:
+        """Of some lines of a file in turn: the rows of each policy that has any, or why the one line cannot be read."""
         with _no_search_for_cycles():
-            return self._read(line)
+            found = list(self._read(lines))
+        yield from found
 
-    def _read(self, line: Line) -> list[LineRows]:
-        tally = Tally()  # of a line that cannot be read nothing is assumed
+    def _read(self, lines: Sequence[Line]) -> Iterator[tuple[Sequence[Line], list[PolicyRows] | BadData]]:
+        has_tuple = any(isinstance(space, spaces.Tuple) for space in (self.observation_space, self.action_space))
+        for _, alike in groupby(map(_ParsedLine.of, lines), key=lambda one: object() if has_tuple else one.form):
+            parsed = list(alike)
+            try:
+                yield [one.line for one in parsed], self._rows(parsed)
+            except BadData:
+                for one in parsed:
+                    try:
+                        yield [one.line], self._rows([one])
+                    except BadData as error:
+                        yield [one.line], error
+
+    def _rows(self, parsed: Sequence[_ParsedLine]) -> list[PolicyRows]:
+        tally = Tally()  # of lines that cannot be read nothing is assumed
+        batches, lines = [one.batches(tally) for one in parsed], [one.line for one in parsed]
         found = []
-        for policy, batch in _batches_of(line, tally).items():
-            where = line.where if policy is None else f"{line.where}, policy {policy!r}"
-            columns = {name: value for name, value in batch.items() if value is not None}
-            rows = _Batch(columns, where, tally, self).rows(policy, line)
+        for policy in batches[0]:
+            where = lines[0].where if policy is None else f"{lines[0].where}, policy {policy!r}"
+            parts = [{name: value for name, value in batch[policy].items() if value is not None} for batch in batches]
+            sizes = [_steps_in(part) or 0 for part in parts] if len(parts) > 1 else None
+            columns = {name: self._joined([part[name] for part in parts], sizes) for name in parts[0]} if sizes else parts[0]
+            rows = _Batch(columns, where, tally, self, sizes).rows(policy, lines)
             tally.assume("empty-batch", int(not len(rows)))
             found += [rows] if len(rows) else []
         self.tally.add(tally)
         return found
+
+    def _joined(self, values: list[Any], sizes: list[int]) -> Any:
+        """A column of lines that are alike as one. Raises BadEpisode where it is packed, and of different dtypes or shapes."""
+        first = values[0]
+        if isinstance(first, dict):
+            return {key: self._joined([value[key] for value in values], sizes) for key in first}
+        if isinstance(first, list):
+            return list(chain.from_iterable(values))
+        if not looks_packed(first):
+            return first
+        arrays = [self.packed.unpack(value, where="") for value in values]
+        kinds = {(array.dtype, array.shape[1:]) if isinstance(array, np.ndarray) and array.ndim else None for array in arrays}
+        if None in kinds or len(kinds) > 1 or list(map(len, arrays)) != sizes:
+            raise BadEpisode("packed columns that cannot be put end to end", where="", fix=FIX)
+        return _Unpacked(np.concatenate(arrays))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpacked:
+    """Packed columns of some lines."""
+
+    array: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedLine:
+    """A line, and what must be equal for lines to be read as one."""
+
+    line: Line
+    record: Any  # BadData: why there is none
+    form: object  # equal to no other where the line is read by itself
+
+    @classmethod
+    def of(cls, line: Line) -> _ParsedLine:
+        try:
+            record = _parsed(line)
+            batches = _batches_of(record, line, Tally())
+        except BadData as error:
+            return cls(line, error, object())
+        forms = [(policy, _form_of_batch(batch)) for policy, batch in batches.items()]
+        return cls(line, record, object() if any(form is None for _, form in forms) else tuple(forms))
+
+    def batches(self, tally: Tally) -> Mapping[str | None, Mapping[str, Any]]:
+        """As `_batches_of`."""
+        if isinstance(self.record, BadData):
+            raise self.record
+        return _batches_of(self.record, self.line, tally)
+
+
+def _form_of_batch(batch: Mapping[str, Any]) -> object:
+    """The kind and shape of each column; None where one of them is not a value of one kind for each step."""
+    steps = _steps_in(batch)
+    forms = [(name, _form_of_column(name, value, steps, 0)) for name, value in batch.items() if value is not None]
+    return None if not steps or any(form is None for _, form in forms) else tuple(forms)
+
+
+def _steps_in(batch: Mapping[str, Any]) -> int | None:
+    """How many steps a line has, by the first column that says it."""
+    found = next((batch[name] for name in (*PER_STEP, Columns.ACTIONS) if isinstance(batch.get(name), list)), None)
+    return None if found is None else len(found)
+
+
+def _form_of_column(name: str, value: Any, steps: int | None, depth: int) -> object:
+    """The kind and shape of its rows; None where it has not one for each step, or its kind follows from all of them."""
+    if isinstance(value, list):
+        if len(value) != steps or name == Columns.SEQ_LENS:
+            return None
+        return "infos" if name == Columns.INFOS else _form_of_rows(name, value[0])
+    if isinstance(value, dict):
+        parts = [(key, _form_of_column(name, part, steps, depth + 1)) for key, part in value.items() if depth < MAX_DEPTH]
+        return None if not parts or any(form is None for _, form in parts) else tuple(parts)
+    if looks_packed(value):
+        return None if name in (*IDS, Columns.INFOS) else "packed"
+    return type(value)
+
+
+def _form_of_rows(name: str, row: Any) -> object:
+    shape = []
+    while type(row) is list and len(shape) < MAX_NDIM:
+        shape.append(len(row))
+        row = row[0] if row else None
+    if isinstance(row, (dict, list)) or (type(row) is float and name in IDS):
+        return None
+    return tuple(shape), type(row), looks_packed(row)
 
 
 @contextmanager
@@ -226,15 +333,16 @@ def _no_search_for_cycles() -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Batch:
-    """The columns of one policy in a line, as they were parsed."""
+    """The columns of one policy in a line, or in lines that are alike, as they were parsed."""
 
     columns: Mapping[str, Any]
     where: str
     tally: Tally
     reader: BatchReader
+    sizes: list[int] | None  # steps of each of several lines; None: it is one line
     steps: int | None = None  # None: not known yet
 
-    def rows(self, policy: str | None, line: Line) -> LineRows:
+    def rows(self, policy: str | None, lines: Sequence[Line]) -> PolicyRows:
         missing = [name for name in NEEDED if name not in self.columns]
         if missing:
             raise BadEpisode(f"no column {' and no column '.join(missing)}", where=self.where, fix="record these columns too")
@@ -243,13 +351,15 @@ class _Batch:
             self.steps = len(leaves(self._column(Columns.ACTIONS).tree)[0])
         columns = {name: self._tree(name) for name in TREES if name in self.columns} | self._extras()
         _check_next_obs(columns, self.where)
-        self.tally.assume("missing-t", int(Columns.T not in read))
-        self.tally.assume("missing-end-flags", int(read.keys().isdisjoint(END_FLAGS)))
+        self.tally.assume("missing-t", len(lines) * (Columns.T not in read))
+        self.tally.assume("missing-end-flags", len(lines) * read.keys().isdisjoint(END_FLAGS))
         self.tally.assume(MISSING_REWARDS, 0 if Columns.REWARDS in read else self.steps)
         terminateds, truncateds = end_flags(read, self.steps, self.tally)
-        found = LineRows(
+        found = PolicyRows(
             policy=policy,
-            line=line,
+            places=tuple(line.where for line in lines),
+            nbytes=sum(len(line.data) for line in lines),
+            line=np.repeat(np.arange(len(lines)), self.sizes or [self.steps]),
             columns=columns,
             rewards=read.get(Columns.REWARDS, np.zeros(self.steps)).astype(np.float64),
             terminateds=terminateds,
@@ -262,7 +372,9 @@ class _Batch:
         return self._without_padding(found)
 
     def _column(self, name: str, space: Space | None = None) -> Column:
-        reading = _ColumnReading(self.steps, f"{self.where}, column {name}", may_be_text=name in IDS)
+        reading = _ColumnReading(
+            self.steps, f"{self.where}, column {name}", self.reader.packed, name in IDS, is_one_line=self.sizes is None
+        )
         column = reading.column(self.columns[name], space)
         if name not in IDS and reading.nulls and column.is_numeric:
             self.tally.assume("null-as-nan", reading.nulls)
@@ -297,7 +409,7 @@ class _Batch:
             if name in ROLE:
                 continue
             column = None
-            if name not in NO_PLACE and (isinstance(value, (list, dict)) or looks_packed(value)):
+            if name not in NO_PLACE and _is_column(value):
                 try:
                     column = self._column(name)
                 except BadEpisode:
@@ -325,7 +437,7 @@ class _Batch:
         self.tally.assume("info-not-a-dict", sum(bool(info) and not isinstance(info, dict) for info in value))
         return [info if isinstance(info, dict) else {"info": info} if info else {} for info in value]
 
-    def _without_padding(self, found: LineRows) -> LineRows:
+    def _without_padding(self, found: PolicyRows) -> PolicyRows:
         """Without the rows that fill sequences up to one length, where `seq_lens` says that there are any."""
         if Columns.SEQ_LENS not in self.columns or not len(found):
             return found
@@ -346,8 +458,11 @@ def _why_dropped(name: str, value: Any) -> str:
         return "one row for each sequence, and not for each step"
     if name in NO_PLACE:
         return "a name that SampleBatch gives no meaning, and that means something else in our own columns"
-    is_one = not isinstance(value, (list, dict)) and not looks_packed(value)
-    return "one value, and not one for each step" if is_one else "values that are not numbers"
+    return "values that are not numbers" if _is_column(value) else "one value, and not one for each step"
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, (list, dict, _Unpacked)) or looks_packed(value)
 
 
 def _whole(values: NDArray[Any]) -> NDArray[Any]:
@@ -377,7 +492,9 @@ class _ColumnReading:
 
     steps: int | None  # that it must have; None: any
     where: str
+    packed: PackedColumns
     may_be_text: bool
+    is_one_line: bool
     typed: bool = False
     nulls: int = 0
 
@@ -394,8 +511,8 @@ class _ColumnReading:
     def tree(self, value: Any, space: Space | None, depth: int) -> Tree:
         if depth > MAX_DEPTH:
             raise _bad(f"parts nested deeper than {MAX_DEPTH}", self.where)
-        if isinstance(value, str):
-            value = unpack(value, where=self.where)
+        if isinstance(value, (str, _Unpacked)):
+            value = self.packed.unpack(value, where=self.where) if isinstance(value, str) else value.array
             self.typed = True
         if isinstance(value, np.ndarray):
             return value
@@ -455,6 +572,8 @@ class _ColumnReading:
             return None
         if kinds == {bool}:
             return np.frombuffer(bytes(values), np.bool_)
+        if not self.is_one_line and kinds != {str}:
+            raise _bad("values that decide their dtype line by line", self.where)
         if kinds <= NUMBERS:
             self.nulls += values.count(None) if type(None) in kinds else 0
             try:

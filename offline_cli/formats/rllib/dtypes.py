@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.rllib.batch_lines import LineRows
+from offline_cli.formats.rllib.batch_lines import PolicyRows
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, equal_values, flatten, leaves, map_leaves, unflatten_like
@@ -81,7 +81,7 @@ class Dtypes:
     _added: set[tuple[str | None, str]] = field(default_factory=set)  # policy, column of PREVIOUS that repeats no other
     _is_settled: bool = False
 
-    def observe(self, rows: LineRows, begins: NDArray[np.bool_]) -> None:
+    def observe(self, rows: PolicyRows, begins: NDArray[np.bool_]) -> None:
         """Take `rows` into account; `begins`: (N,) whether a row does not continue the one before it."""
         for name, column in rows.columns.items():
             for path, leaf in flatten(column.tree, _shared_name(name)):
@@ -116,7 +116,7 @@ class Dtypes:
             inferred = [key for key, evidence in self._evidence.items() if evidence.inferred]
             self.tally.assume("dtype-inferred", sum(self._keeps(policy, path.partition(".")[0]) for policy, path in inferred))
 
-    def trees_of(self, rows: LineRows) -> dict[str, Tree]:
+    def trees_of(self, rows: PolicyRows) -> dict[str, Tree]:
         """The columns by name in their settled dtypes, without those that repeat others."""
         found = {}
         for name, column in rows.columns.items():
@@ -135,7 +135,7 @@ def _shared_name(name: str) -> str:
     return Columns.OBS if name == Columns.NEXT_OBS else name
 
 
-def _is_repeated(rows: LineRows, name: str, begins: NDArray[np.bool_]) -> bool:
+def _is_repeated(rows: PolicyRows, name: str, begins: NDArray[np.bool_]) -> bool:
     """Whether `name` is the column it repeats a step later: 0 at timestep 0, unknown where a line begins later."""
     repeated = rows.rewards if PREVIOUS[name] == Columns.REWARDS else rows.columns[PREVIOUS[name]].tree
     zero = begins & (rows.t == 0) if rows.t is not None else np.zeros_like(begins)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
-from offline_cli.formats.rllib.batch_lines import BatchReader, LineRows
+from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows
 from offline_cli.formats.rllib.dtypes import Dtypes
 from offline_cli.formats.rllib.json_lines import Line, lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
@@ -40,6 +40,7 @@ __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
+TOGETHER_BYTES: Final = 1 << 20  # of lines that are read as one
 
 
 @dataclass(slots=True)
@@ -73,19 +74,21 @@ class SampleBatchSource(FileSource):
                 yield from (block.flush(tally, rejects) for block in blocks.values() if block.rows)
         yield from (block.flush(tally, rejects) for block in blocks.values() if block.rows)
 
-    def _settled(self, incoming: Iterator[LineRows], dtypes: Dtypes, agents: set[tuple[str | None, Any]]) -> Iterator[LineRows]:
+    def _settled(
+        self, incoming: Iterator[PolicyRows], dtypes: Dtypes, agents: set[tuple[str | None, Any]]
+    ) -> Iterator[PolicyRows]:
         """The rows, once dtypes and agents have been settled on those of the first LOOKAHEAD_BYTES, or of `limit` episodes."""
-        waiting: list[LineRows] = []
+        waiting: list[PolicyRows] = []
         nbytes = ended = 0
         is_settled = False
         for rows in incoming:
-            dtypes.observe(rows, _begins(rows))
+            dtypes.observe(rows, _begins(rows) | _begins_line(rows))
             if is_settled:
                 yield rows
                 continue
             agents |= {(rows.policy, agent) for agent in set(rows.agent_index.tolist())}
             waiting.append(rows)
-            nbytes, ended = nbytes + len(rows.line.data), ended + _ended(rows)
+            nbytes, ended = nbytes + rows.nbytes, ended + _ended(rows)
             if nbytes > LOOKAHEAD_BYTES or (self.read_options.limit is not None and ended >= self.read_options.limit):
                 dtypes.settle()
                 is_settled = True
@@ -94,41 +97,58 @@ class SampleBatchSource(FileSource):
         dtypes.settle()
         yield from waiting
 
-    def _lines(self, tally: Tally, rejects: Rejects) -> Iterator[LineRows]:
+    def _lines(self, tally: Tally, rejects: Rejects) -> Iterator[PolicyRows]:
         """The rows of all lines, with their ids; what cannot be read goes to the rejects."""
         identifier, reader = _Identifier(tally), BatchReader(tally, *self.info.spaces)
         losses, last_loss = 0, ""
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
         before = 0
         for number, file in enumerate(self.files):
-            count, name = rejects.count, ""
-            for line in lines_of(file, rejects, self.scope):
-                self.done = before + line.position
-                tally.rows_in += 1
-                if rejects.count > count:
-                    losses, last_loss = losses + rejects.count - count, file.url
-                    rejects.lose_episodes(Lost.UNREADABLE, rejects.count - count)
-                try:
-                    found = reader.read(line)
-                except BadData as error:
-                    rejects.add(error, raw=line.data)
-                    rejects.lose_episodes(Lost.UNREADABLE)
-                    losses, last_loss, found = losses + 1, error.where, []
-                if found and line.file != name:
-                    identifier.start_file(number, line)
-                    name = line.file
-                for rows in found:
-                    if told.get(rows.policy, 0) < losses:
-                        rows.lost_before, told[rows.policy] = last_loss, losses
-                    yield identifier.identify(rows)
-                count = rejects.count
-            if rejects.count > count:
-                losses, last_loss = losses + rejects.count - count, file.url
-                rejects.lose_episodes(Lost.UNREADABLE, rejects.count - count)
+            name = ""
+            for lines, lost in _gathered(lines_of(file, rejects, self.scope), rejects):
+                if lost:
+                    losses, last_loss = losses + lost, file.url
+                    rejects.lose_episodes(Lost.UNREADABLE, lost)
+                self.done = before + lines[-1].position if lines else self.done
+                tally.rows_in += len(lines)
+                for read, found in reader.read(lines):
+                    if isinstance(found, BadData):
+                        rejects.add(found, raw=read[0].data)
+                        rejects.lose_episodes(Lost.UNREADABLE)
+                        losses, last_loss = losses + 1, found.where
+                        continue
+                    if found and read[0].file != name:
+                        identifier.start_file(number, read[0])
+                        name = read[0].file
+                    for rows in found:
+                        if told.get(rows.policy, 0) < losses:
+                            rows.lost_before, told[rows.policy] = last_loss, losses
+                        yield identifier.identify(rows)
             before = self.done
 
 
-def _ended(rows: LineRows) -> int:
+def _gathered(lines: Iterator[Line], rejects: Rejects) -> Iterator[tuple[list[Line], int]]:
+    """Some lines of one file (of an archive) at a time, and how many were lost right before them."""
+    waiting: list[Line] = []
+    nbytes, count = 0, rejects.count
+    lost = 0
+    for line in lines:
+        rejected = rejects.count - count
+        if waiting and (rejected or nbytes + len(line.data) > TOGETHER_BYTES or line.file != waiting[0].file):
+            yield waiting, lost
+            waiting, nbytes, lost = [], 0, 0
+        lost, count = lost + rejected, rejects.count
+        waiting.append(line)
+        nbytes += len(line.data)
+    rejected = rejects.count - count
+    if waiting:
+        yield waiting, lost
+        lost = 0
+    if lost + rejected:
+        yield [], lost + rejected
+
+
+def _ended(rows: PolicyRows) -> int:
     """How many episodes end in these rows."""
     return int(np.count_nonzero(rows.terminateds | rows.truncateds))
 
@@ -136,7 +156,7 @@ def _ended(rows: LineRows) -> int:
 # ---- ids ----
 
 
-def _begins(rows: LineRows) -> NDArray[np.bool_]:
+def _begins(rows: PolicyRows) -> NDArray[np.bool_]:
     """(N,) true where a row does not continue the one before it in its line; always at the first row."""
     ended = rows.terminateds | rows.truncateds
     follows = ~ended[:-1] & (rows.agent_index[1:] == rows.agent_index[:-1])
@@ -149,6 +169,11 @@ def _begins(rows: LineRows) -> NDArray[np.bool_]:
     return np.concatenate([[True], ~follows])
 
 
+def _begins_line(rows: PolicyRows) -> NDArray[np.bool_]:
+    """(N,) whether a row is the first of its line."""
+    return np.diff(rows.line, prepend=-1) > 0
+
+
 @dataclass(slots=True)
 class _Identifier:
     """Gives every row an `eps_id`; one for all files of a source, in their order."""
@@ -156,7 +181,7 @@ class _Identifier:
     tally: Tally
     _prefix: str = ""
     _made: int = 0
-    _unfinished: dict[str | None, LineRows] = field(default_factory=dict)  # by policy: its last row, if that ended no episode
+    _unfinished: dict[str | None, PolicyRows] = field(default_factory=dict)  # by policy: its last row, if that ended no episode
 
     def start_file(self, number: int, line: Line) -> None:
         """`line`: its first one that can be read."""
@@ -165,7 +190,7 @@ class _Identifier:
         self._made = 0
         self._unfinished.clear()
 
-    def identify(self, rows: LineRows) -> LineRows:
+    def identify(self, rows: PolicyRows) -> PolicyRows:
         """`rows` with an id on each row, and the rows of one episode and agent one after the other."""
         if rows.eps_id is not None:
             return _brought_together(rows, self.tally)
@@ -182,7 +207,7 @@ class _Identifier:
         return rows
 
 
-def _goes_on(last: LineRows, rows: LineRows) -> bool:
+def _goes_on(last: PolicyRows, rows: PolicyRows) -> bool:
     """Whether row 0 is the next step of an episode whose row before is `last`."""
     if rows.agent_index[0] != last.agent_index[0]:
         return False
@@ -201,13 +226,13 @@ def _goes_on(last: LineRows, rows: LineRows) -> bool:
     return all(leaves(same))
 
 
-def _brought_together(rows: LineRows, tally: Tally) -> LineRows:
-    """The same rows, those of one episode and agent one after the other."""
+def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
+    """The same rows, those of one episode and agent in a line one after the other."""
     assert rows.eps_id is not None
     changes = (rows.eps_id[1:] != rows.eps_id[:-1]) | (rows.agent_index[1:] != rows.agent_index[:-1])
-    first = np.flatnonzero(np.concatenate([[True], changes]))
+    first = np.flatnonzero(_begins_line(rows) | np.concatenate([[True], changes]))
     order: dict[Any, int] = {}
-    keys = zip(rows.eps_id[first].tolist(), rows.agent_index[first].tolist(), strict=True)
+    keys = zip(rows.line[first].tolist(), rows.eps_id[first].tolist(), rows.agent_index[first].tolist(), strict=True)
     runs = [order.setdefault(key, len(order)) for key in keys]
     if len(order) == len(first):
         return rows
@@ -225,17 +250,17 @@ class _Block:
 
     policy: str | None
     agents: set[tuple[str | None, Any]]  # policy, agent index: all of the source
-    rows: list[LineRows] = field(default_factory=list)
+    rows: list[PolicyRows] = field(default_factory=list)
     trees: list[dict[str, Tree]] = field(default_factory=list)
     nbytes: int = 0
     _signature: object = None  # of the rows here
     _last: tuple[str, str] | None = None  # key of the row before this block, where it did not end its episode
 
-    def takes(self, rows: LineRows, trees: dict[str, Tree]) -> bool:
+    def takes(self, rows: PolicyRows, trees: dict[str, Tree]) -> bool:
         """Whether these rows can share a batch with those here."""
         return self.nbytes <= BLOCK_BYTES and self._signature == _signature(rows, trees)
 
-    def add(self, rows: LineRows, trees: dict[str, Tree]) -> None:
+    def add(self, rows: PolicyRows, trees: dict[str, Tree]) -> None:
         """Append rows, whose columns are `trees` now."""
         if not self.rows:
             self._signature = _signature(rows, trees)
@@ -245,10 +270,10 @@ class _Block:
 
     def flush(self, tally: Tally, rejects: Rejects) -> Fragments:
         """All rows here; the block is empty then."""
-        lengths = [len(rows) for rows in self.rows]
-        line = np.repeat(np.arange(len(lengths)), lengths)
-        number = np.arange(len(line)) - np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-        names = tuple(rows.line.where for rows in self.rows)
+        starts = np.cumsum([0, *(len(rows.places) for rows in self.rows[:-1])]).tolist()
+        line = np.concatenate([first + rows.line for first, rows in zip(starts, self.rows, strict=True)])
+        number = np.arange(len(line)) - np.searchsorted(line, line)
+        names = tuple(chain.from_iterable(rows.places for rows in self.rows))
         keys = self._keys()
         self._tell_losses(keys, rejects)
         steps = replace(self._steps(keys, line), where=lambda row: f"{names[line[row]]} row {number[row]}")
@@ -284,7 +309,7 @@ class _Block:
         row = 0
         for rows in self.rows:
             if rows.lost_before and rows.t is None:
-                for first in np.unique(rows.agent_index, return_index=True)[1]:
+                for first in np.unique(rows.agent_index[rows.line == rows.line[0]], return_index=True)[1]:
                     rejects.lose(keys.eps_ids[int(keys.code[row + first])], rows.lost_before)
             row += len(rows)
 
@@ -321,10 +346,10 @@ def _concatenated(*parts: NDArray[Any]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _key(rows: LineRows, row: int) -> tuple[str, str]:
+def _key(rows: PolicyRows, row: int) -> tuple[str, str]:
     assert rows.eps_id is not None
     return str(rows.eps_id[row]), str(rows.agent_index[row])
 
 
-def _signature(rows: LineRows, trees: dict[str, Tree]) -> object:
+def _signature(rows: PolicyRows, trees: dict[str, Tree]) -> object:
     return rows.t is None, map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", trees)
