@@ -15,11 +15,11 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pytest
+from offline_cli.storage.locations import open_location
 
 from offline_cli import inspect
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
-from offline_cli.files.locations import open_location
 from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.tally import OnError, Rejects, Tally
 

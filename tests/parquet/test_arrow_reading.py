@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from offline_cli.parquet.extension_types import ParquetFile
 
-from offline_cli.parquet.arrow_reading import ParquetFile, arrow_file, threads_may_read
+from offline_cli.parquet.shards import arrow_file, threads_may_read
 
 ROWS = 4_000
 

@@ -36,7 +36,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.parquet_files import Chunk, chunks
 from offline_cli.formats.source import FileSource, Fragments, Origins
 from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows, timesteps
-from offline_cli.parquet.arrow_reading import without_dictionaries
+from offline_cli.parquet.arrow_trees import without_dictionaries
 from offline_cli.tally import Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 
