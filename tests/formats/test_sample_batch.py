@@ -123,7 +123,7 @@ def zipped(data: bytes) -> bytes:
 def test_a_byte_order_mark_before_the_first_line_is_passed_over(stored: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "recording.json"
     path.write_bytes(stored(b"\xef\xbb\xbf" + json.dumps(line()).encode()))
-    assert inspect(path)["format"] == "sample-batch"
+    assert inspect(str(path)).format == "sample-batch"
     assert [batch.ids for batch in batches_of(path)] == [("3",)]
 
 

@@ -273,7 +273,7 @@ class _ParsedLine:
         except BadData as error:
             return cls(line, error, object())
         forms = [(policy, _form_of_batch(batch)) for policy, batch in batches.items()]
-        return cls(line, record, object() if any(form is None for _, form in forms) else tuple(forms))
+        return cls(line, record, object() if any(form is None for _, form in forms) else forms)
 
     def batches(self, tally: Tally) -> Mapping[str | None, Mapping[str, Any]]:
         """As `_batches_of`."""
@@ -285,8 +285,8 @@ class _ParsedLine:
 def _form_of_batch(batch: Mapping[str, Any]) -> object:
     """The kind and shape of each column; None where one of them is not a value of one kind for each step."""
     steps = _steps_in(batch)
-    forms = [(name, _form_of_column(name, value, steps, 0)) for name, value in batch.items() if value is not None]
-    return None if not steps or any(form is None for _, form in forms) else tuple(forms)
+    forms = {name: _form_of_column(name, value, steps, 0) for name, value in batch.items() if value is not None}
+    return None if not steps or None in forms.values() else forms
 
 
 def _steps_in(batch: Mapping[str, Any]) -> int | None:
@@ -298,12 +298,12 @@ def _steps_in(batch: Mapping[str, Any]) -> int | None:
 def _form_of_column(name: str, value: Any, steps: int | None, depth: int) -> object:
     """The kind and shape of its rows; None where it has not one for each step, or its kind follows from all of them."""
     if isinstance(value, list):
-        if len(value) != steps or name == Columns.SEQ_LENS:
+        if not value or len(value) != steps or name == Columns.SEQ_LENS:
             return None
         return "infos" if name == Columns.INFOS else _form_of_rows(name, value[0])
     if isinstance(value, dict):
-        parts = [(key, _form_of_column(name, part, steps, depth + 1)) for key, part in value.items() if depth < MAX_DEPTH]
-        return None if not parts or any(form is None for _, form in parts) else tuple(parts)
+        parts = {key: _form_of_column(name, part, steps, depth + 1) for key, part in value.items() if depth < MAX_DEPTH}
+        return None if not parts or None in parts.values() else parts
     if looks_packed(value):
         return None if name in (*IDS, Columns.INFOS) else "packed"
     return type(value)
@@ -311,12 +311,13 @@ def _form_of_column(name: str, value: Any, steps: int | None, depth: int) -> obj
 
 def _form_of_rows(name: str, row: Any) -> object:
     shape = []
-    while type(row) is list and len(shape) < MAX_NDIM:
+    while type(row) is list and row and len(shape) < MAX_NDIM:
         shape.append(len(row))
-        row = row[0] if row else None
-    if isinstance(row, (dict, list)) or (type(row) is float and name in IDS):
+        row = row[0]
+    kind = type(row)
+    if kind in (dict, list) or (kind is float and name in IDS):
         return None
-    return tuple(shape), type(row), looks_packed(row)
+    return shape, kind, kind is str and looks_packed(row)
 
 
 @contextmanager

@@ -91,11 +91,13 @@ class PackedColumns:
         """As `unpack`."""
         pickled = _pickle_of(cell, where)
         form, rows = self._forms.get(len(pickled)), np.frombuffer(pickled, np.uint8)[None]
-        if form is not None and form.alike(rows)[0]:
-            return form.numbers(rows)[0][0]
+        if form is not None:
+            is_alike, numbers = form.read(rows)
+            if is_alike[0]:
+                return numbers[0][0]
         read = unpickle(pickled, where=where)
         if isinstance(read.value, np.ndarray) and read.value.dtype.kind in NUMERIC:
-            form = _Form.of(pickled, read.spans, [read.value], lambda probe: [unpickle(probe, where="").value])
+            form = _Form.of(pickled, read.spans, [read.value], _leaves_in)
             if form is not None:
                 if len(self._forms) >= MAX_KNOWN:
                     self._forms.clear()
@@ -139,8 +141,11 @@ def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], N
     data, lengths = np.frombuffer(buffer or b"", np.uint8), np.diff(starts)
     for length in np.unique(lengths[lengths > 0]).tolist():
         rows = np.flatnonzero(lengths == length)
-        at_each = np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
-        yield rows, at_each[starts[rows]].view(np.uint8).reshape(len(rows), length)
+        if len(rows) == len(lengths):
+            yield rows, data[starts[0] : starts[-1]].reshape(-1, length)
+        else:
+            at_each = np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
+            yield rows, at_each[starts[rows]].view(np.uint8).reshape(len(rows), length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,27 +189,90 @@ class _Form:
         spans = [filled.get(leaf.tobytes()) for leaf in changed]
         if not any(spans) or not all(span or _same(*pair) for span, *pair in zip(spans, found, changed, strict=True)):
             return None
-        numbers = sorted((span for span in spans if span is not None), key=lambda span: int(span.start))
-        edges = zip([0, *(span.stop for span in numbers)], [*(span.start for span in numbers), len(data)], strict=True)
+        return cls.at(data, found, spans)
+
+    @classmethod
+    def at(cls, data: bytes, found: list[NDArray[Any]], spans: list[slice | None]) -> _Form:
+        """The form of `data` whose numbers are known to lie at `spans`."""
         whole = np.frombuffer(data, np.uint8)
-        kept = [np.zeros(leaf.shape, leaf.dtype) if span else leaf for leaf, span in zip(found, spans, strict=True)]
-        return cls(tuple((slice(*edge), whole[slice(*edge)].copy()) for edge in edges), kept, spans)
+        fixed = tuple((part, whole[part].copy()) for part in _around(filter(None, spans), len(data)))
+        return cls(
+            fixed, [np.zeros(leaf.shape, leaf.dtype) if span else leaf for leaf, span in zip(found, spans, strict=True)], spans
+        )
 
-    def alike(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """(m,) which of the rows (m, length) have this form."""
-        same = np.ones(len(rows), np.bool_)
-        for part, data in self.fixed:
-            same &= (rows[:, part] == data).all(axis=1)
-        return same
-
-    def numbers(self, rows: NDArray[np.uint8]) -> list[NDArray[Any]]:
-        """(m, *shape) of each leaf, of rows of this form."""
-        return [
-            np.broadcast_to(leaf, (len(rows), *leaf.shape))
+    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
+        """(m,) which of the rows (m, length) have this form, and of these each leaf (k, *shape)."""
+        same = _agree(self.fixed, rows)
+        chosen = rows if same.all() else rows[same]
+        return same, [
+            np.broadcast_to(leaf, (len(chosen), *leaf.shape))
             if span is None
-            else numbers_of(rows[:, span].tobytes(), leaf.dtype).reshape(len(rows), *leaf.shape)
+            else numbers_of(chosen[:, span].tobytes(), leaf.dtype).reshape(len(chosen), *leaf.shape)
             for leaf, span in zip(self.leaves, self.spans, strict=True)
         ]
+
+
+def _around(spans: Iterable[slice], size: int) -> list[slice]:
+    """What `spans` leave of `size` places."""
+    ordered = sorted(spans, key=lambda span: int(span.start))
+    return [
+        slice(*edge) for edge in zip([0, *(one.stop for one in ordered)], [*(one.start for one in ordered), size], strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _TextForm:
+    """The same of base64: only the characters around the numbers are decoded."""
+
+    fixed: tuple[tuple[slice, NDArray[np.uint8]], ...]  # all other characters
+    windows: tuple[slice, ...]  # characters by fours
+    inner: _Form  # of the bytes in them
+
+    @classmethod
+    def of(cls, text: bytes, raw: bytes, form: _Form) -> _TextForm | None:
+        """`form`: that of the bytes `raw`, which `text` holds. None where numbers lie at its end."""
+        places = sorted((span.start // 3, -(-span.stop // 3)) for span in form.spans if span is not None)
+        windows = [places[0]]
+        for first, stop in places[1:]:
+            if first <= windows[-1][1]:
+                windows[-1] = windows[-1][0], max(stop, windows[-1][1])
+            else:
+                windows.append((first, stop))
+        if windows[-1][1] * 4 >= len(text):
+            return None
+        begins = np.cumsum([0, *(3 * (stop - first) for first, stop in windows)]).tolist()
+
+        def within(span: slice | None) -> slice | None:
+            if span is None:
+                return None
+            number = max(i for i, (first, _) in enumerate(windows) if 3 * first <= span.start)
+            shift = begins[number] - 3 * windows[number][0]
+            return slice(span.start + shift, span.stop + shift)
+
+        inner = b"".join(raw[3 * first : 3 * stop] for first, stop in windows)
+        characters, whole = [slice(4 * first, 4 * stop) for first, stop in windows], np.frombuffer(text, np.uint8)
+        fixed = tuple((part, whole[part].copy()) for part in _around(characters, len(text)))
+        return cls(fixed, tuple(characters), _Form.at(inner, form.leaves, [within(span) for span in form.spans]))
+
+    def read(self, cells: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
+        """(m,) which of the cells (m, length) have this form, and of these each leaf (k, *shape); none if one is not base64."""
+        same = _agree(self.fixed, cells)
+        chosen = cells if same.all() else cells[same]
+        try:
+            parts = [binascii.a2b_base64(chosen[:, window].tobytes(), strict_mode=True) for window in self.windows]
+            inside = np.hstack([np.frombuffer(part, np.uint8).reshape(len(chosen), -1) for part in parts])
+        except ValueError:
+            return np.zeros(len(cells), np.bool_), []
+        same[same], numbers = self.inner.read(inside)
+        return same, numbers
+
+
+def _agree(fixed: tuple[tuple[slice, NDArray[np.uint8]], ...], rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """(m,) which of the rows (m, length) have these bytes at these places."""
+    same = np.ones(len(rows), np.bool_)
+    for part, data in fixed:
+        same &= (rows[:, part] == data).all(axis=1)
+    return same
 
 
 def _same(left: NDArray[Any], right: NDArray[Any]) -> bool:
@@ -222,7 +290,7 @@ class _Column:
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[tuple[str, int], list[_Form]] = {}  # by what their bytes are, and how many
+        self.forms: dict[tuple[str, int], list[_Form | _TextForm]] = {}  # by what their bytes are, and how many
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
         if sum(leaf.nbytes for leaf in firsts) * len(cells) > MAX_RATIO * cells.nbytes + SMALL_BYTES:
@@ -235,41 +303,40 @@ class _Column:
 
     def fill(self, first: int, count: int) -> None:
         """Read so many cells, many at once where they have a known form: as they are stored, or else unpacked."""
-        raw = _raw_of_all(self.cells.slice(first, count))
+        cells = self.cells.slice(first, count)
         unread = np.ones(count, np.bool_)
-        for rows, data in _by_length(raw):
+        for rows, data in _by_length(cells):
             if data.shape[1] <= SMALL_CELL:
                 unread[rows] = False
-                unread[self._fill_alike("raw", first, rows, data)[0]] = True
+                unread[self._fill_alike("stored", first, rows, data)[0]] = True
         left = np.flatnonzero(unread)
-        pickles = pa.array([self._pickle(raw, first, row) for row in left.tolist()], pa.large_binary())
+        pickles = pa.array([self._pickle(first + row) for row in left.tolist()], pa.large_binary())
         for numbers, data in _by_length(pickles):
-            rows = left[numbers]
-            rows, data = self._fill_alike("pickle", first, rows, data)
+            rows, data = self._fill_alike("pickle", first, left[numbers], data)
             while len(rows):
-                self._fill_one(first + int(rows[0]), data[0].tobytes(), raw[int(rows[0])].as_py())
+                self._fill_one(first + int(rows[0]), data[0].tobytes())
                 rows, data = self._fill_alike("pickle", first, rows[1:], data[1:])
 
-    def _pickle(self, raw: pa.LargeBinaryArray, first: int, row: int) -> bytes:
-        own = raw[row].as_py()
+    def _pickle(self, row: int) -> bytes:
+        cell = self.cells[row].as_py()
         try:
-            return _pickle_of(self.cells[first + row].as_py(), "") if own is None else _pickle_in(own, "")
+            return _pickle_of(cell, "")
         except BadData:  # a place costs more to say than a cell to unpack
-            return _pickle_of(self.cells[first + row].as_py(), self.where(first + row))
+            return _pickle_of(cell, self.where(row))
 
     def _fill_alike(
         self, kind: str, first: int, rows: NDArray[np.intp], data: NDArray[np.uint8]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
         """The rows that have no known form, and their bytes; the others are read."""
         for form in self.forms.get((kind, data.shape[1]), ()):
-            alike = form.alike(data)
+            alike, found = form.read(data)
             if alike.any():
-                for values, numbers in zip(self.values, form.numbers(data[alike]), strict=True):
+                for values, numbers in zip(self.values, found, strict=True):
                     values[first + rows[alike]] = numbers
                 rows, data = rows[~alike], data[~alike]
         return rows, data
 
-    def _fill_one(self, row: int, pickled: bytes, raw: bytes | None) -> None:
+    def _fill_one(self, row: int, pickled: bytes) -> None:
         """Read a cell with all care, and keep its form."""
         place = self.where(row)
         read = unpickle(pickled, where=place)
@@ -283,29 +350,25 @@ class _Column:
                 raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=place, fix=OTHER_FIX)
             values[row] = leaf
         if sum(map(len, self.forms.values())) < MAX_FORMS:
-            self._learn("pickle", pickled, read.spans, found)
-            if raw is not None and len(raw) <= SMALL_CELL:
-                contents = {leaf.tobytes() for leaf in found}
-                self._learn("raw", raw, [(raw.find(content), len(content)) for content in contents if content in raw], found)
+            self._learn("pickle", pickled, _Form.of(pickled, read.spans, found, _leaves_in))
+            cell = self.cells[row].as_py()
+            raw = _raw_of(cell, place)
+            if len(cell) <= SMALL_CELL:
+                places = [(raw.find(content), len(content)) for content in {leaf.tobytes() for leaf in found} if content in raw]
+                form = _Form.of(raw, places, found, _leaves_in)
+                self._learn("stored", cell, form if form is None or raw is cell else _TextForm.of(cell, raw, form))
 
-    def _learn(self, kind: str, data: bytes, places: Iterable[tuple[int, int]], found: list[NDArray[Any]]) -> None:
-        form = _Form.of(
-            data, places, found, lambda probe: leaves(tree_of_value(unpickle(_pickle_in(probe, ""), where="").value, where=""))
-        )
+    def _learn(self, kind: str, data: bytes, form: _Form | _TextForm | None) -> None:
         if form is not None:
             self.forms.setdefault((kind, len(data)), []).append(form)
 
 
+def _leaves_in(raw: bytes) -> list[NDArray[Any]]:
+    """The arrays in a frame or a pickle."""
+    return leaves(tree_of_value(unpickle(_pickle_in(raw, ""), where="").value, where=""))
+
+
 # ---- texts to pickles ----
-
-
-def _raw_of_all(cells: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """The lz4 frames or pickles in cells of one kind; null for a cell of another kind than the first, or that is not base64."""
-    if not _is_text(cells[0].as_py()[:4]):
-        return cells
-    import polars as pl  # takes as long to import as a small recording to read
-
-    return pl.Series(pl.from_arrow(cells)).bin.decode("base64", strict=False).to_arrow()  # four times as fast as binascii
 
 
 def _is_text(head: bytes) -> bool:

@@ -40,7 +40,7 @@ __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
-TOGETHER_BYTES: Final = 1 << 20  # of lines that are read as one
+TOGETHER_BYTES: Final = 2 << 20  # of lines that are read as one
 
 
 @dataclass(slots=True)
@@ -236,7 +236,8 @@ def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
     runs = [order.setdefault(key, len(order)) for key in keys]
     if len(order) == len(first):
         return rows
-    tally.assume("rows-brought-together", len(rows))
+    has_turns = np.bincount(rows.line[first]) > np.bincount([line for line, _, _ in order])
+    tally.assume("rows-brought-together", int(has_turns[rows.line].sum()))
     run = np.repeat(runs, np.diff(np.append(first, len(rows))))
     return rows.take(np.argsort(run, kind="stable"))
 
