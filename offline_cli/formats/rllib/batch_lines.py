@@ -310,7 +310,7 @@ def _form_of_column(name: str, value: Any, steps: int | None, depth: int) -> obj
 
 
 def _form_of_rows(name: str, row: Any) -> object:
-    shape = []
+    shape: list[int] = []
     while type(row) is list and row and len(shape) < MAX_NDIM:
         shape.append(len(row))
         row = row[0]
