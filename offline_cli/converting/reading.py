@@ -195,7 +195,7 @@ def read_episodes(
 
     `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
     say (`AskedEnvironment.chosen`). `action_scale`: for sources that do not declare it. `limit`: only the first so many
-    episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time, and processes for much JSON.
+    episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time.
     `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
     are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is
     read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `drop`: see `open_sources`. `engine`:

@@ -33,12 +33,12 @@ from offline_cli.formats import registry
 from offline_cli.formats.hdf5.d3rlpy import D3RLPY_SINK
 from offline_cli.formats.hdf5.d4rl import D4RL_SINK
 from offline_cli.formats.hdf5.robomimic import ROBOMIMIC_SINK
-from offline_cli.formats.input_reader import Maker
 from offline_cli.formats.lerobot.sink import LEROBOT_SINK
 from offline_cli.formats.minari.sink import MINARI_SINK
 from offline_cli.formats.npz.flat import NPZ_SINK
 from offline_cli.formats.npz.ogbench import OGBENCH_SINK
 from offline_cli.formats.reader import Reader
+from offline_cli.formats.rllib.input_reader import Maker
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.storage.locations import Location

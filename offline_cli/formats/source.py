@@ -173,7 +173,7 @@ class ReadOptions:
     """How a source is going to be read, as far as the caller knows; a reader uses what it can."""
 
     spaces: tuple[Space, Space] | None = None  # of the environment that the caller named: for sources without tuples or dtypes
-    workers: int = choices.WORKERS  # files read at a time, or processes
+    workers: int = choices.WORKERS  # files read at a time
     limit: int | None = None  # episodes that the caller will take at most
     on_progress: OnProgress = no_progress  # is called about work before the first episode
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take

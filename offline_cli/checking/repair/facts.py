@@ -19,8 +19,8 @@ from offline_cli.datasets.reading import ShardReader
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
+from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.parquet.shard_writing import COMPRESSIONS

@@ -128,7 +128,7 @@ class InputReaderSource(FileSource):
         ids = SharedIds()
         last: dict[str | None, tuple[str, ...]] = {}  # by policy: the key of its last row, where that did not end its episode
         lost: dict[str | None, str] = {}  # by policy: where rows were lost right before its next row
-        begins = _Begins(self.name)
+        begin: tuple[Any, ...] | None = None  # what the first batch holds; () once its return has been noted
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
             for policy, given in _policies(batch).items():
@@ -147,7 +147,11 @@ class InputReaderSource(FileSource):
                 if policy in lost and rows.t is None:
                     rejects.lose(rows.keys.eps_ids[int(rows.keys.code[0])], lost[policy])
                 lost.pop(policy, None)
-                begins.note_again(rows)
+                content = rows.keys.eps_ids, rows.rewards.tobytes()
+                if content == begin:  # as RLlib's readers do forever
+                    _log.warning("note: %s gives its first batch again, and may never end: --limit ends it", self.name)
+                    begin = ()
+                begin = content if begin is None else begin
                 tally.rows_in += len(rows.rewards)
                 self.done += len(rows.rewards)
                 found, first = fragments_of_rows(rows, tally)
@@ -164,23 +168,6 @@ class InputReaderSource(FileSource):
             if batch is None:
                 return
             yield batch
-
-
-@dataclass(slots=True)
-class _Begins:
-    """Logs once that a reader returns its first batch again, as RLlib's do forever."""
-
-    name: str
-    _first: tuple[Any, ...] | None = None
-    _noted: bool = False
-
-    def note_again(self, rows: StepRows) -> None:
-        batch = rows.keys.eps_ids, rows.rewards.tobytes()
-        if self._first is None:
-            self._first = batch
-        elif batch == self._first and not self._noted:
-            self._noted = True
-            _log.warning("note: %s gives its first batch again, and may never end: --limit ends it", self.name)
 
 
 def _next(reader: Any) -> Any:
