@@ -38,7 +38,7 @@ from offline_cli.spaces import Space
 from offline_cli.tally import MISSING_REWARDS, Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["BatchReader", "Column", "PolicyRows", "is_batch"]
+__all__ = ["BatchReader", "Column", "PolicyRows", "Typed", "is_batch"]
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -221,14 +221,21 @@ class BatchReader:
 
     def _rows(self, parsed: Sequence[_ParsedLine]) -> list[PolicyRows]:
         tally = Tally()  # of lines that cannot be read nothing is assumed
-        batches, lines = [one.batches(tally) for one in parsed], [one.line for one in parsed]
+        batches = [one.batches(tally) for one in parsed]
+        places, nbytes = [one.line.where for one in parsed], sum(len(one.line.data) for one in parsed)
+        return self.rows(batches, places, nbytes, tally)
+
+    def rows(
+        self, batches: Sequence[Mapping[str | None, Mapping[str, Any]]], places: Sequence[str], nbytes: int, tally: Tally
+    ) -> list[PolicyRows]:
+        """The steps of each policy that has any, of batches at `places` that can be put end to end: columns by policy."""
         found = []
         for policy in batches[0]:
-            where = lines[0].where if policy is None else f"{lines[0].where}, policy {policy!r}"
+            where = places[0] if policy is None else f"{places[0]}, policy {policy!r}"
             parts = [{name: value for name, value in batch[policy].items() if value is not None} for batch in batches]
             sizes = [_steps_in(part) or 0 for part in parts] if len(parts) > 1 else None
             columns = {name: self._joined([part[name] for part in parts], sizes) for name in parts[0]} if sizes else parts[0]
-            rows = _Batch(columns, where, tally, self, sizes).rows(policy, lines)
+            rows = _Batch(columns, where, tally, self, sizes).rows(policy, places, nbytes)
             tally.assume("empty-batch", int(not len(rows)))
             found += [rows] if len(rows) else []
         self.tally.add(tally)
@@ -247,12 +254,12 @@ class BatchReader:
         kinds = {(array.dtype, array.shape[1:]) if isinstance(array, np.ndarray) and array.ndim else None for array in arrays}
         if None in kinds or len(kinds) > 1 or list(map(len, arrays)) != sizes:
             raise BadEpisode("packed columns that cannot be put end to end", where="", fix=FIX)
-        return _Unpacked(np.concatenate(arrays))
+        return Typed(np.concatenate(arrays))
 
 
 @dataclass(frozen=True, slots=True)
-class _Unpacked:
-    """Packed columns of some lines."""
+class Typed:
+    """A column that says its dtype."""
 
     array: NDArray[Any]
 
@@ -343,7 +350,7 @@ class _Batch:
     sizes: list[int] | None  # steps of each of several lines; None: it is one line
     steps: int | None = None  # None: not known yet
 
-    def rows(self, policy: str | None, lines: Sequence[Line]) -> PolicyRows:
+    def rows(self, policy: str | None, places: Sequence[str], nbytes: int) -> PolicyRows:
         missing = [name for name in NEEDED if name not in self.columns]
         if missing:
             raise BadEpisode(f"no column {' and no column '.join(missing)}", where=self.where, fix="record these columns too")
@@ -352,15 +359,15 @@ class _Batch:
             self.steps = len(leaves(self._column(Columns.ACTIONS).tree)[0])
         columns = {name: self._tree(name) for name in TREES if name in self.columns} | self._extras()
         _check_next_obs(columns, self.where)
-        self.tally.assume("missing-t", len(lines) * (Columns.T not in read))
-        self.tally.assume("missing-end-flags", len(lines) * read.keys().isdisjoint(END_FLAGS))
+        self.tally.assume("missing-t", len(places) * (Columns.T not in read))
+        self.tally.assume("missing-end-flags", len(places) * read.keys().isdisjoint(END_FLAGS))
         self.tally.assume(MISSING_REWARDS, 0 if Columns.REWARDS in read else self.steps)
         terminateds, truncateds = end_flags(read, self.steps, self.tally)
         found = PolicyRows(
             policy=policy,
-            places=tuple(line.where for line in lines),
-            nbytes=sum(len(line.data) for line in lines),
-            line=np.repeat(np.arange(len(lines)), self.sizes or [self.steps]),
+            places=tuple(places),
+            nbytes=nbytes,
+            line=np.repeat(np.arange(len(places)), self.sizes or [self.steps]),
             columns=columns,
             rewards=read.get(Columns.REWARDS, np.zeros(self.steps)).astype(np.float64),
             terminateds=terminateds,
@@ -463,7 +470,7 @@ def _why_dropped(name: str, value: Any) -> str:
 
 
 def _is_column(value: Any) -> bool:
-    return isinstance(value, (list, dict, _Unpacked)) or looks_packed(value)
+    return isinstance(value, (list, dict, Typed)) or looks_packed(value)
 
 
 def _whole(values: NDArray[Any]) -> NDArray[Any]:
@@ -512,7 +519,7 @@ class _ColumnReading:
     def tree(self, value: Any, space: Space | None, depth: int) -> Tree:
         if depth > MAX_DEPTH:
             raise _bad(f"parts nested deeper than {MAX_DEPTH}", self.where)
-        if isinstance(value, (str, _Unpacked)):
+        if isinstance(value, (str, Typed)):
             value = self.packed.unpack(value, where=self.where) if isinstance(value, str) else value.array
             self.typed = True
         if isinstance(value, np.ndarray):

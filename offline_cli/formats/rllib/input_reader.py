@@ -1,4 +1,4 @@
-"""Objects in the manner of RLlib's `InputReader`, whose `next()` gives SampleBatches, as a source (`spec/`, offline data).
+"""Objects in the manner of RLlib's `InputReader`, whose `next()` gives SampleBatches, as a source.
 
 `--from python:package.module:CustomInputReader` names a class, or a function as `register_input` takes it; it is called with an
 `IOContext`, whose `input_config` holds the paths of the sources as `input_files` and `paths`. Reading ends where `next()`
@@ -14,27 +14,20 @@ from itertools import count
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offline_cli.columns import STEP_COLUMNS, Columns
+from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, BadData, BadEpisode, OfflineCliError
 from offline_cli.formats.reader import OpenContext, Reader
-from offline_cli.formats.source import FileSource, Fragments, Origins, Source
-from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows, timesteps
+from offline_cli.formats.rllib.batch_lines import BatchReader, Typed
+from offline_cli.formats.rllib.sample_batch import Part, SampleBatchSource
+from offline_cli.formats.source import Source
 from offline_cli.storage.locations import Location
-from offline_cli.tally import Lost, Rejects, Tally
-from offline_cli.trees import Tree, flatten
+from offline_cli.tally import Rejects, Tally
 
 __all__ = ["IOContext", "Maker", "input_reader"]
 
 _log = logging.getLogger(__name__)
-AGENT_INDEX: Final = "agent_index"
-PREVIOUS: Final = frozenset({"prev_actions", "prev_rewards"})
-NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
-NUMBERS: Final = frozenset({Columns.REWARDS, Columns.T, *END_FLAGS})
-FLAT: Final = NUMBERS | {Columns.EPS_ID, AGENT_INDEX}  # columns of one value a row
-NEEDED_ROWS: Final = FLAT | {*NEEDED, Columns.NEXT_OBS, Columns.INFOS}  # of which no row may be missing
-NOT_EXTRA: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, AGENT_INDEX, "unroll_id", "type", "count", Columns.SEQ_LENS})
+FIX: Final = "have next() give batches: columns by name, with one row a step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +104,8 @@ def input_reader(found: Any, name: str) -> Reader:
 
 
 @dataclass(slots=True)
-class InputReaderSource(FileSource):
-    """The batches of an object with `next()`, which is made anew for each reading."""
+class InputReaderSource(SampleBatchSource):
+    """The batches of an object with `next()`, made anew for each reading: to us what lines of SampleBatch JSON are."""
 
     format: ClassVar = "input-reader"
     maker: Maker = field(kw_only=True)
@@ -123,43 +116,27 @@ class InputReaderSource(FileSource):
         """Unknown."""
         return None
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Runs of rows as the batches have them."""
-        ids = SharedIds()
-        last: dict[str | None, tuple[str, ...]] = {}  # by policy: the key of its last row, where that did not end its episode
-        lost: dict[str | None, str] = {}  # by policy: where rows were lost right before its next row
-        begin: tuple[Any, ...] | None = None  # what the first batch holds; () once its return has been noted
+    def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
+        begin: list[bytes] | None = None  # what the first batch holds; [] once its return has been noted
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
-            for policy, given in _policies(batch).items():
-                try:
-                    columns = _columns(given, where)
-                    if not len(columns[Columns.REWARDS]):
-                        tally.assume("empty-batch")
-                        continue
-                    rows = _rows(columns, policy, ids, last, tally, where)
-                except BadData as error:
-                    last.pop(policy, None)
-                    lost[policy] = where
-                    rejects.add(error, rows=1)
-                    rejects.lose_episodes(Lost.UNREADABLE)
-                    continue
-                if policy in lost and rows.t is None:
-                    rejects.lose(rows.keys.eps_ids[int(rows.keys.code[0])], lost[policy])
-                lost.pop(policy, None)
-                content = rows.keys.eps_ids, rows.rewards.tobytes()
-                if content == begin:  # as RLlib's readers do forever
-                    _log.warning("note: %s gives its first batch again, and may never end: --limit ends it", self.name)
-                    begin = ()
-                begin = content if begin is None else begin
-                tally.rows_in += len(rows.rewards)
-                self.done += len(rows.rewards)
-                found, first = fragments_of_rows(rows, tally)
-                numbers = np.arange(len(rows.rewards))
-                yield Fragments(found, Origins.of_rows((where,), np.zeros_like(numbers), numbers, first))
+            tally.rows_in += 1
+            try:
+                columns = {policy: _columns(given, where) for policy, given in _policies(batch).items()}
+                found = reader.rows([columns], [where], _nbytes(tuple(columns.values())), Tally())
+            except BadData as error:
+                rejects.add(error)
+                yield Part(lost=1, place=where)
+                continue
+            content = [rows.rewards.tobytes() for rows in found] + [repr(rows.eps_id).encode() for rows in found]
+            if content == begin:  # as RLlib's readers do forever
+                _log.warning("note: %s gives its first batch again, and may never end: --limit ends it", self.name)
+                begin = []
+            begin = content if begin is None else begin
+            self.done += sum(map(len, found))
+            yield Part(found, (0, self.name))
 
     def _batches(self) -> Iterator[Any]:
-        self.done = 0
         files = [file.url for file in self.files]
         config = {"input": self.name, "input_config": {"input_files": files, "paths": files}}
         reader = self.maker.made(f"making {self.name}", ".", config)
@@ -186,126 +163,31 @@ def _policies(batch: Any) -> Mapping[str | None, Any]:
 
 
 def _columns(batch: Any, where: str) -> dict[str, Any]:
-    """The columns of a batch as trees of arrays, infos as they are. Raises BadEpisode where no steps can be read."""
+    """The columns of a batch as trees of arrays, infos as a list. Raises BadEpisode."""
     if not isinstance(batch, Mapping):
-        raise _bad(f"next() gave {type(batch).__name__}, which has no columns", where)
-    given = {name: value for name, value in dict(batch).items() if value is not None}
-    missing = [name for name in NEEDED if name not in given]
-    if missing:
-        raise _bad(f"a batch without {', '.join(missing)}", where)
+        raise BadEpisode(f"next() gave {type(batch).__name__}, which has no columns", where=where, fix=FIX)
     columns: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in dict(batch).items():
         try:
-            columns[name] = value if name == Columns.INFOS else _tree(value)
-        except ValueError as error:
-            raise _bad(f"column {name} is no array: {error}", where) from error
-    _check(columns, where)
+            columns[str(name)] = value if value is None else list(value) if name == Columns.INFOS else _typed(value)
+        except (TypeError, ValueError) as error:
+            raise BadEpisode(f"column {name} is no array: {error}", where=where, fix=FIX) from error
     return columns
 
 
-def _check(columns: Mapping[str, Any], where: str) -> None:
-    for name in FLAT & columns.keys():
-        leaf = columns[name]
-        if (
-            not isinstance(leaf, np.ndarray)
-            or leaf.ndim != 1
-            or leaf.dtype.kind not in ("biuf" if name in NUMBERS else "biufUO")
-        ):
-            said = f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
-            raise _bad(f"column {name} is {said}, not one {'number' if name in NUMBERS else 'number or text'} a row", where)
-    rows = len(columns[Columns.REWARDS])
-    for name in sorted(NEEDED_ROWS & columns.keys()):
-        if not (len(columns[name]) == rows if name == Columns.INFOS else _has_rows(columns[name], rows)):
-            raise _bad(f"column {name} has other rows than the {rows} rewards", where)
-    for name in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS):
-        if any(leaf.dtype.hasobject for _, leaf in flatten(columns.get(name, ()))):
-            raise _bad(f"column {name} holds Python objects, not numbers", where)
-    lengths = columns.get(Columns.SEQ_LENS)
-    if isinstance(lengths, np.ndarray) and lengths.dtype.kind in "iu" and lengths.sum() < rows:
-        raise _bad(
-            f"{rows} rows, of which {lengths.sum()} are steps by {Columns.SEQ_LENS}, and the others pad sequences", where
-        )
-    seen, after = (_shapes(columns.get(name)) for name in (Columns.OBS, Columns.NEXT_OBS))
-    if Columns.NEXT_OBS in columns and seen != after:
-        raise _bad(f"obs are {seen} and new_obs are {after}", where)
-
-
-def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
-    return {} if tree is None else {path: leaf.shape[1:] for path, leaf in flatten(tree, "each")}
-
-
-def _bad(what: str, where: str) -> BadEpisode:
-    return BadEpisode(what, where=where, fix="have next() give batches: columns by name, with one row a step")
-
-
-def _rows(
-    columns: Mapping[str, Any],
-    policy: str | None,
-    ids: SharedIds,
-    last: dict[str | None, tuple[str, ...]],
-    tally: Tally,
-    where: str,
-) -> StepRows:
-    """The rows of one batch of one policy, at least one. Raises BadEpisode for a wrong `t`."""
-    rewards = columns[Columns.REWARDS].astype(np.float64)
-    per_step = {name: tree for name, tree in columns.items() if name != Columns.INFOS and _has_rows(tree, len(rewards))}
-    for name in columns.keys() - per_step.keys() - {Columns.INFOS}:
-        tally.drop_column(name, "not one row a step")
-    for name in sorted(PREVIOUS & per_step.keys()):
-        tally.drop_column(name, "of the step before")
-    terminateds, truncateds = end_flags(per_step, len(rewards), tally)
-    keys = ids.named(_keys(per_step, policy))
-    key = [(keys.eps_ids[code], str(keys.agent_ids[code])) for code in (int(keys.code[0]), int(keys.code[-1]))]
-    follows = last.pop(policy, None) == key[0]
-    if not (terminateds[-1] or truncateds[-1]):
-        last[policy] = key[1]
-    t = per_step.get(Columns.T)
-    return StepRows(
-        keys=keys,
-        obs=per_step[Columns.OBS],
-        next_obs=per_step.get(Columns.NEXT_OBS),
-        actions=per_step[Columns.ACTIONS],
-        rewards=rewards,
-        terminateds=terminateds,
-        truncateds=truncateds,
-        t=None if t is None else timesteps(t, where=lambda row: f"{where} row {row}"),
-        extra={name: tree for name, tree in per_step.items() if name not in NOT_EXTRA | PREVIOUS and _is_numeric(tree)},
-        infos=_infos(columns.get(Columns.INFOS)),
-        reset_infos=None,
-        file=np.zeros(len(rewards), np.int64),
-        follows=follows,
-    )
-
-
-def _tree(value: Any) -> Tree:
+def _typed(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _tree(part) for key, part in value.items()}
-    return tuple(map(_tree, value)) if isinstance(value, tuple) else np.asarray(value)
+        return {str(key): _typed(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_typed, value))
+    array = np.asarray(value)
+    if array.dtype.hasobject and all(isinstance(item, str) for item in array.flat):
+        return Typed(array.astype(np.str_))
+    return Typed(array) if array.ndim else value
 
 
-def _has_rows(tree: Tree, rows: int) -> bool:
-    return all(leaf.ndim > 0 and len(leaf) == rows for _, leaf in flatten(tree))
-
-
-def _is_numeric(tree: Tree) -> bool:
-    return all(leaf.dtype.kind in "biuf" for _, leaf in flatten(tree))
-
-
-def _keys(columns: Mapping[str, Any], policy: str | None) -> Keys:
-    eps_id: NDArray[Any] = columns[Columns.EPS_ID]
-    agents = columns.get(AGENT_INDEX, np.zeros(len(eps_id), np.int64))
-    codes: dict[tuple[str, str], int] = {}
-    names = zip(map(str, eps_id.tolist()), map(str, agents.tolist()), strict=True)
-    code = [codes.setdefault(key, len(codes)) for key in names]
-    several = len({agent for _, agent in codes}) > 1
-    return Keys(
-        np.array(code, np.int64),
-        tuple(eps for eps, _ in codes),
-        tuple(agent if several else None for _, agent in codes),
-        (policy,) * len(codes),
-    )
-
-
-def _infos(infos: Any) -> list[Mapping[str, Any]] | None:
-    found: list[Mapping[str, Any]] = [info if isinstance(info, dict) else {} for info in ([] if infos is None else infos)]
-    return found if any(found) else None
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Typed):
+        return value.array.nbytes
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    return sum(map(_nbytes, parts))

@@ -99,32 +99,48 @@ class SampleBatchSource(FileSource):
 
     def _lines(self, tally: Tally, rejects: Rejects) -> Iterator[PolicyRows]:
         """The rows of all lines, with their ids; what cannot be read goes to the rejects."""
-        identifier, reader = _Identifier(tally), BatchReader(tally, *self.info.spaces)
+        identifier = _Identifier(tally)
         losses, last_loss = 0, ""
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
+        file = (-1, "")
+        for part in self._parts(BatchReader(tally, *self.info.spaces), tally, rejects):
+            if part.lost:
+                losses, last_loss = losses + part.lost, part.place
+                rejects.lose_episodes(Lost.UNREADABLE, part.lost)
+            if part.found and part.file != file:
+                identifier.start_file(part.file, part.content)
+                file = part.file
+            for rows in part.found:
+                if told.get(rows.policy, 0) < losses:
+                    rows.lost_before, told[rows.policy] = last_loss, losses
+                yield identifier.identify(rows)
+
+    def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
         before = 0
         for number, file in enumerate(self.files):
-            name = ""
             for lines, lost in _gathered(lines_of(file, rejects, self.scope), rejects):
                 if lost:
-                    losses, last_loss = losses + lost, file.url
-                    rejects.lose_episodes(Lost.UNREADABLE, lost)
+                    yield Part(lost=lost, place=file.url)
                 self.done = before + lines[-1].position if lines else self.done
                 tally.rows_in += len(lines)
                 for read, found in reader.read(lines):
                     if isinstance(found, BadData):
                         rejects.add(found, raw=read[0].data)
-                        rejects.lose_episodes(Lost.UNREADABLE)
-                        losses, last_loss = losses + 1, found.where
-                        continue
-                    if found and read[0].file != name:
-                        identifier.start_file(number, read[0])
-                        name = read[0].file
-                    for rows in found:
-                        if told.get(rows.policy, 0) < losses:
-                            rows.lost_before, told[rows.policy] = last_loss, losses
-                        yield identifier.identify(rows)
+                        yield Part(lost=1, place=found.where)
+                    else:
+                        yield Part(found, (number, read[0].file), read[0].data)
             before = self.done
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What some lines hold; or lines that could not be read."""
+
+    found: Sequence[PolicyRows] = ()
+    file: tuple[int, str] = (0, "")  # its number, and URL: made-up ids go by its name, and by
+    content: bytes = b""  # of its first line that can be read
+    lost: int = 0  # lines
+    place: str = ""  # of lost ones
 
 
 def _gathered(lines: Iterator[Line], rejects: Rejects) -> Iterator[tuple[list[Line], int]]:
@@ -183,10 +199,10 @@ class _Identifier:
     _made: int = 0
     _unfinished: dict[str | None, PolicyRows] = field(default_factory=dict)  # by policy: its last row, if that ended no episode
 
-    def start_file(self, number: int, line: Line) -> None:
-        """`line`: its first one that can be read."""
-        name = line.file.replace("\\", "/").rpartition("/")[2]
-        self._prefix = hashlib.blake2b(f"{number}:{name}:".encode() + line.data, digest_size=4).hexdigest()
+    def start_file(self, file: tuple[int, str], content: bytes) -> None:
+        """`file`: its number, and its URL. `content`: its first line that can be read."""
+        name = file[1].replace("\\", "/").rpartition("/")[2]
+        self._prefix = hashlib.blake2b(f"{file[0]}:{name}:".encode() + content, digest_size=4).hexdigest()
         self._made = 0
         self._unfinished.clear()
 
