@@ -405,16 +405,14 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
         note = None
     began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
     if note is not None and note.is_at_work is not False:
-        holder = {"host": note.host, "pid": note.pid, "command": note.command, "started": note.started}
-        what, fix = f"a writer has not finished this {note.writes}", "wait until it ends, then run this again"
+        what, fix = (
+            f"a writer has not finished this {note.writes}, and is at work on it",
+            "wait until it ends, then run this again",
+        )
         if note.is_at_work is None:
-            what, fix = (
-                f"{what}, and may be at work",
-                f"{fix}; where it has ended, the same command with --resume --force-unlock",
-            )
-        else:
-            what = f"{what}, and is at work on it"
-        return Uncommitted(f"{what}{began}", where=folder.url, fix=fix, details={"holder": holder})
+            what = f"a writer has not finished this {note.writes}, and may be at work"
+            fix += "; where it has ended, the same command with --resume --force-unlock"
+        return Uncommitted(f"{what}{began}", where=folder.url, fix=fix, details={"holder": note.holder})
     if note is not None and note.writes != DATASET.noun:
         fix = "run the same command again with --overwrite, and read the recordings that it reads"
         return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from offline_cli.columns import Columns
 from offline_cli.datasets import step_tables
-from offline_cli.datasets.row_formats import StepRows
+from offline_cli.datasets.step_tables import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.scopes import Reading

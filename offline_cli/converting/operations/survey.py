@@ -67,10 +67,8 @@ class Survey:
         """
         stream = self.operation.stream()
         with closing(stream):
-            kinds = {"decoded": not self.moves_rows}
             writers = [
-                self.operation.writer(stream, place, identity=identity, provenance=told, **kinds)
-                for place, identity, told in targets
+                self.operation.writer(stream, place, identity=identity, provenance=told) for place, identity, told in targets
             ]
             if not self.moves_rows:
                 return stream, self.operation.copy(stream, writers, _Sharing(self.table.column(Columns.EPS_ID), goes_to))
