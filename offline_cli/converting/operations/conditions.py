@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -94,14 +95,11 @@ class Condition:
         for name in NUMBERS:
             numbers = columns[name].cast(pa.float64())
             columns[name] = pc.if_else(pc.is_nan(numbers), None, numbers)
-        with duckdb.connect(config=CLOSED) as connection:
-            for name in OFF:
-                with suppress(duckdb.CatalogException):
-                    connection.execute(f"SET {name} = false")
-            connection.register("episodes", pa.table(columns))
+        query = f"SELECT ({self.sql}) AS holds FROM episodes"  # noqa: S608  of words and signs of an allow-list
+        with _database().cursor() as cursor:
+            cursor.register("episodes", pa.table(columns))
             try:
-                query = f"SELECT ({self.sql}) AS holds FROM episodes"  # noqa: S608  of words and signs of an allow-list
-                found = connection.sql(query).to_arrow_table().column("holds")
+                found = cursor.sql(query).to_arrow_table().column("holds")
             except duckdb.Error as error:
                 raise _wrong(str(error).splitlines()[0]) from error
         if not pa.types.is_boolean(found.type):
@@ -113,6 +111,18 @@ TRIED: Final = pa.table(
     {name: pa.array([0.0] if name in NUMBERS else [False] if name in FLAGS else [""]) for name in PLAIN_COLUMNS}
 )
 """An episode, for which a condition must hold or not."""
+
+
+@cache
+def _database() -> Any:
+    """DuckDB in memory, opened once: that takes longer than a condition."""
+    import duckdb
+
+    connection = duckdb.connect(config=CLOSED)
+    for name in OFF:
+        with suppress(duckdb.CatalogException):
+            connection.execute(f"SET GLOBAL {name} = false")
+    return connection
 
 
 def _wrong(what: str, *, token: str = "") -> UsageError:

@@ -76,6 +76,20 @@ class Survey:
                 self._move(writers, goes_to)
                 return stream, self.operation.committed(stream, writers)
 
+    def written(self, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the chosen episodes to the operation's target, unless that is a dry run; the fields of `OperationResult`.
+
+        `by`: what was asked for.
+        """
+        operation, counted = self.operation, {"duplicates_dropped": self.duplicates_dropped}
+        counted["dropped"] = len(self) - int(np.count_nonzero(chosen))
+        if operation.options["dry_run"]:
+            stream, steps = operation.stream(), int(self.column(Columns.LENGTH)[chosen].sum())
+            stream.close()
+            return operation.figures(stream, [], episodes=int(np.count_nonzero(chosen)), steps=steps, **counted)
+        target = operation.target, operation.identity(**by), {"operation": {"name": operation.name, **by}}
+        return operation.figures(*self.write([target], np.where(chosen, 0, NOWHERE)), **counted)
+
     def _move(self, writers: Sequence[DatasetWriter], goes_to: NDArray[np.int64]) -> None:
         """Write the rows of each episode by the writer that `goes_to` says."""
         at = 0
