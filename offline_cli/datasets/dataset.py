@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
-from offline_cli.datasets.frames import EpisodeFrames, StepFrames, lazy_frame, whole_frame
+from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
 from offline_cli.datasets.lock import APPENDS_TO, WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
@@ -300,9 +300,9 @@ class Dataset:
         """
         if per not in get_args(Per):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))
-        frames = StepFrames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
+        frames = step_frames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
         make: Callable[..., Any] = lazy_frame if lazy else whole_frame
-        return make(self.batches, frames if per == "step" else EpisodeFrames())
+        return make(self.batches, frames if per == "step" else episode_frames)
 
     @overload
     def to_torch(
