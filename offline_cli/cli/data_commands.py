@@ -11,7 +11,7 @@ import typer
 from offline_cli.cli import render
 from offline_cli.cli.command_line import Command
 from offline_cli.cli.progress import working
-from offline_cli.cli.streams import can_show
+from offline_cli.cli.streams import can_show, write
 from offline_cli.cli.texts import with_stdin
 from offline_cli.errors import OfflineCliError
 from offline_cli.options.data_commands import (
@@ -177,7 +177,7 @@ def _show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
         render.show_grid(*grid, below=[f"and {more:,} more columns or elements: --json has all"] if more else [])
     elif not asked:
         what = "return and length are drawn from quantiles; --deep reads the steps: columns, histograms, agents, modules"
-        render.write(sys.stdout, f"{what}\n")
+        write(sys.stdout, f"{what}\n")
 
 
 def _letters() -> str:

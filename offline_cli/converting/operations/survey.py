@@ -88,7 +88,8 @@ class Survey:
             stream.close()
             return operation.figures(stream, [], episodes=int(np.count_nonzero(chosen)), steps=steps, **counted)
         target = operation.target, operation.identity(**by), {"operation": {"name": operation.name, **by}}
-        return operation.figures(*self.write([target], np.where(chosen, 0, NOWHERE)), **counted)
+        stream, written = self.write([target], np.where(chosen, 0, NOWHERE))
+        return operation.figures(stream, written, **counted)
 
     def _move(self, writers: Sequence[DatasetWriter], goes_to: NDArray[np.int64]) -> None:
         """Write the rows of each episode by the writer that `goes_to` says."""
