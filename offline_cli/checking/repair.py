@@ -351,10 +351,10 @@ def _facts_of_shards(folder: Location, shards: Sequence[Location], asked: AskedE
     """Format by the columns, spaces as `convert` would have them of the same files. `asked`: an environment whose spaces are
     theirs. Raises BadData where none can be read, BadConfig where spaces are not known.
     """
-    first = next((place for place in shards if _opens(place)), None)
-    if first is None:
-        raise BadData("none of the shards can be read", where=folder.url, fix=RESTORE)
     readable = [place for place in shards if _opens(place)]
+    if not readable:
+        raise BadData("none of the shards can be read", where=folder.url, fix=RESTORE)
+    first = readable[0]
     with opened(first) as file:
         packed = Columns.ITEM in file.schema_arrow.names
         codec = str(file.metadata.row_group(0).column(0).compression).lower()
