@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import orjson
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import COMPRESSION
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.card import write_card
@@ -50,12 +52,9 @@ from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
+from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.meanings import NO_MEANINGS
-from offline_cli.options.data_commands import RepairOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.shared import COMPRESSION
 from offline_cli.parquet.shard_writing import COMPRESSIONS
 from offline_cli.parquet.shards import opened
 from offline_cli.progress import OnProgress, Progress, no_progress
@@ -77,7 +76,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "action_scale": "unknown",
     "environment": None,
     "meanings": NO_MEANINGS,
-    "compression": COMPRESSION.default,
+    "compression": COMPRESSION,
     "assumptions": {},
     "provenance": {},
     "episodes_lost": None,
@@ -113,9 +112,20 @@ class RepairResult:
         return {**told, "broken": list(told["broken"]), "removed": list(told["removed"]), "set_aside": list(told["set_aside"])}
 
 
-@takes(RepairOptions)
+@checked
 def repair(
-    out: str, *, on_progress: OnProgress = no_progress, command: Sequence[str] = (), **options: Unpack[RepairOptions]
+    out: str,
+    *,
+    env: str | None = None,
+    drop_broken: bool = False,
+    keep: str | None = None,
+    force_unlock: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
 ) -> RepairResult:
     """Make dataset folder `out` a dataset again, whatever a writer left there, or damage did.
 
@@ -124,10 +134,9 @@ def repair(
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
     BadConfig where the spaces are unknown, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
-    folder, began = open_location(out, options["storage_options"]), time.monotonic()
-    drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], AskedEnvironment.of(options), options["dry_run"]
-    if options["force_unlock"]:
-        if drop_broken or keep is not None or env is not None:
+    asked_env, folder, began = AskedEnvironment.of(dict(locals())), open_location(out, storage_options), time.monotonic()
+    if force_unlock:
+        if drop_broken or keep is not None or asked_env is not None:
             fix = "take the note away first, then repair"
             raise UsageError("--force-unlock does nothing else", where="--drop-broken, --keep or --env", fix=fix)
         if not folder.exists():
@@ -137,7 +146,7 @@ def repair(
         return RepairResult(out=folder.url, **told, seconds=time.monotonic() - began)
     said = shlex.join(command) if command else this_command()
     found = _found(folder)
-    plan = _Plan(found, *_chosen(found, keep, env), said)
+    plan = _Plan(found, *_chosen(found, keep, asked_env), said)
     plan.read(on_progress)
     result = plan.result(dry_run=dry_run, seconds=time.monotonic() - began)
     if plan.broken and not (drop_broken and plan.sound):
