@@ -261,7 +261,7 @@ class WritingLock:
         try:
             if instead_of is not None:
                 self._take_over(note, instead_of)
-            elif not create_only(self._place, note.to_bytes(), folder=self._folder):
+            elif whole_file(self._place) is not None or not create_only(self._place, note.to_bytes(), folder=self._folder):
                 raise self._refused(self._place)
             self._note = note
         except StorageNotFound as error:

@@ -270,7 +270,8 @@ class TargetFolder:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
         with self._lock.guard():
             for child in filter(is_own_part, self.folder.children()):
-                child.remove()
+                with suppress(StorageNotFound):  # that of another writer which is being refused
+                    child.remove()
             if self.resumed or self._replaces_note:
                 with suppress(StorageError):  # nothing depends on it, and not everybody who may write may list uploads
                     for upload in open_uploads(self.folder.join(DATA)):
