@@ -118,7 +118,7 @@ def apply(
 ) -> ApplyResult | PipelineShown | PipelineTraced:
     """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
 
-    `show` gives pieces with spaces and columns instead, without reading data; `env` alone may stand for the sources. `trace`
+    `show` gives pieces with spaces and columns, from one episode at most; `env` alone may stand for the sources. `trace`
     gives what the batch of the first so many episodes holds after each piece. Both take no `out`. `command`: for provenance.
     `policy`: the run folder whose network pieces get, with the values of its algorithm; see docs/apply.md.
 

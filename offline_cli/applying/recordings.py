@@ -36,7 +36,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import SpaceMismatch, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.opening import open_sources
+from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.rl_module import RLModule, is_stateful
@@ -51,7 +51,6 @@ __all__ = ["Network", "Ready", "Recordings", "Said", "Seen", "dtype_name", "seen
 
 _log = logging.getLogger(__name__)
 
-NO_EXTRA: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 Spaces = tuple[Space, Space]  # of observations and of actions
 
 SHOWN: Final = 8  # values
@@ -215,14 +214,15 @@ class Recordings:
         return learner_spaces(said, self.environment, inferred=stream.spaces_inferred, where=self.where)
 
     def extras(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-        """Dtype and shape of each extra model output by path, from the first manifest; None: only reading would show."""
-        manifests = [source.info.manifest for source in self.opened]
-        if None in manifests:
+        """Dtype and shape of each extra model output by path, from the first episode where all are datasets of ours; None: only
+        reading the sources would show.
+        """
+        datasets = [source.dataset for source in self.opened if isinstance(source, OwnSource)]
+        if len(datasets) < len(self.opened):
             return None
-        first = manifests[0] if manifests else None
-        known = {} if first is None else first.statistics["columns"]
-        extra = {path: column for path, column in known.items() if path.partition(".")[0] not in NO_EXTRA}
-        return {path: (column["dtype"], tuple(column["shape"])) for path, column in extra.items()}
+        extra = datasets[0][:1].extra if datasets else {}
+        leaves = (pair for name, tree in extra.items() for pair in flatten(tree, name))
+        return {path: (str(leaf.dtype), tuple(leaf.shape[1:])) for path, leaf in leaves}
 
 
 @dataclass(frozen=True, slots=True)

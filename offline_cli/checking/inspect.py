@@ -6,7 +6,7 @@ figures are those of the dataset it would become: fragments joined, duplicates d
 For a dataset on this machine the manifest is all that is read, and of the shards it lists, that they are there with their
 sizes, which takes 10 ms for 10,000. Readers, storage clients and pyarrow, which take 0.5 s to import, stay away: they are
 imported where they are needed. What a manifest does not say is read from the shards where it is
-asked for: histograms of columns, episodes by agent and module (`deep`), single episodes (`episode`, `head`).
+asked for: figures and histograms of columns, episodes by agent and module (`deep`), single episodes (`episode`, `head`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -34,8 +34,8 @@ from offline_cli.storage.local_files import SIGNS, read_plain
 from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
+    from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
     from offline_cli.converting.reading import EpisodeStream
-    from offline_cli.datasets.statistics import SpreadBuilder, StatisticsBuilder
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.formats.source import Source
     from offline_cli.storage.locations import Sources
@@ -57,7 +57,7 @@ class Inspection:
     """Figures of one or more sources taken together.
 
     `truncated` counts the flag as it is stored in a dataset. `unfinished` counts episodes that have it only because their
-    recording broke off: they are among the truncated ones. A dataset has the same figures as the source it was made from.
+    recording broke off: they are among the truncated ones.
     """
 
     format: str  # of the source: episodes, columns, rllib-episodes, rllib-columns, sample-batch; joined by ", "
@@ -74,7 +74,7 @@ class Inspection:
     environment: str | None
     returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
     length: Mapping[str, Any]  # the same, in steps
-    columns: Mapping[str, Any]  # the same without quantiles, by column
+    columns: Mapping[str, Any]  # the same without quantiles, by column; empty: steps were not read
     meanings: Meanings  # of columns: names, categories and units, as far as the source says them
     duplicates_dropped: int
     rows_quarantined: int
@@ -141,11 +141,14 @@ def inspect(
 
     `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
     `{"steps<=": 100}` are bounds. A number is that of an element (`columns.obs.max.0`); a list is compared element by
-    element. A kind of `assumptions` that was not counted is 0. Raises TargetNotMet, naming all that differ, UsageError for
+    element; those of columns read the steps of a dataset, as `deep` does. A kind of `assumptions` that was not counted is 0.
+    Raises TargetNotMet, naming all that differ, UsageError for
     unknown keys, kinds and orders, and for an episode that is not there, and what `read_episodes` raises.
     """
     options = dict(locals())
     expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS, kinds={"assumptions": KINDS})
+    if any(name.partition(".")[0] == "columns" for name, _, _ in expected.each):
+        options["deep"] = True
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
     expected.check(found.as_dict(), where=", ".join(found.sources))
     return found
@@ -214,8 +217,8 @@ def _looked_at(
 
 def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
+    from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
     from offline_cli.converting.reading import read_opened
-    from offline_cli.datasets.statistics import SpreadBuilder, StatisticsBuilder
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
@@ -223,12 +226,11 @@ def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnPro
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
     manifest = opened[0].info.manifest if len(opened) == 1 else None
     reads_all = manifest is None or options["deep"]
-    lacks_figures = manifest is not None and options["deep"] and not manifest.statistics["columns"]
     look = _CloserLook(
         options["head"],
         options["episode"],
         histograms=SpreadBuilder() if reads_all else None,
-        figures=StatisticsBuilder() if lacks_figures else None,
+        figures=ColumnsBuilder() if reads_all else None,
     )
     if manifest is not None:
         dataset, where = cast(Any, opened[0]).dataset, opened[0].info.location
@@ -255,15 +257,11 @@ def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress)
 
 
 def _from_manifest(location: str, manifest: Manifest) -> Inspection:
-    counts, statistics = manifest.counts, manifest.statistics
+    statistics = manifest.statistics
     return Inspection(
         format=manifest.format,
         sources=(location,),
-        episodes=counts.episodes,
-        steps=counts.steps,
-        terminated=counts.terminated,
-        truncated=counts.truncated,
-        unfinished=counts.unfinished,
+        **asdict(manifest.counts),
         observation_space=manifest.observation_space,
         action_space=manifest.action_space,
         spaces_inferred=manifest.spaces_inferred,
@@ -271,7 +269,7 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
         environment=manifest.environment.id if manifest.environment else None,
         returns=statistics["return"],
         length=statistics["length"],
-        columns=statistics["columns"],
+        columns={},
         meanings=manifest.meanings,
         duplicates_dropped=0,
         rows_quarantined=0,
@@ -287,21 +285,17 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
 
 
 def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
-    from offline_cli.datasets.statistics import StatisticsBuilder
+    from offline_cli.datasets.statistics import EpisodeStatistics
 
-    builder = StatisticsBuilder()
+    builder = EpisodeStatistics()
     for batch in stream:
         builder.add(batch)
         look.add(batch)
-    statistics = builder.as_json()
+    statistics, counts = builder.as_json(), builder.counts(stream.tally.assumptions)
     return Inspection(
         format=", ".join(dict.fromkeys(stream.formats)),
         sources=tuple(stream.locations),
-        episodes=builder.episodes,
-        steps=builder.steps,
-        terminated=builder.terminated,
-        truncated=builder.truncated,
-        unfinished=builder.unfinished_with(stream.tally.assumptions),
+        **asdict(counts),
         observation_space=stream.observation_space,
         action_space=stream.action_space,
         spaces_inferred=stream.spaces_inferred,
@@ -309,7 +303,7 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         environment=stream.environment_id,
         returns=statistics["return"],
         length=statistics["length"],
-        columns=statistics["columns"],
+        columns={},
         meanings=stream.meanings,
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
@@ -333,7 +327,7 @@ class _CloserLook:
     head: int | None  # so many first episodes
     episode: str | None  # the one of this id, or of this id in the table that it is from
     histograms: SpreadBuilder | None  # None: no batch is wanted for them, nor for agents and modules
-    figures: StatisticsBuilder | None = None  # of columns, where the manifest has none
+    figures: ColumnsBuilder | None = None  # of columns, as `histograms`
     rows: list[dict[str, Any]] = field(default_factory=list)
     found: dict[str, Any] | None = None
     agents: Counter[str] = field(default_factory=Counter)
@@ -367,7 +361,7 @@ class _CloserLook:
             fix = "offline-cli inspect SRC --head 20 lists ids; the id that an episode has in its table is taken too"
             raise UsageError(f"no episode is called {self.episode!r}", where=", ".join(found.sources), fix=fix)
         if self.figures is not None:
-            found = replace(found, columns=self.figures.as_json()["columns"])
+            found = replace(found, columns=self.figures.as_json())
         if self.histograms is not None:
             found = replace(found, agents=dict(self.agents), modules=dict(self.modules), histograms=self.histograms.as_json())
         return replace(found, shown_episode=self.found, first_episodes=None if self.head is None else self.rows)
@@ -399,16 +393,16 @@ def _rows(batch: EpisodeBatch) -> list[dict[str, Any]]:
 
 def _described(one: EpisodeBatch) -> dict[str, Any]:
     """A batch of one episode: its line, its first and last steps, figures of its columns, and their means over time."""
+    from offline_cli.checking.column_statistics import ColumnsBuilder, means_over_time
     from offline_cli.converting.convert import shown_value
-    from offline_cli.datasets.statistics import StatisticsBuilder, means_over_time
     from offline_cli.trees import flatten
 
-    builder, steps = StatisticsBuilder(), one.num_steps
+    builder, steps = ColumnsBuilder(), one.num_steps
     builder.add(one)
     trees = {"obs": one.acted_obs(view=True), "actions": one.actions, "rewards": one.rewards, **one.extra}
     leaves = dict(pair for name, tree in trees.items() for pair in flatten(tree, name))
     chosen = sorted({*range(min(SHOWN_STEPS, steps)), *range(max(0, steps - SHOWN_STEPS), steps)})
-    columns = builder.as_json()["columns"]
+    columns = builder.as_json()
     return {
         **_rows(one)[0],
         "steps": [{"t": step, **{path: shown_value(leaf[step]) for path, leaf in leaves.items()}} for step in chosen],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offline_cli.cli import render
-from offline_cli.cli.streams import can_show
+from offline_cli.cli.streams import can_show, write
 
 __all__ = [
     *("compared", "converted", "evaluated", "inspected", "operated", "recorded", "repaired", "trained", "validated"),
@@ -98,7 +98,7 @@ def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
         "environment": told["environment"],
         **({"episodes by agent": told["agents"]} if told["agents"] else {}),
         **({"episodes by module": told["modules"]} if told["modules"] else {}),
-        "extra columns": sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE),
+        **({"extra columns": _extras(told)} if told["columns"] else {}),
         "duplicate episodes dropped": told["duplicates_dropped"],
         "rows set aside": told["rows_quarantined"],
         "lost episodes": _lost(told),
@@ -143,10 +143,14 @@ def show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
             render.show_grid(*grid)
     if (deep or not asked) and told["columns"]:
         grid, more = columns_grid(told, _letters())
-        notes = [f"and {more:,} more columns or elements: --json has all"] if more else []
-        if told["histograms"] is None:
-            notes += ["return and length are drawn from quantiles; --deep reads the steps: histograms, agents, modules"]
-        render.show_grid(*grid, below=notes)
+        render.show_grid(*grid, below=[f"and {more:,} more columns or elements: --json has all"] if more else [])
+    elif not asked:
+        what = "return and length are drawn from quantiles; --deep reads the steps: columns, histograms, agents, modules"
+        write(sys.stdout, f"{what}\n")
+
+
+def _extras(told: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in told["columns"] if name.partition(".")[0] not in OF_EVERY_EPISODE)
 
 
 def _letters() -> str:

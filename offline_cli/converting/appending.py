@@ -13,9 +13,10 @@ from offline_cli.converting.reading import EpisodeStream
 from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS
 from offline_cli.converting.whole_episodes import AddedTo
-from offline_cli.datasets.appending import Base, dataset_to_append_to
+from offline_cli.datasets.appending import Base
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.target_folder import dataset_to_append_to
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes

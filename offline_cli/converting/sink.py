@@ -86,7 +86,6 @@ def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
             base=context.base,
             tally=context.tally,
             identity=context.identity,
-            check_ids=False,  # reading has done so
             overwrite=context.overwrite,
             resume=context.resume,
         )

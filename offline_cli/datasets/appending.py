@@ -9,28 +9,16 @@ from typing import Any, Final
 
 from offline_cli.columns import Columns
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.file_names import (
-    DATASET,
-    MANIFEST,
-    UNFINISHED_WRITING,
-    WRITING,
-    FolderKind,
-    generation_of,
-)
-from offline_cli.datasets.lock import APPENDS_TO, WritingNote, refuse_if_at_work, unlock
+from offline_cli.datasets.file_names import generation_of
 from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest, Shard
-from offline_cli.datasets.ownership import refuse_foreign, refuse_links
-from offline_cli.datasets.row_formats import RowFormat
-from offline_cli.datasets.statistics import StatisticsBuilder
-from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, StorageNotFound, Uncommitted
+from offline_cli.errors import BadConfig
 from offline_cli.parquet.shards import opened
 from offline_cli.source_code import allowed_changes, content_hash_of
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location
 
-__all__ = ["Base", "check_base", "dataset_to_append_to", "note_in", "refuse_note_of_others"]
+__all__ = ["Base"]
 
-BEGIN_FIX: Final = "leave out --append to begin a dataset here, or name the one to add to"
 IN_ORDER: Final = ("commands", "sources", "source_formats", CHANGES)  # of a provenance, what is joined
 
 
@@ -104,81 +92,18 @@ class Base:
             provenance={**before.provenance, **added.provenance, **lines},
         )
 
+    def plain(self, folder: Location) -> Iterator[Any]:
+        """The plain columns of its episodes, as pa.Tables. Raises BadData, StorageError."""
+        with Dataset(folder, self.manifest, tuple(self.shards)).plain(agents=False) as tables:
+            yield from tables
+
     def ids(self, folder: Location) -> Iterator[Sequence[str]]:
         """Ids of the episodes, shard by shard. Raises BadData, StorageError."""
-        with Dataset(folder, self.manifest, tuple(self.shards)).plain(returns=False, agents=False) as tables:
-            yield from (table.column(Columns.EPS_ID).to_pylist() for table in tables)
+        yield from (table.column(Columns.EPS_ID).to_pylist() for table in self.plain(folder))
 
-    def adopt(self, folder: Location, rows: RowFormat) -> StatisticsBuilder:
-        """The statistics of its episodes, to be added to, and the columns of its shards for `rows`.
-
-        Figures of columns are those of its manifest; where that has none, or too few digits, they are left out. Raises BadData,
-        StorageError.
-        """
-        known = StatisticsBuilder.of_json(self.manifest.statistics["columns"])
-        if self.shards:
-            with opened(folder.join(self.shards[0].path), size=self.shards[0].bytes) as file:
-                rows.adopt(file.schema_arrow)
-        with Dataset(folder, self.manifest, tuple(self.shards)).plain(agents=False) as tables:
-            for table in tables:
-                known.add_plain(table)
-        known.unfinished = self.manifest.counts.unfinished
-        return known
-
-
-# ---- whether a dataset may be added to ----
-
-
-def note_in(folder: Location, *, needed: bool) -> WritingNote | None:
-    """The writer's note in `folder`; None also for a broken one that is not `needed`. Raises BadData."""
-    try:
-        return WritingNote.read(folder)
-    except BadData:
-        if needed:
-            raise
-        return None
-
-
-def refuse_note_of_others(note: WritingNote, folder: Location, kind: FolderKind) -> None:
-    """Raise Locked where the writer of the note is at work, OutputExists where it writes something else."""
-    refuse_if_at_work(note, folder.join(WRITING))
-    if note.writes != kind.noun:
-        what = f"an unfinished {note.writes} is here, not a {kind.noun}"
-        raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
-
-
-def check_base(folder: Location, *, resume: bool = False, force_unlock: bool = False) -> WritingNote | None:
-    """As `check_target`, for a committed dataset that is to be added to.
-
-    Raises Locked, StorageNotFound, NoData; Uncommitted for a writer's note, unless `resume` continues what it began here;
-    OutputExists for files in it that are nobody's of ours.
-    """
-    if not folder.exists():
-        raise StorageNotFound("no dataset is here to append to", where=folder.url, fix=BEGIN_FIX)
-    refuse_links(folder, DATASET)
-    if force_unlock:
-        unlock(folder)
-    note = note_in(folder, needed=resume)
-    if note is not None:
-        refuse_note_of_others(note, folder, DATASET)
-        if not resume or APPENDS_TO not in note.options:
-            fix = f"finish it first ({note.command}, with --resume), or make a dataset of what is whole with offline-cli repair"
-            raise Uncommitted("a writer has not finished this dataset", where=folder.url, fix=fix)
-    if not folder.join(MANIFEST).exists():
-        raise NoData("no dataset is here to append to: there is no manifest.json", where=folder.url, fix=BEGIN_FIX)
-    refuse_foreign(folder, DATASET, has_note=note is not None)
-    folder.check_writable()
-    return note
-
-
-def dataset_to_append_to(folder: Location, *, resume: bool = False, force_unlock: bool = False) -> Base:
-    """That in `folder`, as it was before an interrupted write that `resume` continues.
-
-    Raises as `check_base` does, and OutputExists for a dataset whose own writer can still be resumed.
-    """
-    note, found = check_base(folder, resume=resume, force_unlock=force_unlock), Manifest.read(folder)
-    if not found.complete and UNFINISHED_WRITING in found.provenance:
-        what = "the dataset here was committed before it was complete, and its own writer can continue it"
-        fix = "finish it first, with --resume of the command that wrote it; or offline-cli merge it into a new dataset"
-        raise OutputExists(what, where=folder.url, fix=fix)
-    return Base.of(found, None if note is None else note.generation)
+    def schema(self, folder: Location) -> Any:
+        """The pa.Schema of its shards; None: it has none. Raises BadData, StorageError."""
+        if not self.shards:
+            return None
+        with opened(folder.join(self.shards[0].path), size=self.shards[0].bytes) as file:
+            return file.schema_arrow

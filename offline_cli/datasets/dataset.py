@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
-from offline_cli.datasets.frames import EpisodeFrames, StepFrames, lazy_frame, whole_frame
+from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
 from offline_cli.datasets.lock import APPENDS_TO, WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
@@ -300,9 +300,9 @@ class Dataset:
         """
         if per not in get_args(Per):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))
-        frames = StepFrames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
+        frames = step_frames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
         make: Callable[..., Any] = lazy_frame if lazy else whole_frame
-        return make(self.batches, frames if per == "step" else EpisodeFrames())
+        return make(self.batches, frames if per == "step" else episode_frames)
 
     @overload
     def to_torch(
@@ -405,16 +405,14 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
         note = None
     began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
     if note is not None and note.is_at_work is not False:
-        holder = {"host": note.host, "pid": note.pid, "command": note.command, "started": note.started}
-        what, fix = f"a writer has not finished this {note.writes}", "wait until it ends, then run this again"
+        what, fix = (
+            f"a writer has not finished this {note.writes}, and is at work on it",
+            "wait until it ends, then run this again",
+        )
         if note.is_at_work is None:
-            what, fix = (
-                f"{what}, and may be at work",
-                f"{fix}; where it has ended, the same command with --resume --force-unlock",
-            )
-        else:
-            what = f"{what}, and is at work on it"
-        return Uncommitted(f"{what}{began}", where=folder.url, fix=fix, details={"holder": holder})
+            what = f"a writer has not finished this {note.writes}, and may be at work"
+            fix += "; where it has ended, the same command with --resume --force-unlock"
+        return Uncommitted(f"{what}{began}", where=folder.url, fix=fix, details={"holder": note.holder})
     if note is not None and note.writes != DATASET.noun:
         fix = "run the same command again with --overwrite, and read the recordings that it reads"
         return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)

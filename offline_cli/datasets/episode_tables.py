@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
@@ -24,6 +25,7 @@ from offline_cli.tally import Tally
 __all__ = [
     "EPISODE_SCHEMA",
     "PLAIN_SCHEMA",
+    "EpisodeRows",
     "from_table",
     "to_table",
     "with_agents",
@@ -141,3 +143,43 @@ def with_agents(table: Any) -> Any:
     nobody = pa.nulls(table.num_rows, pa.string())
     columns = {**{name: table.column(name) for name in table.column_names}, Columns.AGENT_ID: nobody, Columns.MODULE_ID: nobody}
     return pa.table([columns[name] for name in PLAIN_SCHEMA.names], schema=PLAIN_SCHEMA)
+
+
+class EpisodeRows:
+    """What a writer asks of a row format, here with one row per episode, whose columns are always the same."""
+
+    name = "episodes"
+
+    def __init__(self, observation_space: Space | None, action_space: Space | None, tally: Tally) -> None:
+        self._spaces, self._tally = (observation_space, action_space), tally
+
+    def rows_of(self, batch: EpisodeBatch) -> NDArray[np.int64]:
+        """(E,) rows of each episode."""
+        return np.ones(len(batch), np.int64)
+
+    def prepare(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` as it will be stored. Raises BadEpisode where it does not fit the spaces."""
+        check_shapes(batch, *self._spaces)
+        return batch
+
+    def first_change(self, batch: EpisodeBatch) -> int | None:
+        """The first episode from which on tables have more columns than before; None: the columns stay."""
+        return None
+
+    def add_columns(self, batch: EpisodeBatch) -> None:
+        """Make tables with more columns from now on, as `first_change` said of `batch`."""
+
+    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
+        """The pa.Table of a prepared batch, bound for the shard `where`. Raises BadData."""
+        return to_table(batch, where=where, tally=self._tally)
+
+    def adopt(self, schema: Any) -> None:
+        """Continue with the pa.Schema of a shard written before."""
+
+    def lacks(self, schema: Any) -> bool:
+        """Whether a shard of this pa.Schema has fewer columns than the dataset."""
+        return False
+
+    def completed(self, table: Any) -> Any:
+        """The pa.Table of such a shard with all columns."""
+        return table

@@ -1,12 +1,9 @@
 """One writer at a time: `_writing.json`, created only if absent, is the lock; it says who writes, and with which options.
 
 A writer is its host, process id and the process's start time: ids are used again. Where that process has ended, or its writer
-has said so (`left`), the next writer takes the note over. A writer of another host cannot be asked: `--resume --force-unlock`
-(`unlock`) is the user's word that it has ended. Before anything that counts (a shard, the manifest) a writer looks whether the
-note is still its own, and stops with TakenOver where it is not.
-
-Of two processes that take over one dead writer's note at once, `flock` on the folder lets one in, and the system releases it
-when a process dies; in buckets the later one has it, and the other stops at its first shard.
+has said so (`left`), the next writer takes the note over; of several, the one that creates `_writing.json.next` does. A writer
+of another host cannot be asked: `--resume --force-unlock` (`unlock`) is the user's word that it has ended. Before anything that
+counts (a shard, the manifest) a writer looks whether the note is still its own, and stops with TakenOver where it is not.
 """
 
 from __future__ import annotations
@@ -16,16 +13,18 @@ import json
 import os
 import secrets
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
+import pydantic
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass as model
 
-from offline_cli.datasets.file_names import DATASET, WRITING, FolderKind
+from offline_cli.datasets.file_names import DATASET, WRITING
 from offline_cli.datasets.ownership import is_regular, keep_names
 from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
 from offline_cli.running_processes import began, runs
@@ -34,29 +33,22 @@ from offline_cli.storage.blanking import without_folders
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import create_only, whole_file, write_whole
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-__all__ = ["APPENDS_TO", "Changed", "WritingLock", "WritingNote", "alone", "is_note", "refuse_if_at_work", "unlock"]
+__all__ = ["APPENDS_TO", "WritingLock", "WritingNote", "is_note", "meanwhile", "refuse_if_at_work", "unlock"]
 
 APPENDS_TO: Final = "appends_to"  # among the options of a note: the dataset that the writer adds to
 FIX: Final = "write the dataset again, with --overwrite"
-KINDS: Final = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": dict, "Sequence[str]": list}
-"""Types of a note's fields as JSON has them."""
+NEXT: Final = ".next"  # after the name of a note: what the writer that takes it over creates first, as only one can
 AT_WORK: Final[set[str]] = set()
 """Tokens of the writers in this process, which runs whether they do or not."""
-_MEMORY: Final = threading.RLock()
 
 
-@dataclass(frozen=True, slots=True)
+@model(frozen=True, slots=True, config=ConfigDict(strict=True, extra="ignore"))
 class WritingNote:
     """What a writer leaves beside its shards until they are committed; a resumed write must have its options."""
 
     generation: str  # 8 hex digits in the names of its shards
-    options: Mapping[str, Any]  # plain JSON values
-    changes: Sequence[str]  # of the identity among them since the write began, which --allow-changes took, in words
+    options: dict[str, Any]  # plain JSON values
+    changes: list[str]  # of the identity among them since the write began, which --allow-changes took, in words
     first_quarantine: int  # its first file of rows set aside
     host: str
     machine: str  # boot and namespace of process ids: containers of one host name count processes apart; "": unknown
@@ -74,20 +66,20 @@ class WritingNote:
         options: Mapping[str, Any],
         first_quarantine: int,
         command: str,
-        kind: FolderKind = DATASET,
-        changes: Sequence[str] = (),
+        writes: str = DATASET.noun,
+        changes: list[str] | None = None,
     ) -> WritingNote:
         """The note of a new writer in this process."""
         return WritingNote(
             generation=generation,
-            options=options,
-            changes=list(changes),
+            options=dict(options),
+            changes=list(changes or ()),
             first_quarantine=first_quarantine,
             **_this_process(),
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             command=command,
             token=secrets.token_hex(16),
-            writes=kind.noun,
+            writes=writes,
         )
 
     @staticmethod
@@ -101,10 +93,10 @@ class WritingNote:
     def of_bytes(data: bytes, *, where: str) -> WritingNote:
         """The note in a file. Raises BadData where there is none."""
         try:
-            document = orjson.loads(data)
-        except ValueError as err:
-            raise BadData(f"no JSON: {err}", where=where, fix=FIX) from err
-        return WritingNote.of_document(document, where=where)
+            return _adapter().validate_json(data)
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
+            raise BadData(f"this is no note of a writer: {wrong}", where=where, fix=FIX) from error
 
     @staticmethod
     def if_any(data: bytes | None, *, where: str) -> WritingNote | None:
@@ -113,16 +105,6 @@ class WritingNote:
             return None if data is None else WritingNote.of_bytes(data, where=where)
         except BadData:
             return None
-
-    @staticmethod
-    def of_document(document: Any, *, where: str) -> WritingNote:
-        """The note that plain values make. Raises BadData where they make none."""
-        known = document if isinstance(document, dict) else {}
-        parts = fields(WritingNote)
-        wrong = [part.name for part in parts if type(known.get(part.name, part.default)) is not KINDS[str(part.type)]]
-        if wrong:
-            raise BadData(f"missing or of the wrong kind: {', '.join(wrong)}", where=where, fix=FIX)
-        return WritingNote(**{part.name: known[part.name] for part in parts if part.name in known})
 
     def within_manifest(self, environment: Any) -> dict[str, Any]:
         """Plain values to keep in a manifest, which has `environment` itself: what to resume from, and not who wrote where."""
@@ -138,7 +120,7 @@ class WritingNote:
         if isinstance(kept, dict) and isinstance(kept.get("options"), dict):
             nobody = {"host": "", "machine": "", "pid": 0, "process_started": "", "token": "", "left": True}
             kept = {**nobody, **kept, "options": {"environment": environment, **kept["options"]}}
-        return WritingNote.of_document(kept, where=where)
+        return WritingNote.of_bytes(json.dumps(kept).encode(), where=where)
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -156,6 +138,14 @@ class WritingNote:
             return self.token in AT_WORK
         return runs(self.pid, self.process_started or began(self.pid))
 
+    @property
+    def holder(self) -> dict[str, Any]:
+        """Who writes, for programs."""
+        return {"host": self.host, "pid": self.pid, "command": self.command, "started": self.started}
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.started}: {self.command}"
+
     def changes_to(self, options: Mapping[str, Any], folder: Location, allow_changes: bool | None) -> list[str]:
         """How the identity among `options` differs from the one that the write began with, where `allow_changes`.
 
@@ -170,6 +160,11 @@ class WritingNote:
         before, now = (said.get("identity", {}) for said in (self.options, options))
         fix = f"the same code and options as before ({self.command}), --overwrite to begin again"
         return allowed_changes(before, now, allow_changes, where=folder.url, fix=fix, others=problems)
+
+
+@cache
+def _adapter() -> TypeAdapter[WritingNote]:
+    return TypeAdapter(WritingNote)
 
 
 def _this_process() -> dict[str, Any]:
@@ -197,20 +192,20 @@ def is_note(place: Location) -> bool:
 
 def refuse_if_at_work(note: WritingNote, place: Location) -> None:
     """Raise Locked where the writer of `note`, at `place`, is at work, or may be: it is of another machine."""
-    at_work = note.is_at_work
-    if at_work is not False:
-        raise _locked(note, place, is_known=at_work is True)
-
-
-def _locked(note: WritingNote, place: Location, *, is_known: bool = True) -> Locked:
-    who = f"process {note.pid} on {note.host}, since {note.started}: {note.command}"
-    what = f"another writer is at work here: {who}"
-    fix = "wait for it, or end it and use --resume; or give another --out"
-    if not is_known:
-        what = f"another writer may be at work here, on another machine: {who}"
+    if note.is_at_work:
+        fix = "wait for it, or end it and use --resume; or give another --out"
+        what = f"another writer is at work here: {note}"
+    elif note.is_at_work is None:
         fix = "wait for it; where it has ended, the same command with --resume --force-unlock"
-    holder = {"host": note.host, "pid": note.pid, "command": note.command, "started": note.started}
-    return Locked(what, where=place.url, fix=fix, details={"holder": holder})
+        what = f"another writer may be at work here, on another machine: {note}"
+    else:
+        return
+    raise Locked(what, where=place.url, fix=fix, details={"holder": note.holder})
+
+
+def meanwhile(folder: Location) -> Locked:
+    """The error of a writer that was not the only one to begin here."""
+    return Locked("another process began or ended here meanwhile", where=folder.url, fix="run the same command again")
 
 
 def unlock(folder: Location, name: str = WRITING, *, remove: bool = False, dry_run: bool = False) -> bool:
@@ -219,55 +214,28 @@ def unlock(folder: Location, name: str = WRITING, *, remove: bool = False, dry_r
     Raises Locked where its process runs on this machine, BadData for a broken note that is not to be removed.
     """
     place = folder.join(name)
-    if not folder.exists():
+    data = whole_file(place) if folder.exists() else None
+    if data is None:
         return False
-    with alone(folder):
-        data = whole_file(place)
-        note = WritingNote.if_any(data, where=place.url)
-        if data is None:
-            return False
-        if note is not None and note.is_at_work:
-            raise _locked(note, place)
-        if remove and not dry_run:
-            place.remove()
-            keep_names(folder)
-        elif not dry_run:
-            note = note or WritingNote.of_bytes(data, where=place.url)
-            write_whole(place, replace(note, left=True).to_bytes(), folder=folder)
+    note = WritingNote.if_any(data, where=place.url)
+    if note is not None and note.is_at_work:
+        refuse_if_at_work(note, place)
+    if not dry_run and remove:
+        place.remove()
+        keep_names(folder)
+    elif not dry_run:
+        write_whole(place, replace(note or WritingNote.of_bytes(data, where=place.url), left=True).to_bytes(), folder=folder)
+    if not dry_run and folder.join(f"{name}{NEXT}").exists():
+        folder.join(f"{name}{NEXT}").remove()
     return True
 
 
-@contextmanager
-def alone(folder: Location) -> Iterator[None]:
-    """Within it, no other process of this machine changes who writes dataset `folder`, which exists; in buckets nothing."""
-    if folder.is_memory:
-        with _MEMORY:
-            yield
-        return
-    if not folder.is_local or fcntl is None:
-        yield
-        return
-    handle = folder.ask("locking it", lambda: os.open(folder.path, os.O_RDONLY))
-    try:
-        with suppress(OSError):  # some network disks cannot
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile would keep it beyond the close
-        os.close(handle)
-
-
-class Changed(Exception):
-    """The note that was to be replaced is gone, or another one: the caller must look again."""
-
-
 class WritingLock:
-    """The note of one writer, from `acquire` to one of `release`, `leave` and `restore`."""
+    """The note of one writer, from `acquire` to one of `release` and `leave`."""
 
     def __init__(self, folder: Location, name: str = WRITING) -> None:
         """`folder`: the dataset's, or whatever else one writer at a time may write; `name` of the note in it."""
-        self._folder, self._place = folder, folder.join(name)
+        self._folder, self._place, self._next = folder, folder.join(name), folder.join(f"{name}{NEXT}")
         self._note: WritingNote | None = None  # None: not held, or not any more
         self._lost: TakenOver | None = None
 
@@ -284,38 +252,48 @@ class WritingLock:
     def acquire(self, note: WritingNote, *, instead_of: bytes | None) -> None:
         """Put `note` into the folder, which exists. `instead_of`: the bytes of the note that is there; None: none is.
 
-        Raises Locked where its writer is, or may be, at work, or another one was faster; Changed where another note is there.
+        Raises Locked where its writer is, or may be, at work, or another one was faster.
         """
-        if instead_of is not None:
-            before = WritingNote.if_any(instead_of, where=self._place.url)
-            if before is not None:
-                refuse_if_at_work(before, self._place)
-        try:
-            with alone(self._folder):
-                if whole_file(self._place) != instead_of:
-                    raise self._refusal()
-                if instead_of is not None:
-                    self._write(note)  # in one step: a kill leaves one note or the other
-                elif not create_only(self._place, note.to_bytes(), folder=self._folder):
-                    raise self._refusal()
-        except StorageNotFound as err:
-            if not self._folder.is_local:
-                raise
-            raise Changed from err  # another writer ended, and left no trace
+        before = WritingNote.if_any(instead_of, where=self._place.url)
+        if before is not None:
+            refuse_if_at_work(before, self._place)
         AT_WORK.add(note.token)
-        self._note = note
+        try:
+            if instead_of is not None:
+                self._take_over(note, instead_of)
+            elif whole_file(self._place) is not None or not create_only(self._place, note.to_bytes(), folder=self._folder):
+                raise self._refused(self._place)
+            self._note = note
+        except StorageNotFound as error:
+            raise meanwhile(self._folder) if self._folder.is_local else error from error  # the other one left no trace
+        finally:
+            if self._note is None:
+                AT_WORK.discard(note.token)
 
-    def _refusal(self) -> Locked | Changed:
-        """The error for the note that is there instead."""
-        theirs = WritingNote.if_any(whole_file(self._place), where=self._place.url)
-        return Changed() if theirs is None or theirs.is_at_work is False else _locked(theirs, self._place)
+    def _take_over(self, note: WritingNote, before: bytes) -> None:
+        """Replace the note in one step, so that a kill leaves one or the other; only one writer at a time can."""
+        data = note.to_bytes()
+        while not create_only(self._next, data, folder=self._folder):
+            refused = self._refused(self._next)
+            if refused.details:
+                raise refused
+            self._next.remove()  # its writer was killed
+        try:
+            if whole_file(self._place) != before:
+                raise self._refused(self._place)
+            write_whole(self._place, data, folder=self._folder)
+        finally:
+            self._next.remove()
 
-    def rewrite(self, **changes: Any) -> None:
-        """Change the note, but not its owner. Raises TakenOver."""
-        with self.guard():
-            assert self._note is not None, "the lock is not held"
-            self._note = replace(self._note, **changes)
-            self._write(self._note)
+    def _refused(self, place: Location) -> Locked:
+        """The error for the note that is there instead; without details where its writer has ended."""
+        theirs = WritingNote.if_any(whole_file(place), where=place.url)
+        try:
+            if theirs is not None:
+                refuse_if_at_work(theirs, place)
+        except Locked as error:
+            return error
+        return meanwhile(self._folder)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -350,13 +328,9 @@ class WritingLock:
 
     def leave(self) -> None:
         """Keep the note, marked as ended, so that it can be resumed at once."""
-        note = self._note
-        assert note is not None, "the lock is not held"
-        self._end(lambda: self._write(replace(note, left=True)))
-
-    def restore(self, before: bytes) -> None:
-        """Put the note back that this one replaced."""
-        self._end(lambda: write_whole(self._place, before, folder=self._folder))
+        assert self._note is not None, "the lock is not held"
+        data = replace(self._note, left=True).to_bytes()
+        self._end(lambda: write_whole(self._place, data, folder=self._folder))
 
     def _end(self, last: Callable[[], None]) -> None:
         try:
@@ -369,6 +343,3 @@ class WritingLock:
         if self._note is not None:
             AT_WORK.discard(self._note.token)
             self._note = None
-
-    def _write(self, note: WritingNote) -> None:
-        write_whole(self._place, note.to_bytes(), folder=self._folder)

@@ -11,6 +11,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from dataclasses import field as plain_field
 from functools import cache
@@ -49,6 +50,7 @@ __all__ = [
     "Statistics",
     "manifest_schema",
     "now",
+    "valid_parts",
     "with_defaults",
 ]
 
@@ -171,22 +173,6 @@ Figure = Annotated[
 """A number that JSON may not have: NaN is null."""
 
 
-class ColumnFigures(TypedDict):
-    """Figures of one column; `nan` to `std` are nested like a value of the column, or one number where `pooled`."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-    dtype: str
-    shape: list[Count]
-    pooled: Flag
-    count: Count
-    nan: Any
-    infinite: Any
-    min: Any
-    max: Any
-    mean: Any
-    std: Any
-
-
 class Distribution(TypedDict):
     """Figures of one number per episode; quantiles by percent."""
 
@@ -199,8 +185,8 @@ class Distribution(TypedDict):
     quantiles: dict[str, Figure]
 
 
-Statistics = TypedDict("Statistics", {"columns": dict[str, ColumnFigures], "return": Distribution, "length": Distribution})
-"""Figures of all columns, by dotted path (none where rows were moved without decoding them), and of the episodes."""
+Statistics = TypedDict("Statistics", {"return": Distribution, "length": Distribution})
+"""Figures of the episodes."""
 
 
 @model(frozen=True, slots=True, config=STRICT)
@@ -282,6 +268,17 @@ class Manifest:
 @cache
 def _adapter() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
+
+
+def valid_parts(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Those parts of a document, of these names, that a manifest may have as they are."""
+    fields, found = Manifest.__pydantic_fields__, dict[str, Any]()  # type: ignore[attr-defined]
+    for name in document.keys() & names:
+        kind = fields[name].annotation
+        kind = Annotated[(kind, *fields[name].metadata)] if fields[name].metadata else kind
+        with suppress(pydantic.ValidationError):
+            found[name] = TypeAdapter(kind).validate_python(document[name])
+    return found
 
 
 def manifest_schema() -> dict[str, Any]:

@@ -53,10 +53,12 @@ __all__ = [
     "listed_paths",
     "next_number",
     "numbered",
+    "paths_listed_in",
     "quarantine_files",
     "refuse_foreign",
     "refuse_links",
     "set_aside",
+    "shard_files",
     "write_rejects",
 ]
 
@@ -94,15 +96,30 @@ def all_but_parts(folder: Location) -> list[Location]:
     return [child for child in folder.children() if not is_own_part(child)]
 
 
-def numbered(file: Location, folder: Location, kind: FolderKind) -> re.Match[str] | None:
+def numbered(file: Location, folder: Location, kind: FolderKind = DATASET) -> re.Match[str] | None:
     """The parts of the name of a data file of `folder`; None where no writer gives such a name, or not there."""
     below = file.path.removeprefix(folder.path.rstrip("/")).lstrip("/")
     return kind.data_path.fullmatch(below)
 
 
-def listed_paths(folder: Location, kind: FolderKind = DATASET) -> set[str]:
-    """Paths below `folder` that its commit lists, whole or damaged; none where there is none."""
-    return {path.decode("utf-8", "replace") for path in PATH.findall(whole_file(folder.join(kind.commit)) or b"")}
+def shard_files(folder: Location, kind: FolderKind = DATASET) -> dict[str, dict[int, Location]]:
+    """Every data file of `folder` that has a name of ours, listed or not: generation -> number -> place."""
+    data = folder.join(DATA)
+    found: dict[str, dict[int, Location]] = {}
+    for file in data.files() if data.exists() else []:
+        if match := numbered(file, folder, kind):
+            found.setdefault(match["generation"], {})[int(match["number"])] = file
+    return found
+
+
+def listed_paths(folder: Location) -> frozenset[str]:
+    """Paths below dataset `folder` that its manifest lists, whole or damaged; none where there is none."""
+    return paths_listed_in(whole_file(folder.join(MANIFEST)))
+
+
+def paths_listed_in(commit: bytes | None) -> frozenset[str]:
+    """Paths that the bytes of a commit list."""
+    return frozenset(path.decode("utf-8", "replace") for path in PATH.findall(commit or b""))
 
 
 def refuse_links(folder: Location, kind: FolderKind) -> None:

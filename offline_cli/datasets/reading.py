@@ -19,7 +19,7 @@ from offline_cli.columns import EPISODE_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
-from offline_cli.errors import PROBLEM, BadData
+from offline_cli.errors import PROBLEM, BadData, UsageError
 from offline_cli.parquet.arrow_trees import is_numeric
 from offline_cli.parquet.bounds import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, read_row_groups
@@ -27,8 +27,9 @@ from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["Blocks", "Rows", "ShardReader", "run_starts", "whole_episodes"]
+__all__ = ["Blocks", "RowFormat", "Rows", "ShardReader", "row_format", "run_starts", "whole_episodes"]
 
+RowFormat = episode_tables.EpisodeRows | step_tables.StepRows
 FIX: Final = "write the dataset again from its source"
 
 
@@ -238,3 +239,15 @@ def run_starts(ids: Any) -> NDArray[np.int64]:
     ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
     changes = pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
     return np.append(0, np.flatnonzero(changes) + 1).astype(np.int64)
+
+
+def row_format(name: str, observation_space: Space | None, action_space: Space | None, tally: Tally) -> RowFormat:
+    """The format of that name: `episodes`, or `columns`. Raises UsageError for another, and for columns without both spaces."""
+    if name == "episodes":
+        return episode_tables.EpisodeRows(observation_space, action_space, tally)
+    if name != "columns":
+        raise UsageError(f"no format {name!r}", where="format", fix="episodes or columns")
+    if observation_space is None or action_space is None:
+        fix = "give observation_space and action_space, or format='episodes'"
+        raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
+    return step_tables.StepRows(observation_space, action_space, tally)

@@ -1,8 +1,7 @@
 """The shards that a writer has finished and the current one, including those of an interrupted write.
 
-A shard counts once it has its final name. Complete shards of an earlier writer are read again (`adopt`): their episodes pass
-through the same row groups as when they were written, so that statistics are equal to the last bit. A shard that cannot be read
-is an error.
+A shard counts once it has its final name. Of complete shards of an earlier writer the plain columns are read (`adopt`); one
+that cannot be read is an error.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from typing import Any
 from offline_cli.columns import Columns
 from offline_cli.datasets.file_names import DATA, shard_name
 from offline_cli.datasets.manifest import Shard
-from offline_cli.datasets.reading import ShardReader
-from offline_cli.datasets.row_formats import RowFormat
-from offline_cli.datasets.row_groups import BlockCutter, joined_batch, raw_bytes
-from offline_cli.datasets.statistics import StatisticsBuilder
+from offline_cli.datasets.reading import RowFormat, ShardReader
+from offline_cli.datasets.statistics import EpisodeStatistics
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.parquet.shards import fingerprint, opened, read_row_groups
 from offline_cli.storage.locations import Location
@@ -119,28 +117,25 @@ class Adopted:
     ids: tuple[str, ...]  # of its episodes, in order
 
 
-def adopt(place: Location, reader: ShardReader, rows: RowFormat, statistics: StatisticsBuilder) -> Adopted:
-    """Read the shard at `place`, add its episodes to `statistics` and its columns to `rows`. Raises BadData, StorageError.
+def adopt(
+    place: Location,
+    reader: ShardReader,
+    rows: RowFormat,
+    statistics: EpisodeStatistics,
+    see: Callable[[EpisodeBatch], None] | None = None,
+) -> Adopted:
+    """Count the shard at `place`: its episodes in `statistics`, its columns in `rows`. Raises BadData, StorageError.
 
-    Where `statistics` are of episodes alone, no step is decoded.
+    Only `see`, which gets its episodes, has any step decoded.
     """
-    cutter = BlockCutter(max_rows=None, max_bytes=None)
-    ids: list[str] = []
-    steps = 0
     size, digest = fingerprint(place)
     with opened(place, size=size) as file:
-        schema, row_count = file.schema_arrow, file.metadata.num_rows
-        rows.adopt(schema)
-        if not statistics.has_columns:
-            table = reader.plain(file, place, agents=False)
-            statistics.add_plain(table)
-            ids, steps = table.column(Columns.EPS_ID).to_pylist(), sum(table.column(Columns.LENGTH).to_pylist())
-        else:
+        rows.adopt(file.schema_arrow)
+        table = reader.plain(file, place, agents=False)
+        if see is not None:
             for batch in reader.read(file, place):
-                ids += batch.ids
-                steps += batch.num_steps
-                for block in cutter.push(batch, rows.rows_of(batch), raw_bytes(batch)):
-                    statistics.add(joined_batch(block))
-    for block in cutter.flush():
-        statistics.add(joined_batch(block))
-    return Adopted(Shard(f"{DATA}/{place.name}", len(ids), row_count, steps, size, digest), schema, tuple(ids))
+                see(batch)
+        statistics.add_plain(table)
+        ids, steps = table.column(Columns.EPS_ID).to_pylist(), sum(table.column(Columns.LENGTH).to_pylist())
+        shard = Shard(f"{DATA}/{place.name}", len(ids), file.metadata.num_rows, steps, size, digest)
+        return Adopted(shard, file.schema_arrow, tuple(ids))

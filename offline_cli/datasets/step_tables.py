@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from offline_cli.columns import CUSTOM_COLUMNS, STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.pack import plain_mapping
+from offline_cli.episodes.codec.pack_batch import check_names
+from offline_cli.episodes.fit import conform
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.json_documents import from_json
 from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
@@ -35,6 +37,7 @@ __all__ = [
     "INFO_COLUMNS",
     "NO_EXTRA",
     "OF_AGENTS",
+    "StepRows",
     "completed",
     "extra_fields",
     "from_table",
@@ -347,3 +350,107 @@ def _with_final(acted: NDArray[Any], led_to: NDArray[Any], starts: NDArray[np.in
     whole = acted.take(rows, axis=0)  # many times faster than to scatter
     whole[last] = led_to[starts[1:] - 1]
     return whole
+
+
+# ---- for writers ----
+
+
+class StepRows:
+    """As `EpisodeRows`, with one row per step and one schema for the whole dataset; a batch that does not fit it raises.
+
+    The first block fixes the extra model outputs and whether there are ids of the source. Infos get their two columns from the
+    first episode on that has any, and `final_obs_assumed` its one; shards before it get empty ones at the commit (`lacks`).
+    """
+
+    name = "columns"
+
+    def __init__(self, observation_space: Space, action_space: Space, tally: Tally, further: Collection[str] = ()) -> None:
+        """`further`: columns that tables have from the start. Raises UnsupportedSpace for spaces that make no column."""
+        self._spaces = observation_space, action_space
+        self._tally = tally
+        self._extra: list[Any] | None = None  # pa.Fields of the extra model outputs; None until the first block
+        self._further = set(further)  # of `infos` and `final_obs_assumed` those that tables have by now
+        self._has_source_ids: bool | None = None  # None until the first block
+        for name, space in zip(("observations", "actions"), self._spaces, strict=True):
+            check_supported(space, where=name)
+        step_schema(*self._spaces)
+
+    def rows_of(self, batch: EpisodeBatch) -> NDArray[np.int64]:
+        """(E,) steps."""
+        return batch.lengths
+
+    def prepare(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` in the dtypes of the spaces, without episodes that have no step; counts these and what has no column."""
+        empty = batch.lengths == 0
+        if empty.any():
+            self._tally.assume("zero-length-episode", int(empty.sum()))
+            batch = batch.select(np.flatnonzero(~empty))
+        check_names(batch, where=f"batch from episode {batch.ids[0]!r}" if len(batch) else "an empty batch")
+        self._count_what_is_lost(batch)
+        return conform(batch, *self._spaces)
+
+    def _count_what_is_lost(self, batch: EpisodeBatch) -> None:
+        if self._has_source_ids is None:
+            self._has_source_ids = any(Columns.SOURCE_ID in data for data in batch.custom_data or ())
+        if batch.custom_data is not None:
+            kept = set(CUSTOM_COLUMNS if self._has_source_ids else CUSTOM_COLUMNS[1:])
+            self._tally.assume("custom-data-not-kept", sum(not kept.issuperset(data) for data in batch.custom_data))
+        if batch.clock is not None:
+            self._tally.assume("clock-not-kept", int(np.count_nonzero(~np.isnan(batch.clock).all(axis=1))))
+        if batch.multi_agent_ids is not None:
+            self._tally.assume("multi-agent-id-not-kept", sum(name is not None for name in batch.multi_agent_ids))
+
+    def first_change(self, batch: EpisodeBatch) -> int | None:
+        """The first episode with an info that is not empty, or an assumed last observation, if none had one before."""
+        return min(self._changes(batch).values(), default=None)
+
+    def _changes(self, batch: EpisodeBatch) -> dict[str, int]:
+        """The first episode that asks for it, of each column that tables do not have yet."""
+        found: dict[str, int] = {}
+        if Columns.INFOS not in self._further:
+            row = next((row for row, info in enumerate(batch.infos or ()) if info), None)
+            found |= {} if row is None else {Columns.INFOS: int(np.searchsorted(batch.obs_starts, row, side="right")) - 1}
+        if Columns.FINAL_OBS_ASSUMED not in self._further and (assumed := batch.final_obs_assumed).any():
+            found[Columns.FINAL_OBS_ASSUMED] = int(assumed.argmax())
+        return found
+
+    def add_columns(self, batch: EpisodeBatch) -> None:
+        """See EpisodeRows."""
+        self._further |= {name for name, first in self._changes(batch).items() if first == self.first_change(batch)}
+
+    def lacks(self, schema: Any) -> bool:
+        """See EpisodeRows."""
+        return not self._further.issubset(schema.names)
+
+    def completed(self, table: Any) -> Any:
+        """See EpisodeRows."""
+        return completed(table, self._schema())
+
+    def _schema(self) -> Any:
+        further = self._further | ({Columns.SOURCE_ID} if self._has_source_ids else set())
+        return step_schema(*self._spaces, self._extra or (), further=further)
+
+    def table(self, batch: EpisodeBatch, *, where: str) -> Any:
+        """See EpisodeRows."""
+        self._fix_extras(extra_fields(batch), f"batch from episode {batch.ids[0]}")
+        return to_table(batch, self._schema(), tally=self._tally)
+
+    def adopt(self, schema: Any) -> None:
+        """See EpisodeRows."""
+        self._further |= {Columns.INFOS, Columns.FINAL_OBS_ASSUMED}.intersection(schema.names)
+        self._has_source_ids = Columns.SOURCE_ID in schema.names
+        self._fix_extras([field for field in schema if field.name not in NO_EXTRA], "a shard written before")
+
+    def _fix_extras(self, fields: list[Any], where: str) -> None:
+        """Raise BadEpisode unless the extra model outputs are those of the first block, to a dtype and a shape."""
+        if self._extra is None:
+            self._extra = fields
+        before, now = ({field.name: field.type for field in listed} for listed in (self._extra, fields))
+        wrong = [
+            f"extra model output {name!r} is {now.get(name, 'absent')}, before it was {before.get(name, 'absent')}"
+            for name in sorted(before.keys() | now.keys())
+            if before.get(name) != now.get(name)
+        ]
+        if wrong:
+            fix = "convert the two kinds of episodes into two datasets, or use the episodes format"
+            raise BadEpisode("; ".join(wrong), where=where, fix=fix)

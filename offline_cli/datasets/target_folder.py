@@ -4,7 +4,7 @@ Everything here said of datasets holds for train batches too: `FolderKind` (file
 
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
 shards stay until the new manifest is written, and removing the note brings it back. The note is the lock that keeps a second
-writer out (`lock.py`); whatever was checked before the lock was held is checked again after.
+writer out (`lock.py`); what was seen before the lock was held is looked at again after.
 
 The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
 one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
@@ -15,35 +15,38 @@ reader with an older manifest would find other episodes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
-from offline_cli.datasets.appending import Base, check_base, note_in, refuse_note_of_others
+from offline_cli.datasets.appending import Base
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE, UNFINISHED_WRITING, WRITING, FolderKind
-from offline_cli.datasets.lock import Changed, WritingLock, WritingNote, unlock
+from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import (
     all_but_parts,
     is_own_part,
     keep_names,
-    listed_paths,
     next_number,
-    numbered,
+    paths_listed_in,
     quarantine_files,
     refuse_foreign,
     refuse_links,
+    shard_files,
 )
-from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
+from offline_cli.errors import BadData, Locked, NoData, OutputExists, StorageError, StorageNotFound, Uncommitted, UsageError
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file
 from offline_cli.storage.uploads import open_uploads
 
-__all__ = ["REPAIRED_FIX", "TargetFolder", "check_apart", "check_target", "exclusive"]
+__all__ = ["REPAIRED_FIX", "TargetFolder", "check_apart", "check_base", "check_target", "dataset_to_append_to", "exclusive"]
 
-TRIES: Final = 10  # tries to begin in a folder where others begin and end meanwhile
 REPAIRED: Final = "repaired"  # in a manifest's provenance: what `repair` did
 REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
+BEGIN_FIX: Final = "leave out --append to begin a dataset here, or name the one to add to"
+
+
+# ---- before anything is written ----
 
 
 def check_apart(places: Sequence[Location], target: Location) -> None:
@@ -51,6 +54,12 @@ def check_apart(places: Sequence[Location], target: Location) -> None:
     for place in places:
         if place.fs == target.fs and target.path.startswith(place.path.rstrip("/") + "/"):
             raise UsageError("the output lies inside the source", where=target.url, fix="give an --out beside the source")
+
+
+def exclusive(url: str, noun: str) -> UsageError:
+    """The error for a call with both `resume` and `overwrite`."""
+    fix = f"--resume to resume the {noun}, or --overwrite to begin it again"
+    return UsageError("--resume and --overwrite are mutually exclusive", where=url, fix=fix)
 
 
 def check_target(
@@ -72,73 +81,106 @@ def check_target(
         raise exclusive(folder.url, kind.noun)
     if folder.is_file():
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
+    kept = None
+    if folder.exists():
+        if overwrite or resume:
+            refuse_links(folder, kind)
+        if force_unlock:
+            unlock(folder)
+        note = _note_in(folder, kind, needed=resume)
+        kept = (note or _unfinished(folder)) if resume else None
+        if kept is not None or overwrite:
+            refuse_foreign(folder, kind, has_note=note is not None or kept is not None)
+        elif all_but_parts(folder):
+            raise _exists(folder, kind, resume=resume)
+    folder.check_writable()
+    return kept
+
+
+def check_base(folder: Location, *, resume: bool = False, force_unlock: bool = False) -> WritingNote | None:
+    """As `check_target`, for a committed dataset that is to be added to.
+
+    Raises Locked, StorageNotFound, NoData; Uncommitted for a writer's note, unless `resume` continues what it began here;
+    OutputExists for files in it that are nobody's of ours.
+    """
     if not folder.exists():
-        folder.check_writable()
-        return None
-    if overwrite or resume:
-        refuse_links(folder, kind)
+        raise StorageNotFound("no dataset is here to append to", where=folder.url, fix=BEGIN_FIX)
+    refuse_links(folder, DATASET)
     if force_unlock:
         unlock(folder)
-    note = note_in(folder, needed=resume)
-    if note is not None:
-        refuse_note_of_others(note, folder, kind)
-    kept = note or (_unfinished(folder) if resume else None)
-    if resume and kept is not None:
-        refuse_foreign(folder, kind, has_note=True)
-    elif overwrite:
-        refuse_foreign(folder, kind, has_note=note is not None)
-    elif all_but_parts(folder):
-        raise _exists(folder, kind, resume=resume)
+    note = _note_in(folder, DATASET, needed=resume)
+    if note is not None and not (resume and APPENDS_TO in note.options):
+        fix = f"finish it first ({note.command}, with --resume), or make a dataset of what is whole with offline-cli repair"
+        raise Uncommitted("a writer has not finished this dataset", where=folder.url, fix=fix)
+    if not folder.join(MANIFEST).exists():
+        raise NoData("no dataset is here to append to: there is no manifest.json", where=folder.url, fix=BEGIN_FIX)
+    refuse_foreign(folder, DATASET, has_note=note is not None)
     folder.check_writable()
-    return kept if resume else None
+    return note
 
 
-def exclusive(url: str, noun: str) -> UsageError:
-    """The error for a call with both `resume` and `overwrite`."""
-    fix = f"--resume to resume the {noun}, or --overwrite to begin it again"
-    return UsageError("--resume and --overwrite are mutually exclusive", where=url, fix=fix)
+def dataset_to_append_to(folder: Location, *, resume: bool = False, force_unlock: bool = False) -> Base:
+    """That in `folder`, as it was before an interrupted write that `resume` continues.
+
+    Raises as `check_base` does, and OutputExists for a dataset whose own writer can still be resumed.
+    """
+    note, found = check_base(folder, resume=resume, force_unlock=force_unlock), Manifest.read(folder)
+    if not found.complete and UNFINISHED_WRITING in found.provenance:
+        what = "the dataset here was committed before it was complete, and its own writer can continue it"
+        fix = "finish it first, with --resume of the command that wrote it; or offline-cli merge it into a new dataset"
+        raise OutputExists(what, where=folder.url, fix=fix)
+    return Base.of(found, None if note is None else note.generation)
+
+
+def _note_in(folder: Location, kind: FolderKind, *, needed: bool) -> WritingNote | None:
+    """The writer's note in `folder`; None also for a broken one that is not `needed`.
+
+    Raises BadData, Locked where its writer is at work, OutputExists where it writes something else.
+    """
+    place = folder.join(WRITING)
+    note = WritingNote.read(folder) if needed else WritingNote.if_any(whole_file(place), where=place.url)
+    if note is not None:
+        refuse_if_at_work(note, place)
+        if note.writes != kind.noun:
+            what = f"an unfinished {note.writes} is here, not a {kind.noun}"
+            raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
+    return note
 
 
 def _unfinished(folder: Location) -> WritingNote | None:
     """The note of a writer that committed what it had, before all that was asked for was in it."""
     place = folder.join(MANIFEST)
-    if not place.exists():
-        return None
-    found = Manifest.read(folder)
-    kept = found.provenance.get(UNFINISHED_WRITING)
-    if found.complete or kept is None:
+    found = Manifest.read(folder) if place.exists() else None
+    if found is None or found.complete or UNFINISHED_WRITING not in found.provenance:
         return None
     environment = found.environment and found.environment.as_json()
-    return WritingNote.of_manifest(kept, environment, where=f"{place.url}, {UNFINISHED_WRITING}")
+    return WritingNote.of_manifest(
+        found.provenance[UNFINISHED_WRITING], environment, where=f"{place.url}, {UNFINISHED_WRITING}"
+    )
 
 
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
-    where, go_on = folder.url, "--resume to continue it, " if kind.resumable else ""
+    """The error for a folder in which something is that was not asked to be replaced, nor can be resumed."""
+    replace_it = "--overwrite to replace it, or another --out"
+    fix = f"--resume to continue it, {replace_it}" if kind.resumable else replace_it
     if folder.join(WRITING).exists():
-        fix = f"{go_on}--overwrite to begin again, or another --out"
-        return OutputExists(f"an unfinished {kind.noun} is here", where=where, fix=fix)
-    if not folder.join(kind.commit).exists():
-        return OutputExists(f"the folder is not empty, and holds no {kind.noun}", where=where, fix="give another --out")
-    if kind.resumable and not resume and _unfinished(folder) is not None:
-        fix = f"{go_on}--overwrite to replace it, or another --out"
-        return OutputExists(f"a {kind.noun} is here that was committed before it was complete", where=where, fix=fix)
-    if resume and kind.resumable and not Manifest.read(folder).complete:
+        what = f"an unfinished {kind.noun} is here"
+    elif not folder.join(kind.commit).exists():
+        what, fix = f"the folder is not empty, and holds no {kind.noun}", "give another --out"
+    elif resume and kind.resumable and not Manifest.read(folder).complete:
         what = f"the {kind.noun} here is not complete, and nothing in it says how to continue: it was repaired"
-        return OutputExists(what, where=where, fix=REPAIRED_FIX)
-    if resume:
-        fix = "the command that wrote it has nothing left to do; for another one: --overwrite to replace it, or another --out"
-        return OutputExists(f"the {kind.noun} here is complete", where=where, fix=fix)
-    return OutputExists(f"a {kind.noun} is here already", where=where, fix="--overwrite to replace it, or another --out")
+        fix = REPAIRED_FIX
+    elif resume:
+        what = f"the {kind.noun} here is complete"
+        fix = f"the command that wrote it has nothing left to do; for another one: {replace_it}"
+    elif kind.resumable and _unfinished(folder) is not None:
+        what = f"a {kind.noun} is here that was committed before it was complete"
+    else:
+        what, fix = f"a {kind.noun} is here already", replace_it
+    return OutputExists(what, where=folder.url, fix=fix)
 
 
-def _shards(folder: Location, kind: FolderKind) -> dict[str, dict[int, Location]]:
-    """Every shard file below `folder`, listed or not: generation -> number -> place."""
-    data = folder.join(DATA)
-    found: dict[str, dict[int, Location]] = {}
-    for file in data.files() if data.exists() else []:
-        if match := numbered(file, folder, kind):
-            found.setdefault(match["generation"], {})[int(match["number"])] = file
-    return found
+# ---- one write ----
 
 
 class TargetFolder:
@@ -155,11 +197,8 @@ class TargetFolder:
         self._lock = WritingLock(folder)
         self._first_quarantine = 0
         self._made: list[Location] = []  # folders that were not there before, outermost first
-        self._note_before: bytes | None = None  # of a crashed write that this one overwrites
-        self._salt = secrets.token_hex(8)
+        self._replaces_note = False  # of a crashed write that this one overwrites
         self._base: Base | None = None  # what this one adds to
-
-    # ---- beginning ----
 
     def begin(
         self,
@@ -176,74 +215,51 @@ class TargetFolder:
         OutputExists, Locked where another writer is at work, or has changed `base`, BadConfig for other options, StorageError.
         """
         self._base = base
-        for _ in range(TRIES):
-            if base is None:
-                note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
-            else:
-                note = check_base(self.folder, resume=resume)
-            if note is not None:
-                self.changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
-            try:
-                if note is None:
-                    self._begin_anew(options, overwrite=overwrite)
-                else:
-                    self._take_up(note, options)
-            except Changed:
-                continue
+        if base is None:
+            note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+        else:
+            note = check_base(self.folder, resume=resume)
+        there = whole_file(self.folder.join(WRITING)) if self.folder.exists() else None
+        if note is not None:
+            self.changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
+            self._take_up(note, options, there)
             return
-        what = "other writers began and ended here, again and again"
-        raise Locked(what, where=self.folder.url, fix="the same command again, when they are done")
-
-    def _begin_anew(self, options: Mapping[str, Any], *, overwrite: bool) -> None:
-        self._note_before = whole_file(self.folder.join(WRITING)) if overwrite else None
         self._made += self.folder.make_folder()
         try:
-            self._choose_names(options, overwrite=overwrite)
-            self._lock.acquire(self.note(options), instead_of=self._note_before)
-            if self._base is not None:
-                self._refuse_changed(self._base)
-            elif not overwrite and (self.folder.join(self.kind.commit).exists() or _shards(self.folder, self.kind)):
-                self._lock.release()
-                raise Changed  # a whole write has taken place since `check_target`
-            if self._choose_names(options, overwrite=overwrite):
-                self._lock.rewrite(generation=self.generation, first_quarantine=self._first_quarantine)
-            self._remove_parts()
-            self._made += self.folder.join(DATA).make_folder()
-        except (Changed, Locked):  # what is there is another writer's
+            self._begin_anew(options, there if overwrite else None)
+        except Locked:  # what is there is another writer's
             raise
         except BaseException:
             self.leave_no_trace()
             raise
 
-    def _refuse_changed(self, base: Base) -> None:
-        """Raise Locked where the dataset is not the one that was read before the lock was held."""
-        if listed_paths(self.folder, self.kind) != base.paths:
-            self._lock.release()
-            what = "another writer has changed the dataset since this command read it"
-            raise Locked(what, where=self.folder.url, fix="run the same command again: it adds to what is there now")
-
-    def _choose_names(self, options: Mapping[str, Any], *, overwrite: bool) -> bool:
-        """Choose names that no file of the folder has, or has had; whether they are others than before."""
-        before = self.generation, self._first_quarantine
-        taken = set(_shards(self.folder, self.kind))
-        is_new = True
-        if overwrite:
-            listed = (self.kind.data_path.fullmatch(path) for path in listed_paths(self.folder, self.kind))
-            taken |= {match["generation"] for match in listed if match}
-            is_new = not (taken or self._note_before or self.folder.join(self.kind.commit).exists())
-        elif self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
+    def _begin_anew(self, options: Mapping[str, Any], there: bytes | None) -> None:
+        self._replaces_note = there is not None
+        files, commit = before = self._there()
+        taken, is_new = set(files), not (there or files or commit)
+        if self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
             taken |= self._base.generations
             is_new = REPAIRED not in self._base.manifest.provenance
-        self.generation = self.kind.generation(options, taken, None if is_new else self._salt)
+        listed = paths_listed_in(commit)
+        taken |= {match["generation"] for match in map(self.kind.data_path.fullmatch, listed) if match}
+        self.generation = self.kind.generation(options, taken, None if is_new else secrets.token_hex(8))
         self._first_quarantine = next_number(self.folder)
-        return (self.generation, self._first_quarantine) != before
+        self._lock.acquire(self.note(options), instead_of=there)
+        if self._there() != before or (self._base is not None and listed != self._base.paths):
+            self._lock.release()
+            raise meanwhile(self.folder)
+        self._remove_parts()
+        self._made += self.folder.join(DATA).make_folder()
 
-    def _take_up(self, note: WritingNote, options: Mapping[str, Any]) -> None:
-        before = whole_file(self.folder.join(WRITING))
-        if before is not None and WritingNote.of_bytes(before, where=self.folder.url) != note:
-            raise Changed
+    def _there(self) -> tuple[frozenset[str], bytes | None]:
+        """Generations of the files in `data/`, and the commit."""
+        return frozenset(shard_files(self.folder, self.kind)), whole_file(self.folder.join(self.kind.commit))
+
+    def _take_up(self, note: WritingNote, options: Mapping[str, Any], there: bytes | None) -> None:
+        if there is not None and WritingNote.of_bytes(there, where=self.folder.url) != note:
+            raise meanwhile(self.folder)
         self.generation, self._first_quarantine = note.generation, note.first_quarantine
-        self._lock.acquire(self.note(options), instead_of=before)
+        self._lock.acquire(self.note(options), instead_of=there)
         self.resumed = True
         self._remove_parts()
         self.folder.join(DATA).make_folder()
@@ -253,10 +269,10 @@ class TargetFolder:
     def _remove_parts(self) -> None:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
         with self._lock.guard():
-            for child in self.folder.children():
-                if is_own_part(child):
+            for child in filter(is_own_part, self.folder.children()):
+                with suppress(StorageNotFound):  # that of another writer which is being refused
                     child.remove()
-            if self.resumed or self._note_before is not None:
+            if self.resumed or self._replaces_note:
                 with suppress(StorageError):  # nothing depends on it, and not everybody who may write may list uploads
                     for upload in open_uploads(self.folder.join(DATA)):
                         upload.abort()
@@ -268,22 +284,22 @@ class TargetFolder:
 
     def note(self, options: Mapping[str, Any]) -> WritingNote:
         """The note of this write: also what a manifest keeps of one that is committed before it is complete."""
-        given = self._first_quarantine, self._command, self.kind, self.changes
-        return WritingNote.of_this_process(self.generation, options, *given)
+        known = self._first_quarantine, self._command, self.kind.noun, self.changes
+        return WritingNote.of_this_process(self.generation, options, *known)
 
     def own_shards(self) -> list[Location]:
         """The complete shards of this write, in order. Raises BadData where one is missing between others."""
         found = self.own_files()
-        for number, file in enumerate(found):
-            match = numbered(file, self.folder, self.kind)
-            if match is None or int(match["number"]) != number:
-                what = f"shard {number} is missing, later ones are there"
-                raise BadData(what, where=self.folder.url, fix="write the dataset again, with --overwrite")
+        numbers = sorted(shard_files(self.folder, self.kind).get(self.generation, {}))
+        missing = next((place for place, number in enumerate(numbers) if number != place), None)
+        if missing is not None:
+            what = f"shard {missing} is missing, later ones are there"
+            raise BadData(what, where=self.folder.url, fix="write the dataset again, with --overwrite")
         return found
 
     def own_files(self) -> list[Location]:
         """The complete files of this write, by number, whichever are there."""
-        return [file for _, file in sorted(_shards(self.folder, self.kind).get(self.generation, {}).items())]
+        return [file for _, file in sorted(shard_files(self.folder, self.kind).get(self.generation, {}).items())]
 
     # ---- meanwhile ----
 
@@ -307,7 +323,9 @@ class TargetFolder:
 
         A reader with the older manifest is told (`Dataset`); it never reads other rows.
         """
-        replaced = [*self._old_shards()]
+        kept = frozenset() if self._base is None else self._base.paths
+        older = (files for name, files in shard_files(self.folder, self.kind).items() if name != self.generation)
+        replaced = [file for files in older for file in files.values() if f"{DATA}/{file.name}" not in kept]
         if self._base is None:
             replaced += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
         folders = [self.folder.join(name) for name in (DATA, QUARANTINE)]
@@ -319,36 +337,25 @@ class TargetFolder:
                 folder.remove_empty_folder()
             self._lock.release()
 
-    def _old_shards(self) -> Iterator[Location]:
-        """Those in `data/` of another write, but for the ones that are added to."""
-        kept = frozenset() if self._base is None else self._base.paths
-        for generation, shards in _shards(self.folder, self.kind).items():
-            if generation != self.generation:
-                yield from (file for file in shards.values() if f"{DATA}/{file.name}" not in kept)
-
     def leave(self) -> None:
         """End the write, so that it can be resumed at once; nothing where another writer has taken over."""
         if self._lock.held:
             self._lock.leave()
 
     def leave_no_trace(self) -> None:
-        """Put everything back as it was before `begin`; for a write that has no complete shard. Where an interrupt came between
-        the end of one and the moment in which its writer knew, `leave` it.
+        """Put everything back as it was before `begin`, for a write that has no complete shard; else `leave` it.
 
         Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
         """
         if self._lock.is_lost:
             return
         if self._lock.held:
-            if self.generation in _shards(self.folder, self.kind):
+            if self._replaces_note or self.own_files():  # an interrupt may come right after the end of the first shard
                 self.leave()
                 return
             with self._lock.guard():
                 self._remove_own_rejects()
                 self.folder.join(QUARANTINE).remove_empty_folder()
-                if self._note_before is None:
-                    self._lock.release()
-                else:
-                    self._lock.restore(self._note_before)
+                self._lock.release()
         for folder in reversed(self._made):
             folder.remove_empty_folder()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -32,16 +33,14 @@ from offline_cli.datasets.appending import Base
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.datasets.lock import APPENDS_TO
-from offline_cli.datasets.manifest import CHANGES, Counts, Environment, Manifest, now, with_defaults
+from offline_cli.datasets.manifest import CHANGES, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
-from offline_cli.datasets.reading import Rows, ShardReader
-from offline_cli.datasets.row_formats import row_format
+from offline_cli.datasets.reading import Rows, ShardReader, row_format
 from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes, same_structure
 from offline_cli.datasets.shard_sequence import ShardSequence, adopt
-from offline_cli.datasets.statistics import StatisticsBuilder
+from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError, UsageError
@@ -85,8 +84,7 @@ class DatasetWriter:
         tally: Tally | None = None,
         identity: Mapping[str, Any] = NO_PARTS,
         allow_changes: bool | None = None,
-        check_ids: bool = True,
-        decoded: bool = True,
+        count_not_finite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Nothing is touched before `with`. `location`: the folder to make, a path or a URL.
@@ -95,10 +93,9 @@ class DatasetWriter:
         `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
         larger than either has a file of its own. `provenance`: see schemas/manifest.v1.json; missing parts are filled in.
         `identity`: what the content follows from, by name, as JSON values without secrets: `resume` asks for the same, unless
-        `allow_changes`, which counts them; a `base` too where that is not None. `check_ids`: raise for an id that is there
-        already; False where all are known to differ. `base`: the dataset here, which is added to. `decoded`: False where all is
-        written by `write_rows`, so that figures of columns are left out. Raises UsageError, UnsupportedSpace; BadConfig
-        for a `base` of another format, compression, action scale, spaces or meanings.
+        `allow_changes`, which counts them; a `base` too where that is not None. `base`: the dataset here, which is added to.
+        `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one. Raises
+        UsageError, UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale, spaces or meanings.
         """
         location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
@@ -118,13 +115,14 @@ class DatasetWriter:
         self._changes: list[str] = []  # of the identity, in words
         self._cutter = BlockCutter(max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
         self._last: EpisodeBatch | None = None  # whose structure the open block has
-        self._statistics = StatisticsBuilder(has_columns=decoded)
+        self._statistics = EpisodeStatistics()
+        self._not_finite: Counter[str] | None = Counter() if count_not_finite else None
         self._target = TargetFolder(location, (self._given_provenance.get("commands") or [this_command()])[-1])
         self._shards: ShardSequence | None = None
         self._started = ""
         self._committed = False
         self._adopted_ids: frozenset[str] = frozenset()
-        self._ids = KnownIds() if check_ids else None  # of the episodes taken, adopted ones included
+        self._ids = set[str]()  # of the episodes there, adopted ones and those of `base` included
         self._episodes = 0  # taken, adopted ones included
         self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
         if base is not None:
@@ -160,10 +158,13 @@ class DatasetWriter:
         return self
 
     def _adopt_base(self, base: Base) -> None:
-        self._statistics = base.adopt(self.location, self._rows)
-        if self._ids is not None:
-            for ids in base.ids(self.location):
-                self._ids.add(ids)
+        schema = base.schema(self.location)
+        if schema is not None:
+            self._rows.adopt(schema)
+        for table in base.plain(self.location):
+            self._statistics.add_plain(table)
+            self._ids.update(table.column(Columns.EPS_ID).to_pylist())
+        self._statistics.unfinished = base.manifest.counts.unfinished
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._committed:
@@ -284,16 +285,15 @@ class DatasetWriter:
         self._take_ids(self._rows.prepare(batch).ids)
 
     def _take_ids(self, ids: tuple[str, ...]) -> None:
-        if self._ids is not None:
-            known = self._ids.met(ids)
-            if known or len(set(ids)) < len(ids):
-                twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
-                what = f"two episodes are called {twice!r}: rows of one id are one episode"
-                fix = "give every episode an id of its own"
-                if twice in self._adopted_ids:
-                    fix = "with resume=True leave out the episodes of writer.ids_written, which are there already"
-                raise BadEpisode(what, where=self.location.url, fix=fix)
-            self._ids.add(ids)
+        known = self._ids.intersection(ids)
+        if known or len(set(ids)) < len(ids):
+            twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
+            what = f"two episodes are called {twice!r}: rows of one id are one episode"
+            fix = "give every episode an id of its own"
+            if twice in self._adopted_ids:
+                fix = "with resume=True leave out the episodes of writer.ids_written, which are there already"
+            raise BadEpisode(what, where=self.location.url, fix=fix)
+        self._ids.update(ids)
         self._episodes += len(ids)
 
     def _put(self, blocks: Iterable[Block]) -> None:
@@ -306,10 +306,15 @@ class DatasetWriter:
                 table = self._rows.table(batch, where=self.location.join(shards.next_path).url)
                 shards.write(table, episodes=len(batch), steps=batch.num_steps)
                 self._statistics.add(batch)
+                self._see(batch)
             else:
                 self._put_rows(block, shards)
         if self._cutter.between_shards:
             shards.close()
+
+    def _see(self, batch: EpisodeBatch) -> None:
+        if self._not_finite is not None:
+            self._not_finite += not_finite(batch)
 
     def _put_rows(self, block: Block, shards: ShardSequence) -> None:
         tables, plain = [], []
@@ -342,13 +347,11 @@ class DatasetWriter:
         assumptions: Mapping[str, int] | None = None,
         provenance: Mapping[str, Any] | None = None,
         episodes_lost: int | None = None,
-        count_not_finite: bool = False,
     ) -> Manifest:
         """Finish the last shard, write the manifest, remove what it replaces; the manifest.
 
         `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. `provenance`:
         what is known only at the end. `episodes_lost`: how many of the source are not in it; None: not known.
-        `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one.
         """
         self._given_provenance.update(provenance or {})
         shards = self._open_shards()
@@ -356,9 +359,7 @@ class DatasetWriter:
         shards.close()
         shards.complete(self._rows)
         counted = self._tally.assumptions if assumptions is None else assumptions
-        if count_not_finite:
-            counted = {**counted, **self._statistics.not_finite}
-        manifest = self._manifest(shards, complete, counted, episodes_lost)
+        manifest = self._manifest(shards, complete, {**counted, **(self._not_finite or {})}, episodes_lost)
         if self._base is not None:
             manifest = self._base.with_added(manifest)
         with self._target.guard():
@@ -371,8 +372,6 @@ class DatasetWriter:
     def _manifest(
         self, shards: ShardSequence, complete: bool, assumptions: Mapping[str, int], episodes_lost: int | None
     ) -> Manifest:
-        found = self._statistics
-        unfinished = found.unfinished_with(assumptions)
         return Manifest(
             format=self._rows.name,
             complete=complete,
@@ -382,9 +381,9 @@ class DatasetWriter:
             spaces_inferred=self._spaces_inferred,
             action_scale=self._action_scale,
             compression=self._compression,
-            counts=Counts(found.episodes, found.steps, found.terminated, found.truncated, unfinished),
+            counts=self._statistics.counts(assumptions),
             shards=tuple(shards.finished),
-            statistics=found.as_json(),
+            statistics=self._statistics.as_json(),
             assumptions=dict(assumptions),
             provenance=self._provenance(complete=complete),
             episodes_lost=episodes_lost,
@@ -401,8 +400,9 @@ class DatasetWriter:
 
     def _adopt_shards(self, shards: ShardSequence) -> None:
         reader, ids = ShardReader(self._rows.name, *self._spaces), set[str]()
+        see = None if self._not_finite is None else self._see
         for place in self._target.own_shards():
-            adopted = adopt(place, reader, self._rows, self._statistics)
+            adopted = adopt(place, reader, self._rows, self._statistics, see)
             shards.adopt(adopted.shard, adopted.schema)
             self._take_ids(adopted.ids)
             ids.update(adopted.ids)

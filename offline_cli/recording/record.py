@@ -246,7 +246,7 @@ def _writer(
         identity=provenance[IDENTITY],
         tally=tally,
         allow_changes=options["allow_changes"],
-        check_ids=False,  # each is a hash of what its episode follows from, its index among it
+        count_not_finite=True,
     )
 
 
@@ -421,7 +421,7 @@ class _Recording:
 
     def _committed(self, new_steps: int) -> RecordResult:
         complete = self._is_enough()
-        written = [part.writer.commit(complete=complete, episodes_lost=0, count_not_finite=True) for part in self.parts]
+        written = [part.writer.commit(complete=complete, episodes_lost=0) for part in self.parts]
         result = filled(self.result, [*self.finished, *written], new_steps=new_steps, started=self.started)
         if self.parts[0].agents is not None:
             result = replace(result, games=self.episodes)

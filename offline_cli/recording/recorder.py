@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, Infos, RowFormat
-from offline_cli.datasets.appending import dataset_to_append_to
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
+from offline_cli.datasets.target_folder import dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.playing.infos import DROPPED, KeptInfo, kept_info
@@ -230,7 +230,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             if not self._writer.episodes_written:
                 _log.warning("note: no episode had a step, so that nothing is written to %s", self.url)
                 return None
-            return self._writer.commit(complete=complete, episodes_lost=0, count_not_finite=True)
+            return self._writer.commit(complete=complete, episodes_lost=0)
         finally:
             self._writer.__exit__(None, None, None)
 
@@ -285,6 +285,7 @@ def _writer(
         tally=tally,
         identity=identity,
         allow_changes=options["allow_changes"],
+        count_not_finite=True,
     )
 
 

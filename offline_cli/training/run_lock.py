@@ -15,10 +15,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Final
 
-from offline_cli.datasets.lock import Changed, WritingLock, WritingNote, is_note, refuse_if_at_work
+from offline_cli.datasets.lock import WritingLock, WritingNote, is_note, meanwhile, refuse_if_at_work
 from offline_cli.datasets.ownership import is_link, is_own_part, is_regular
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
 from offline_cli.policies.run_files import (
@@ -45,7 +44,6 @@ RESOLVED: Final = frozenset(("batch_size", "checkpoint_every", "confirm_episodes
 REPLACED: Final = (RESULT, METRICS, WEIGHTS, LEARNED, CURVE)
 
 TRAINING: Final = "_training.json"
-TRIES: Final = 10  # at beginning in a folder where others begin and end meanwhile
 
 
 def has_run(folder: Location) -> bool:
@@ -135,16 +133,9 @@ class RunLock:
 
     def _acquire(self, made: list[Location]) -> None:
         """Hold the lock. `made` grows by the folders that were not there before, outermost first."""
-        place = self._folder.join(TRAINING)
-        for _ in range(TRIES):
-            made += self._folder.make_folder()
-            try:
-                note = WritingNote.of_this_process("", {}, 0, self._command)
-                self._lock.acquire(replace(note, writes="run"), instead_of=whole_file(place))
-            except Changed:
-                continue
-            return
-        raise self.somebody_was_here()
+        made += self._folder.make_folder()
+        note = WritingNote.of_this_process("", {}, 0, self._command, "run")
+        self._lock.acquire(note, instead_of=whole_file(self._folder.join(TRAINING)))
 
     def _end_after(self, error: BaseException, made: list[Location]) -> None:
         """Remove the note and folders that stayed empty; a failure of that is not reported beside `error`."""
@@ -158,8 +149,7 @@ class RunLock:
 
     def somebody_was_here(self) -> Locked:
         """The error of a trainer whose view of the run is outdated."""
-        what = "another process started or resumed a run here meanwhile"
-        return Locked(what, where=self._folder.url, fix="the same command again, once the other one is done")
+        return meanwhile(self._folder)
 
     def guard(self) -> AbstractContextManager[None]:
         """Use it around every commit. Raises TakenOver where another trainer has taken over."""

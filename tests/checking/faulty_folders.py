@@ -72,7 +72,7 @@ def a_manifest_that_counts_wrong(make: Make) -> Path:
 @made({"statistics-mismatch": 2})
 def a_manifest_with_other_figures(make: Make) -> Path:
     def change(found: dict[str, Any]) -> None:
-        found["statistics"]["columns"]["rewards"]["mean"] += 1e-6
+        found["statistics"]["length"]["mean"] += 1e-6
         found["statistics"]["return"]["quantiles"]["50"] += 1
 
     return make.edit_manifest(make.dataset(format="columns"), change)

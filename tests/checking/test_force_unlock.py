@@ -71,30 +71,44 @@ def test_a_writer_of_another_machine_is_not_repaired_under_until_then(folder: Pa
     assert "--force-unlock" in caught.value.fix
 
 
-@pytest.mark.parametrize("words", [["convert", "SRC"], ["filter", "SRC", "--where", "length > 0"], ["merge", "SRC"]])
+RECORD = ["record", "CartPole-v1", "--policy", "random", "--episodes", "3", "--seed", "1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        RECORD,
+        ["convert", "SRC"],
+        ["filter", "SRC", "--where", "length > 0"],
+        ["sample", "SRC", "--episodes", "2"],
+        ["split", "SRC", "--counts", "a=1,b=2"],
+        ["merge", "SRC"],
+        ["repack", "SRC", "--compression", "snappy"],
+        ["train", "SRC", "--updates", "3", "--batch-size", "8"],
+    ],
+    ids=lambda words: words[0],
+)
 def test_a_writer_of_another_machine_is_taken_over_from_by_the_same_command(tmp_path: Path, words: list[str]) -> None:
     from typer.testing import CliRunner
 
     from offline_cli.cli.app import app
 
-    def run(*given: str) -> int:
-        return (
-            CliRunner()
-            .invoke(app, [*(word.replace("SRC", str(tmp_path / "S")) for word in words), "--out", out, *given])
-            .exit_code
-        )
+    out, source = tmp_path / "D", tmp_path / "S"
 
-    out = str(tmp_path / "D")
-    record = ["record", "CartPole-v1", "--policy", "random", "--episodes", "3", "--seed", "1", "--out", str(tmp_path / "S")]
-    assert CliRunner().invoke(app, record).exit_code == 0
+    def run(*given: str) -> int:
+        told = [*(str(source) if word == "SRC" else word for word in words), "--out", str(out), *given]
+        return CliRunner().invoke(app, told).exit_code
+
+    assert CliRunner().invoke(app, [*RECORD, "--out", str(source)]).exit_code == 0
     assert run() == 0
-    (tmp_path / "D" / "manifest.json").unlink()
-    document = json.loads((tmp_path / "S" / "manifest.json").read_text(encoding="utf-8"))
-    assert document["counts"]["episodes"] == 3
-    write_note(tmp_path / "D")
+    place = out / "a" if words[0] == "split" else out
+    (place / "manifest.json").unlink(missing_ok=True)
+    write_note(place, writes="run" if words[0] == "train" else "dataset")
+    if words[0] == "train":
+        (place / "_writing.json").rename(place / "_training.json")
     assert run("--resume") == 5
     assert run("--overwrite", "--force-unlock") == 0
-    assert (tmp_path / "D" / "manifest.json").exists()
+    assert not {"_writing.json", "_training.json"} & {path.name for path in place.iterdir()}
 
 
 def test_the_command_says_what_it_removed(folder: Path) -> None:

@@ -387,7 +387,7 @@ def prepared(folder: Folder, case: str) -> tuple[dict[str, Any], list[str]]:
 def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:
     """Raise Crash before the change of that number that a repair makes; the list is not empty once it was raised."""
 
-    from offline_cli.checking.repair import repairing
+    from offline_cli.checking import repair as repairing
 
     raised: list[int] = []
     count = [0]

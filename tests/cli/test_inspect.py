@@ -45,26 +45,30 @@ def write(folder: Path, batch: EpisodeBatch) -> Path:
 # ---- statistics ----
 
 
-def test_a_manifest_alone_shows_statistics_of_each_element_and_how_return_and_length_are_spread(
-    dataset: Path, call: Call, call_json: Call
-) -> None:
+def test_a_manifest_alone_shows_how_return_and_length_are_spread(dataset: Path, call: Call, call_json: Call) -> None:
     for shard in (dataset / "data").iterdir():
         shard.unlink()
     shown = call("inspect", dataset).stdout
     told = call_json("inspect", dataset)[1]
-    obs = told["columns"]["obs"]
-    for number in range(4):
-        row = [float(cell) for cell in cells(shown, f"obs[{number}]")[1:]]
-        assert row == pytest.approx([obs[name][number] for name in ("min", "mean", "max", "std")], rel=1e-4)
     assert set(cells(shown, "length")[-1]) <= set(BLOCKS)
     assert "--deep" in shown
-    assert told["histograms"] is None
+    assert (told["histograms"], told["columns"]) == (None, {})
 
 
-def test_deep_reads_the_steps_for_histograms_that_count_each_value(
+def test_what_is_expected_of_columns_has_the_steps_read(dataset: Path, call: Call) -> None:
+    assert call("inspect", dataset, "--expect", "columns.actions.max<=1").exit_code == 0
+    assert call("inspect", dataset, "--expect", "columns.actions.max<=0").exit_code == 7
+
+
+def test_deep_reads_the_steps_for_figures_and_histograms_that_count_each_value(
     dataset: Path, recorded: Any, call: Call, call_json: Call
 ) -> None:
-    found = call_json("inspect", dataset, "--deep")[1]["histograms"]
+    told = call_json("inspect", dataset, "--deep")[1]
+    found, obs = told["histograms"], told["columns"]["obs"]
+    shown = call("inspect", dataset, "--deep").stdout
+    for number in range(4):
+        row = [float(cell) for cell in cells(shown, f"obs[{number}]")[1:5]]
+        assert row == pytest.approx([obs[name][number] for name in ("min", "mean", "max", "std")], rel=1e-4)
     counts = np.bincount(recorded.actions).tolist()
     assert found["columns"]["actions"] == [{"low": [0, 1], "high": [0, 1], "counts": counts}]
     assert [sum(one["counts"]) for one in found["columns"]["obs"]] == [52] * 4

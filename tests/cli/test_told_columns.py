@@ -25,7 +25,7 @@ def test_parts_of_dict_observations_are_no_extra_columns(call: Call, tmp_path: P
     told = lines(call("inspect", source, "--mapping", mapping))
     assert told["extra columns"] == "none"
     call("convert", source, "--mapping", mapping, "--out", tmp_path / "D")
-    assert lines(call("inspect", tmp_path / "D"))["extra columns"] == "none"
+    assert lines(call("inspect", tmp_path / "D", "--deep"))["extra columns"] == "none"
 
 
 def test_columns_that_are_left_out_are_named_with_the_reason_for_people_too(call: Call, tmp_path: Path) -> None:

@@ -135,7 +135,27 @@ class TestManifests:
         batch = make_batch([5] * 50, extra={"logp": np.linspace(0, 1, 250)})
         manifests = [write_dataset(open_location(tmp_path / kind), batch, format=kind) for kind in ("episodes", "columns")]
         assert manifests[0].statistics == manifests[1].statistics
-        assert manifests[0].statistics["columns"]["obs"]["count"] == 250
+        assert manifests[0].statistics["length"]["quantiles"]["50"] == 5
+
+    def test_a_shard_keeps_to_its_limit_of_bytes_before_compression(
+        self, place: Location, format: str, make_batch: Make, write_dataset: Write
+    ) -> None:
+        batch = make_batch([50] * 8)
+        whole = write_dataset(place.join("one"), batch, format=format, max_bytes_per_file=1 << 20)
+        cut = write_dataset(place.join("many"), batch, format=format, max_bytes_per_file=5000)
+        assert len(whole.shards) == 1
+        assert len({shard.episodes for shard in cut.shards[:-1]}) == 1
+        assert 2 <= len(cut.shards) <= 8
+
+    def test_quantiles_of_return_and_length_are_exact(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
+        batch = make_batch(np.random.default_rng(3).integers(1, 40, 101).tolist())
+        statistics = write_dataset(place, batch, max_rows_per_file=30).statistics
+        percents = [0, 1, 5, 25, 50, 75, 95, 99, 100]
+        for name, values in (("return", batch.returns), ("length", batch.lengths)):
+            found: Any = statistics[name]  # type: ignore[literal-required]
+            assert list(found["quantiles"]) == list(map(str, percents))
+            assert list(found["quantiles"].values()) == np.percentile(values, percents).tolist()
+            assert (found["min"], found["max"]) == (values.min(), values.max())
 
     def test_assumptions_are_those_of_the_tally(self, place: Location, make_batch: Make, writer_for: WriterFor) -> None:
         tally = Tally()

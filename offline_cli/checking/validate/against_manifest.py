@@ -1,8 +1,7 @@
 """Whether a dataset holds what its manifest counts and measures, and what its plain columns say of packed episodes.
 
-* `ManifestFigures`: counts must agree exactly, extremes too; means, standard deviations and quantiles to nine digits, because
-  sums depend on the order and size of the blocks that they are made of. Nothing is compared where parts of the dataset could
-  not be read.
+* `ManifestFigures`: counts must agree exactly, figures of returns and lengths to nine digits. Nothing is compared where parts
+  of the dataset could not be read.
 * `PlainColumns`: whether the plain columns of an `episodes` dataset agree with the packed bytes beside them. Other tools filter
   and weigh episodes by `eps_id, length, return, terminated, truncated` without unpacking them.
 """
@@ -13,16 +12,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.columns import EPISODE_COLUMNS, Columns
 from offline_cli.datasets.episode_tables import EPISODE_SCHEMA
-from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.statistics import StatisticsBuilder
+from offline_cli.datasets.manifest import Distribution, Manifest, Statistics
+from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode
+from offline_cli.errors import BadData
 from offline_cli.formats.source import Origins
 from offline_cli.parquet.shards import opened, read_row_groups
 from offline_cli.storage.locations import Location
@@ -30,8 +30,6 @@ from offline_cli.storage.locations import Location
 __all__ = ["ManifestFigures", "PlainColumns"]
 
 DIGITS: Final = 1e-9
-EXACT: Final = ("dtype", "shape", "pooled", "count", "nan", "infinite", "min", "max")
-CLOSE: Final = ("mean", "std", "quantiles")
 SPOILING: Final = (
     "unreadable-file",
     "unreadable-row",
@@ -66,7 +64,7 @@ class ManifestFigures:
         self._episodes = np.zeros(len(manifest.shards), np.int64)
         self._steps = np.zeros(len(manifest.shards), np.int64)
         self._flags = {"terminated": 0, "truncated": 0}
-        self._statistics = StatisticsBuilder()
+        self._statistics = EpisodeStatistics()
         self._has_places = True
 
     def see_fragments(self, batch: EpisodeBatch, places: Origins | None) -> None:
@@ -83,10 +81,7 @@ class ManifestFigures:
 
     def see(self, batch: EpisodeBatch) -> None:
         """Measure whole episodes."""
-        try:
-            self._statistics.add(batch)
-        except BadEpisode:  # reported as mixed structures
-            self._has_places = False
+        self._statistics.add(batch)
 
     def tell(self, findings: Findings, source: str) -> None:
         """Report what differs, unless something was left out."""
@@ -95,12 +90,9 @@ class ManifestFigures:
         wrong = list(self._wrong_counts())
         if wrong:
             findings.add(source, "count-mismatch", len(wrong), (f"{source}, {what}" for what in wrong))
-        have = self._statistics.as_json()
-        if not self._manifest.statistics["columns"]:  # left out, where rows were moved
-            have["columns"] = {}
-        columns = list(_wrong_statistics(have, self._manifest.statistics))
-        if columns:
-            findings.add(source, "statistics-mismatch", len(columns), (f"{source}, {what}" for what in columns))
+        figures = list(_wrong_statistics(self._statistics.as_json(), self._manifest.statistics))
+        if figures:
+            findings.add(source, "statistics-mismatch", len(figures), (f"{source}, {what}" for what in figures))
 
     def _wrong_counts(self) -> Iterator[str]:
         rows = self._episodes if self._manifest.format == "episodes" else self._steps
@@ -113,36 +105,20 @@ class ManifestFigures:
                 yield f"{have:,} {name} episodes, the manifest says {said:,}"
 
 
-def _wrong_statistics(have: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
-    """The columns, and `return` and `length`, whose figures differ."""
-    mine, theirs = ({**part["columns"], "return": part["return"], "length": part["length"]} for part in (have, said))
-    for name in {**mine, **theirs}:
-        if name not in mine or name not in theirs:
-            yield f"{name}: {'not in the data' if name in theirs else 'not in the manifest'}"
-        elif wrong := [key for key in (*EXACT, *CLOSE) if not _same(mine[name], theirs[name], key)]:
-            key = wrong[0]
-            yield f"{name}: {key} is {mine[name].get(key)}, the manifest says {theirs[name].get(key)}"
+def _wrong_statistics(have: Statistics, said: Statistics) -> Iterator[str]:
+    """Of `return` and `length`, those whose figures differ."""
+    for name, mine, theirs in (("return", have["return"], said["return"]), ("length", have["length"], said["length"])):
+        left, right = _numbers(mine), _numbers(theirs)
+        scale = np.abs(left[np.isfinite(left)]).max(initial=0.0)
+        same = np.isclose(left, right, rtol=DIGITS, atol=DIGITS * scale, equal_nan=True) if len(left) == len(right) else [False]
+        if not np.all(same):
+            yield f"{name}: {orjson.dumps(mine).decode()}, the manifest says {orjson.dumps(theirs).decode()}"
 
 
-def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], key: str) -> bool:
-    if key in EXACT or key not in mine or key not in theirs:
-        return bool(mine.get(key) == theirs.get(key))
-    left, right = _numbers(mine[key]), _numbers(theirs[key])
-    if left.shape != right.shape:
-        return False
-    ends = np.abs(np.concatenate([_numbers(mine.get(end)).reshape(-1) for end in ("min", "max")]))
-    scale = float(ends[np.isfinite(ends)].max(initial=0.0))
-    return bool(np.allclose(left, right, rtol=DIGITS, atol=DIGITS * scale, equal_nan=True))
-
-
-def _numbers(value: Any) -> NDArray[np.float64]:
-    """A figure, a nested list of figures, or quantiles by percent, null as NaN and "inf" as infinity."""
-    if isinstance(value, Mapping):
-        value = [value[name] for name in sorted(value)]
-    try:
-        return np.array(value, np.float64)
-    except (TypeError, ValueError):  # ragged, or text that is not a number: a manifest may hold anything here
-        return np.full(1, np.nan)
+def _numbers(figures: Distribution) -> NDArray[np.float64]:
+    """Count, min, max, mean, std and quantiles by percent, null as NaN and "inf" as infinity."""
+    plain = [figures["count"], figures["min"], figures["max"], figures["mean"], figures["std"]]
+    return np.array([*plain, *(value for _, value in sorted(figures["quantiles"].items()))], np.float64)
 
 
 class PlainColumns:

@@ -191,12 +191,8 @@ class Operation:
         *,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
-        decoded: bool = True,
     ) -> DatasetWriter:
-        """The writer of one target, which gets what is known of `stream`. `provenance`: what `convert` does not write.
-
-        `decoded`: False where rows are moved.
-        """
+        """The writer of one target, which gets what is known of `stream`. `provenance`: what `convert` does not write."""
         options = self.options
         return DatasetWriter(
             target,
@@ -215,8 +211,6 @@ class Operation:
             resume=options["resume"],
             tally=stream.tally,
             identity=identity,
-            check_ids=False,  # reading has done so
-            decoded=decoded,
         )
 
     @contextmanager

@@ -8,6 +8,7 @@ format. Order, row format and how a manifest came to its spaces are notes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -24,13 +25,13 @@ from numpy.typing import NDArray
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, ActionScale, Count, EpisodeEnds
 from offline_cli.columns import Columns
-from offline_cli.converting.operations.diff_result import DiffResult
 from offline_cli.converting.reading import EpisodeStream, read_opened
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch, Form, forms, in_words
 from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints
+from offline_cli.errors import TargetNotMet
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import open_sources
@@ -48,6 +49,57 @@ __all__ = ["DiffResult", "diff"]
 NAMED: Final = 10  # ids of each kind
 ID, A, B = "id", "a", "b"
 NOT_COMPARED: Final = "custom data but the id of the source, clocks and ids of multi-agent episodes, which columns do not hold"
+
+
+@dataclass(frozen=True, slots=True)
+class DiffResult:
+    """What differs."""
+
+    a: str
+    b: str
+    equal: bool
+    missing: int  # episodes that only one of the two has
+    missing_in_a: int
+    missing_in_b: int
+    changed: int  # episodes of one id that differ
+    first: Mapping[str, Any] | None  # episode, step, column, index within the value, and both values; None: equal
+    facts: tuple[Mapping[str, Any], ...]  # what is declared of all episodes, and differs: column, a, b
+    notes: tuple[str, ...]  # what may differ
+    ids: Mapping[str, tuple[str, ...]]  # the first 10 of missing_in_a, missing_in_b and changed
+    episodes_a: int
+    episodes_b: int
+    steps_a: int
+    steps_b: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+    def check(self) -> None:
+        """Raise TargetNotMet unless the two are equal; its `result` is `as_dict()`."""
+        if self.equal:
+            return
+        fix = "--json has all counts; the same episodes in another order or row format would be equal"
+        if self.episodes_a and self.episodes_b and self.missing == self.episodes_a + self.episodes_b:
+            fix = "if they are the same ones: episodes are compared by their ids, which files without ids, such as npz, lack"
+        what, where = f"{self._counts()}; {self._first()}", f"{self.a} and {self.b}"
+        raise TargetNotMet(what, where=where, fix=fix, result=self.as_dict())
+
+    def _counts(self) -> str:
+        """How many episodes differ, in words."""
+        alone = (self.missing_in_b, self.a), (self.missing_in_a, self.b)
+        apart = [f"{count:,} are in {url} only" for count, url in alone if count]
+        unlike = [f"{self.changed:,} of the episodes in both differ"] if self.changed else []
+        if not (unlike or apart):
+            return "the episodes are the same, and what is declared of them differs"
+        return ", and ".join([*unlike, *apart])
+
+    def _first(self) -> str:
+        """The first difference, in words."""
+        first = self.first or {}
+        place = ", ".join(f"{name} {first[name]}" for name in ("episode", "step", "column") if first.get(name) is not None)
+        return f"first: {place}: {first.get('a')} and {first.get('b')}"
 
 
 @checked

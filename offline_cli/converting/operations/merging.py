@@ -39,7 +39,7 @@ from offline_cli.converting.whole_episodes import CHOSEN, ExtraOutputs, first_ba
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
-from offline_cli.formats.source import Fragments, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import Fragments, Source
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
@@ -189,12 +189,7 @@ def _moved(operation: Operation, by: Mapping[str, Any]) -> dict[str, Any] | None
     survey = by_rows(operation)
     if survey is None:
         return None
-    if operation.options["dry_run"]:
-        stream, steps = operation.stream(), int(survey.column(Columns.LENGTH).sum())
-        stream.close()
-        return operation.figures(stream, [], episodes=len(survey), steps=steps)
-    target = operation.target, operation.identity(**by), {"operation": {"name": operation.name, **by}}
-    return operation.figures(*survey.write([target], np.zeros(len(survey), np.int64)))
+    return survey.written(np.ones(len(survey), np.bool_), by)
 
 
 def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,45 +209,26 @@ def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any])
 # ---- sources whose episodes are changed while they are read ----
 
 
-@dataclass(slots=True)
 class _Changed:
     """A source with `change` made of each batch, as a `Source`."""
 
-    source: Source
-    change: Callable[[EpisodeBatch], EpisodeBatch]
+    def __init__(self, source: Source, change: Callable[[EpisodeBatch], EpisodeBatch]) -> None:
+        self._source, self._change = source, change
 
-    @property
-    def info(self) -> SourceInfo:
-        return self.source.info
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Changed, (self._source, self._change)
 
-    @property
-    def unit(self) -> str:
-        return self.source.unit
-
-    @property
-    def size(self) -> int | None:
-        return self.source.size
-
-    @property
-    def done(self) -> int:
-        return self.source.done
-
-    def prepare(self, options: ReadOptions) -> None:
-        """See `Source`."""
-        self.source.prepare(options)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`."""
-        for fragments in self.source.fragments(tally, rejects):
-            yield replace(fragments, batch=self.change(fragments.batch))
+        for fragments in self._source.fragments(tally, rejects):
+            yield replace(fragments, batch=self._change(fragments.batch))
 
     def partitions(self, count: int) -> Sequence[_Changed]:
         """See `Source`."""
-        return [replace(self, source=part) for part in self.source.partitions(count)]
-
-    def close(self) -> None:
-        """See `Source`."""
-        self.source.close()
+        return [_Changed(part, self._change) for part in self._source.partitions(count)]
 
 
 @dataclass(frozen=True, slots=True)

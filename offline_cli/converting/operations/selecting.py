@@ -369,12 +369,4 @@ def _written(survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], u
         if undecided:
             fix = f"the condition is null for {undecided:,} of them; `is null` and `is not null` ask for that"
         raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
-    dropped, duplicates = len(survey) - count, survey.duplicates_dropped
-    if operation.options["dry_run"]:
-        stream, steps = operation.stream(), int(survey.column(Columns.LENGTH)[chosen].sum())
-        stream.close()
-        return operation.figures(stream, [], episodes=count, steps=steps, dropped=dropped, duplicates_dropped=duplicates)
-    told = {"operation": {"name": operation.name, **by}}
-    target = operation.target, operation.identity(**by), told
-    stream, written = survey.write([target], np.where(chosen, 0, NOWHERE))
-    return operation.figures(stream, written, dropped=dropped, duplicates_dropped=duplicates)
+    return survey.written(chosen, by)

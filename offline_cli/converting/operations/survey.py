@@ -67,16 +67,29 @@ class Survey:
         """
         stream = self.operation.stream()
         with closing(stream):
-            kinds = {"decoded": not self.moves_rows}
             writers = [
-                self.operation.writer(stream, place, identity=identity, provenance=told, **kinds)
-                for place, identity, told in targets
+                self.operation.writer(stream, place, identity=identity, provenance=told) for place, identity, told in targets
             ]
             if not self.moves_rows:
                 return stream, self.operation.copy(stream, writers, _Sharing(self.table.column(Columns.EPS_ID), goes_to))
             with self.operation.written(stream, writers):
                 self._move(writers, goes_to)
                 return stream, self.operation.committed(stream, writers)
+
+    def written(self, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the chosen episodes to the operation's target, unless that is a dry run; the fields of `OperationResult`.
+
+        `by`: what was asked for.
+        """
+        operation, counted = self.operation, {"duplicates_dropped": self.duplicates_dropped}
+        counted["dropped"] = len(self) - int(np.count_nonzero(chosen))
+        if operation.options["dry_run"]:
+            stream, steps = operation.stream(), int(self.column(Columns.LENGTH)[chosen].sum())
+            stream.close()
+            return operation.figures(stream, [], episodes=int(np.count_nonzero(chosen)), steps=steps, **counted)
+        target = operation.target, operation.identity(**by), {"operation": {"name": operation.name, **by}}
+        stream, written = self.write([target], np.where(chosen, 0, NOWHERE))
+        return operation.figures(stream, written, **counted)
 
     def _move(self, writers: Sequence[DatasetWriter], goes_to: NDArray[np.int64]) -> None:
         """Write the rows of each episode by the writer that `goes_to` says."""

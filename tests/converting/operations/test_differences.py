@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
-from offline_cli.converting.operations.diff_result import DiffResult
-from offline_cli.converting.operations.differences import diff
+from offline_cli.converting.operations.differences import DiffResult, diff
 from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 

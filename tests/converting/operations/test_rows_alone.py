@@ -10,7 +10,7 @@ import pytest
 from operated import numbers, read
 
 from offline_cli import filter as filtered
-from offline_cli import inspect, merge, open_dataset, repack, sample, split, validate
+from offline_cli import merge, open_dataset, repack, sample, split, validate
 from offline_cli.converting.reading import EpisodeStream
 
 Made = Callable[..., Path]
@@ -43,16 +43,11 @@ def test_no_operation_decodes_a_step_of_our_datasets(name: str, made: Made, form
         assert read(tmp_path / "F").returns.tolist() == [1, 4]
 
 
-def test_figures_of_columns_are_left_out_and_computed_by_inspect_deep(made: Made, format: str, tmp_path: Path) -> None:
+def test_figures_of_returns_and_lengths_are_those_of_the_source(
+    made: Made, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = made(range(6), format=format)
     filtered(source, tmp_path / "F", where="length > 0")
-    want, have = open_dataset(source).manifest.statistics, open_dataset(tmp_path / "F").manifest.statistics
-    assert have["columns"] == {}
-    assert (have["return"], have["length"]) == (want["return"], want["length"])
-    assert dict(inspect(tmp_path / "F", deep=True).columns).keys() == want["columns"].keys()
-
-
-def test_a_dataset_without_figures_of_columns_validates(made: Made, format: str, tmp_path: Path, monkeypatch: Any) -> None:
-    repack(made(range(6), format=format), tmp_path / "F")
+    assert open_dataset(source).manifest.statistics == open_dataset(tmp_path / "F").manifest.statistics
     monkeypatch.undo()
     assert not {"statistics-mismatch", "count-mismatch"} & {one.code for one in validate(tmp_path / "F").problems}

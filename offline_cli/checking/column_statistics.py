@@ -1,0 +1,237 @@
+"""Figures and histograms of columns, computed by `inspect` while it reads the steps: float64, in one pass.
+
+A column is a leaf of observations acted on, actions, rewards or extra model outputs, named by its dotted path. Leaves of up to
+1,024 elements have figures per element, larger ones (images) one for all. NaN and infinities are counted, and left out of mean
+and std, which divides by n. Blocks are joined by Chan's formula: min and max are exact, mean and std to nine digits.
+Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.datasets.statistics import plain_numbers
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadEpisode
+from offline_cli.trees import flatten
+
+__all__ = ["PARTS", "ColumnStatistics", "ColumnsBuilder", "Spread", "SpreadBuilder", "means_over_time"]
+
+MAX_ELEMENTS: Final = 1024
+CHUNK: Final = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
+MAX_SPREADS: Final = 16  # of one leaf; a larger one has one for all its elements
+RUNS: Final = 1 << 12  # that are counted at most, of which the parts shown are made
+PARTS: Final = 32
+
+
+def columns_of(batch: EpisodeBatch) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The columns of numbers of a batch: path and leaf (N, *shape)."""
+    trees = {Columns.OBS: batch.acted_obs(view=True), Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards}
+    trees |= {name: batch.extra[name] for name in sorted(batch.extra)}
+    for name, tree in trees.items():
+        yield from ((path, leaf) for path, leaf in flatten(tree, name) if leaf.dtype.kind in "biuf" and leaf.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnStatistics:
+    """Figures of one column: arrays (d,), one entry per element of a value, or one for all elements of a large leaf."""
+
+    dtype: str
+    shape: tuple[int, ...]  # of one value
+    count: int  # values per element, NaN and infinities included
+    nan: NDArray[np.int64]
+    infinite: NDArray[np.int64]
+    min: NDArray[Any]  # in the column's own dtype; NaN left out
+    max: NDArray[Any]
+    mean: NDArray[np.float64]  # 0 where no value is finite
+    m2: NDArray[np.float64]  # sum of squared distances from the mean
+
+    @property
+    def pooled(self) -> bool:
+        """Whether there is one figure for all elements of a value."""
+        return math.prod(self.shape) > MAX_ELEMENTS
+
+    @property
+    def finite(self) -> NDArray[np.int64]:
+        """(d,) values that mean and std are of."""
+        return self.count - self.nan - self.infinite
+
+    @staticmethod
+    def of(leaf: NDArray[Any]) -> ColumnStatistics:
+        """Figures of the values (N, *shape) of one leaf, N at least 1."""
+        rows = leaf.reshape(-1, 1) if math.prod(leaf.shape[1:]) > MAX_ELEMENTS else leaf.reshape(len(leaf), -1)
+        rows = rows.view(np.uint8) if rows.dtype == np.bool_ else rows
+        step = max(1, CHUNK // max(1, rows.shape[1]))
+        total, *parts = (_moments(rows[i : i + step], str(leaf.dtype), leaf.shape[1:]) for i in range(0, len(rows), step))
+        for part in parts:
+            total = total.merged(part)
+        return total
+
+    def merged(self, later: ColumnStatistics) -> ColumnStatistics:
+        """Figures of these values and the `later` ones together."""
+        finite, low, high = self.finite + later.finite, np.fmin(self.min, later.min), np.fmax(self.max, later.max)
+        share = later.finite / np.maximum(finite, 1)
+        with np.errstate(all="ignore"):  # values near the largest float64 may overflow: then there is no mean or std
+            delta = later.mean - self.mean
+            mean, m2 = self.mean + delta * share, self.m2 + later.m2 + delta * delta * self.finite * share
+        return replace(
+            self,
+            dtype=str(np.result_type(self.dtype, later.dtype)),
+            count=self.count + later.count,
+            nan=self.nan + later.nan,
+            infinite=self.infinite + later.infinite,
+            min=low,
+            max=high,
+            mean=mean,
+            m2=m2,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; per-element figures nested like a value, numbers that JSON lacks as "inf", "-inf" or null."""
+        with np.errstate(all="ignore"):
+            std = np.sqrt(self.m2 / self.finite)
+        mean = np.where(self.finite > 0, self.mean, np.nan)
+        figures = {"nan": self.nan, "infinite": self.infinite, "min": self.min, "max": self.max, "mean": mean, "std": std}
+        shape = () if self.pooled else self.shape
+        nested = {name: plain_numbers(values.reshape(shape).tolist()) for name, values in figures.items()}
+        return {"dtype": self.dtype, "shape": list(self.shape), "pooled": self.pooled, "count": self.count, **nested}
+
+
+def _moments(rows: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> ColumnStatistics:
+    own = np.ascontiguousarray(rows.T)  # (d, N): sums along memory are pairwise
+    values, count = own.astype(np.float64), len(rows)
+    good = np.isfinite(values)
+    nan, known = np.isnan(values).sum(1), good.sum(1)
+    with np.errstate(all="ignore"):  # overflow, as above
+        mean = np.where(good, values, 0.0).sum(1) / np.maximum(known, 1)
+        m2 = np.square(np.where(good, values - mean[:, None], 0.0)).sum(1)
+    low, high = np.fmin.reduce(own, axis=1), np.fmax.reduce(own, axis=1)
+    return ColumnStatistics(dtype, shape, count, nan, count - known - nan, low, high, mean, m2)
+
+
+@dataclass(slots=True)
+class ColumnsBuilder:
+    """Collects the figures of all columns, batch by batch."""
+
+    columns: dict[str, ColumnStatistics] = field(default_factory=dict)
+
+    def add(self, batch: EpisodeBatch) -> None:
+        """Count `batch`. Raises BadEpisode where a column changes its shape."""
+        for path, leaf in columns_of(batch):
+            before, new = self.columns.get(path), ColumnStatistics.of(leaf)
+            if before is not None and before.shape != new.shape:
+                what = f"column {path!r} has values of shape {new.shape}, before of {before.shape}"
+                fix = "write the two kinds into two datasets"
+                raise BadEpisode(what, where=f"batch from episode {batch.ids[0]}", fix=fix)
+            self.columns[path] = new if before is None else before.merged(new)
+
+    def as_json(self) -> dict[str, Any]:
+        """Figures by path."""
+        return {path: column.as_json() for path, column in self.columns.items()}
+
+
+# ---- how values are spread ----
+
+
+@dataclass(slots=True)
+class Spread:
+    """Counts of values that come in blocks: of each by itself while they are few, else of runs of neighbours.
+
+    The bits of a float64 are an integer, here in the order of the values. A run is all values whose integers agree but for the
+    last `shift` bits, which grow where there would be more than RUNS. So the result is the same in any blocks, and nothing is
+    subtracted or divided that could overflow, or be 0. NaN and infinities are left out.
+    """
+
+    least: int = np.iinfo(np.int64).max  # as such integers: of all values
+    most: int = np.iinfo(np.int64).min
+    shift: int = 0
+    runs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # ascending
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Count `values` (N,)."""
+        known = values.astype(np.float64) + 0.0  # no negative zeros
+        bits = _in_order(known[np.isfinite(known)].view(np.int64))
+        if len(bits):
+            self.least, self.most = min(self.least, int(bits.min())), max(self.most, int(bits.max()))
+            runs, counts = np.unique(bits >> self.shift, return_counts=True)
+            self._keep(np.concatenate([self.runs, runs]), np.concatenate([self.counts, counts]))
+
+    def _keep(self, runs: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        self.runs, at = np.unique(runs, return_inverse=True)
+        self.counts = np.bincount(at, counts, len(self.runs)).astype(np.int64)
+        if len(self.runs) > RUNS:
+            apart = np.sort((self.runs[1:] ^ self.runs[:-1]).view(np.uint64))  # neighbours join where they differ in lower bits
+            more = int(apart[-RUNS]).bit_length()
+            self.shift += more
+            self._keep(self.runs >> more, self.counts)
+
+    def as_json(self) -> dict[str, list[Any]]:
+        """The values in parts, ascending: what each is between, and how many are in it.
+
+        Each value by itself up to PARTS; of more, quantiles: so many parts of about one count, and a run of more by itself.
+        """
+        if not len(self.runs):
+            return {"low": [], "high": [], "counts": []}
+        ends = np.cumsum(self.counts)
+        alone = np.cumsum((self.counts * PARTS > ends[-1]) | (len(ends) <= PARTS))
+        part = (ends - 1) * PARTS // ends[-1] + alone + np.append(0, alone[:-1])
+        first = np.flatnonzero(np.diff(part, prepend=-1))
+        lowest = self.runs[first] << self.shift
+        highest = (self.runs[np.append(first[1:], len(part)) - 1] << self.shift) + ((1 << self.shift) - 1)
+        low, high = (_in_order(edge.clip(self.least, self.most)).view(np.float64).tolist() for edge in (lowest, highest))
+        return {"low": low, "high": high, "counts": np.add.reduceat(self.counts, first).tolist()}
+
+
+def _in_order(bits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bits of float64 as integers in the order of the values, and back."""
+    return bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
+
+
+@dataclass(slots=True)
+class SpreadBuilder:
+    """Collects how all columns are spread, by path: each element, or a large leaf as a whole."""
+
+    columns: dict[str, list[Spread]] = field(default_factory=dict)
+    episodes: dict[str, Spread] = field(default_factory=lambda: {"return": Spread(), "length": Spread()})
+
+    def add(self, batch: EpisodeBatch) -> None:
+        """Count `batch`: observations acted on, actions, rewards, extra model outputs."""
+        self.episodes["return"].add(batch.returns)
+        self.episodes["length"].add(batch.lengths)
+        for path, leaf in columns_of(batch):
+            rows = leaf.reshape(len(leaf), -1) if math.prod(leaf.shape[1:]) <= MAX_SPREADS else leaf.reshape(-1, 1)
+            found = self.columns.setdefault(path, [Spread() for _ in range(rows.shape[1])])
+            for number, one in enumerate(found):
+                for start in range(0, len(rows), CHUNK):
+                    one.add(rows[start : start + CHUNK, number])
+
+    def as_json(self) -> dict[str, Any]:
+        """`return`, `length` and `columns`; of a column a list."""
+        columns = {path: [one.as_json() for one in found] for path, found in self.columns.items()}
+        return {**{name: one.as_json() for name, one in self.episodes.items()}, "columns": columns}
+
+
+def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
+    """Means of up to `parts` equal stretches of a leaf (T, *shape), NaN and infinities left out: of each element of a value, or
+    of all together where it is large.
+    """
+    edges = np.unique(np.linspace(0, len(leaf), parts + 1).astype(np.int64))
+    rows = leaf.reshape(len(leaf), -1)
+    elements = rows.T if rows.shape[1] <= MAX_SPREADS else [rows]
+    return [[_mean(values[start:stop]) for start, stop in pairwise(edges.tolist())] for values in elements]
+
+
+def _mean(values: NDArray[Any]) -> float | None:
+    known = values.astype(np.float64)
+    known = known[np.isfinite(known)]
+    largest = float(np.abs(known).max(initial=0.0)) or 1.0  # of large values the sum would overflow
+    return float((known / largest).mean() * largest) if len(known) else None
