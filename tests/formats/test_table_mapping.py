@@ -171,14 +171,6 @@ def test_without_a_mapping_other_names_are_refused_with_one_to_start_from(write_
     assert caught.value.details["starting_mapping"] in caught.value.fix
 
 
-def test_the_mapping_to_start_from_is_one_that_reads_the_table(read_table: Read, write_lines: Write) -> None:
-    path = write_lines("a.jsonl", {**ROW, "d": False}, {**ROW, "step": 1})
-    with pytest.raises(BadMapping) as caught:
-        read_table(path)
-    _, batch = read_table(path, caught.value.details["starting_mapping"])
-    assert batch.num_steps == 2
-
-
 # ---- where a mapping has no place ----
 
 

@@ -26,7 +26,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
 from offline_cli.files.locations import Location, Sources
-from offline_cli.formats.source import Fragments, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import Fragments, Source, WrappedSource
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import MergeOptions, RepackOptions
 from offline_cli.options.shared import EXTRAS
@@ -154,44 +154,15 @@ def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any])
 
 
 @dataclass(slots=True)
-class _Changed:
-    """A source with `change` made of each batch, as a `Source`."""
+class _Changed(WrappedSource):
+    """A source with `change` made of each batch."""
 
-    source: Source
     change: Callable[[EpisodeBatch], EpisodeBatch]
-
-    @property
-    def info(self) -> SourceInfo:
-        return self.source.info
-
-    @property
-    def unit(self) -> str:
-        return self.source.unit
-
-    @property
-    def size(self) -> int | None:
-        return self.source.size
-
-    @property
-    def done(self) -> int:
-        return self.source.done
-
-    def prepare(self, options: ReadOptions) -> None:
-        """See `Source`."""
-        self.source.prepare(options)
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`."""
         for fragments in self.source.fragments(tally, rejects):
             yield replace(fragments, batch=self.change(fragments.batch))
-
-    def partitions(self, count: int) -> Sequence[_Changed]:
-        """See `Source`."""
-        return [replace(self, source=part) for part in self.source.partitions(count)]
-
-    def close(self) -> None:
-        """See `Source`."""
-        self.source.close()
 
 
 @dataclass(frozen=True, slots=True)

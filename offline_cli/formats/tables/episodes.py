@@ -11,11 +11,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
@@ -28,23 +27,36 @@ from offline_cli.formats.step_rows import (
     END_FLAGS,
     Keys,
     StepRows,
-    agent_episode_id,
     chained,
     end_flags,
     equal_rows,
     fragments_of_rows,
 )
 from offline_cli.formats.tables.files import POS, TableFiles
+from offline_cli.formats.tables.ids import Divided, Name, Naming
 from offline_cli.formats.tables.mapping import EXTRA, STARTS, TableMapping, span_of
-from offline_cli.formats.tables.values import BAD, GAP, MISSING, Rows, ValueReader, mark_of, taken
+from offline_cli.formats.tables.rows import (
+    Episode,
+    Rows,
+    changes_in,
+    concat,
+    ended,
+    first_of_each,
+    gaps_in,
+    kept,
+    latest,
+    nested,
+    taken,
+    time_text,
+)
+from offline_cli.formats.tables.values import BAD, GAP, MISSING, ValueReader, mark_of
 from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree
 
-__all__ = ["Assembler", "Divided", "same_keys"]
+__all__ = ["Assembler"]
 
 RUN, NEXT = "__run", "__next"
 UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to an episode beside it
-LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
 FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
 MISSING_FIX: Final = "[fill] or split_at_gaps in the mapping (docs/tables.md), or --on-error skip to leave out the episode"
 UNFILLED: Final = "fill it with zero, mean or a number; split_at_gaps = true; or --on-error skip to leave out the episode"
@@ -55,41 +67,6 @@ TIE_FIX: Final = (
 )
 END_FIX: Final = '`episode_ends = "flags"` in the mapping, where an id names more than an episode; else correct the flag'
 
-Episode = NDArray[np.int64]  # (N,) the number of each row's episode among those that are made together
-
-
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """What divides ordered rows into episodes."""
-
-    roles: tuple[str, ...] = ()  # of the columns `e0`, `e1`, ... of the key
-    keyed: bool = False  # rows of one key are together, in the order of `t` where there is one
-    ends: str | None = None  # flags | t | chain; None: nothing of the three
-    each_row: bool = False  # every row is an episode
-    per_file: bool = False  # files number their episodes by themselves: the last column of the key is the file
-    by_file: bool = False  # the id is that of a file or a row, which has no name of its own in the table
-
-
-class Name(NamedTuple):
-    """What an episode is called."""
-
-    id: str
-    theirs: str | None = None  # the id in the source
-    agent: str | None = None
-    module: str | None = None
-    shared: str | None = None  # the id of the multi-agent episode
-
-
-def same_keys(columns: Sequence[pa.Array], before: tuple[Any, ...] | None) -> tuple[NDArray[np.bool_], list[tuple[Any, ...]]]:
-    """(N,) whether a row has the key of the row before, of which the first is `before`; and the keys of the others."""
-    same = np.ones(len(columns[0]), np.bool_)
-    for column in columns:
-        codes = column.dictionary_encode(null_encoding="encode").indices if column.null_count else column
-        same[1:] &= pc.equal(codes[1:], codes[:-1]).to_numpy(zero_copy_only=False)
-    same[0] = before == tuple(column[0].as_py() for column in columns)
-    begins = pa.array(np.flatnonzero(~same))
-    return same, list(zip(*(column.take(begins).to_pylist() for column in columns), strict=True))
-
 
 @dataclass(slots=True)
 class Assembler:
@@ -99,17 +76,13 @@ class Assembler:
     reader: ValueReader
     divided: Divided
     mapping: TableMapping
-    prefix: str  # of ids, with its hyphen; "": they stay as they are
+    naming: Naming
     tally: Tally
     rejects: Rejects
     room: int  # bytes that one episode may take
     declares_actions: bool = False
     lost_keys: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # good rows without an id
     in_order: bool = True  # whether the rows of an episode stand together in the files
-    _keys: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # of the runs of rows of one key that are held
-    _run: int = 0
-    _before: tuple[int, int] = (0, 0)  # a run, and how many of its episodes have been made
-    _passed: int = 0  # episodes made, of tables without ids
     _reported: int = 0  # bad rows of files that were reported
     _touched: int = 0  # bad rows of files that cost an episode
     _said_flags: bool = False
@@ -122,12 +95,12 @@ class Assembler:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(self.reader.rows(batch) | self._runs(batch))
+            held.append(self.reader.rows(batch) | {RUN: self.naming.runs(batch)})
             self.tally.rows_in += batch.num_rows
             self._report()
             if 2 * (sum(len(rows[POS]) for rows in held) - is_open) < is_open:
                 continue  # looking again would cost more than waiting
-            rows = _concat(held)
+            rows = concat(held)
             begins = self._begins(rows)
             last = len(begins) if self.divided.each_row else int(np.flatnonzero(begins)[-1])
             yield from self._made(taken(rows, slice(0, last)), begins[:last])
@@ -135,7 +108,7 @@ class Assembler:
             self._check_length(held)
         self._report()
         if held:
-            rows = _concat(held)
+            rows = concat(held)
             yield from self._made(rows, self._begins(rows))
         self._finish()
 
@@ -145,25 +118,13 @@ class Assembler:
         for rows in held:
             size = sum(array.nbytes for array in rows.values())
             if max(2 * size, WRITTEN * sum(rows[name].nbytes for name in names)) > self.room:
-                key = self._keys.get(int(rows[RUN][0]), ())
-                begins = f"the episode that begins at {self.files.place(int(rows[POS][0]))}"
-                name = f"episode {'-'.join(map(str, key))}" if key and self.divided.keyed else begins
+                key, first = self.naming.of_run(int(rows[RUN][0])), self.files.place(int(rows[POS][0]))
+                name = f"episode {key}" if key else f"the episode that begins at {first}"
                 what = f"the rows of one episode take more than {size / 1e6:,.0f} MB, which is too much for the memory limit"
                 fix = "raise --memory-limit, or choose another end of episodes: --episode-ends, or a column of ids"
                 raise MemoryLimitExceeded(what, where=name, fix=fix)
 
     # ---- where episodes begin ----
-
-    def _runs(self, batch: pa.RecordBatch) -> Rows:
-        """(N,) a number for each run of rows of one key; the keys are kept by number."""
-        columns = [batch.column(name) for name in batch.schema.names if name[0] == "e" and name[1:].isdigit()]
-        if not columns:
-            return {RUN: np.zeros(batch.num_rows, np.int64)}
-        same, keys = same_keys(columns, self._keys.get(self._run))
-        self._keys |= dict(enumerate(keys, self._run + 1))
-        runs = self._run + np.cumsum(~same)
-        self._run = int(runs[-1])
-        return {RUN: runs}
 
     def _begins(self, rows: Rows) -> NDArray[np.bool_]:
         """(N,) whether an episode begins at a row, as far as keys and values say; the first row always does."""
@@ -172,7 +133,7 @@ class Assembler:
             return np.ones(count, np.bool_)
         t, goes_on = rows.get(Columns.T), rows[RUN][1:] == rows[RUN][:-1]
         if ends is not None:
-            goes_on &= ~_ended(rows)[:-1]
+            goes_on &= ~ended(rows)[:-1]
         if STARTS in rows:
             goes_on &= ~rows[STARTS][1:]
         if t is not None and said.gap is not None:
@@ -199,40 +160,6 @@ class Assembler:
         if in_nanoseconds and not is_time:
             return span / 1e9  # numbers are seconds
         return span if in_nanoseconds or not is_time else span * 1e9
-
-    def _named(self, rows: Rows, first: NDArray[np.int64]) -> list[Name]:
-        """The names of the episodes that begin at `first`."""
-        divided, runs = self.divided, rows[RUN][first].tolist()
-        keys = [self._keys.get(run, ()) for run in runs]
-        for run in [run for run in self._keys if run < runs[-1]]:
-            del self._keys[run]
-        if not (divided.keyed and divided.roles) or divided.each_row:
-            numbers = range(self._passed, self._passed + len(first))
-            self._passed += len(first)
-            self.tally.assume("missing-eps-id", 0 if divided.each_row else len(first))
-            theirs = [self._texts(key)[0] if divided.each_row and divided.roles else None for key in keys]
-            return [Name(f"{self.prefix}{number}", text) for number, text in zip(numbers, theirs, strict=True)]
-        found = []
-        for run, key in zip(runs, keys, strict=True):
-            theirs_, agent, module = self._texts(key)
-            name = f"{self.prefix}{key[-1]}-{theirs_}" if divided.per_file else f"{self.prefix}{theirs_}"
-            shared = name if agent is not None else None
-            if Columns.AGENT_ID in divided.roles and (agent is not None or module is not None):
-                name = agent_episode_id(name, module, agent)
-            self._before = run, self._before[1] + 1 if self._before[0] == run else 0
-            if divided.ends is not None or self.mapping.divides_more:
-                name = f"{name}-{self._before[1]}"
-            found.append(Name(name, theirs_ if self.prefix and not divided.by_file else None, agent, module, shared))
-        self.tally.assume("missing-eps-id", len(first) if divided.by_file else 0)
-        return found
-
-    def _texts(self, key: Sequence[Any]) -> tuple[str, str | None, str | None]:
-        """The id, the agent and the module of a key."""
-        by_role: dict[str, list[str | None]] = {}
-        for role, value in zip(self.divided.roles, key, strict=False):
-            by_role.setdefault(role, []).append(None if value is None else str(value))
-        agent, module = (by_role.get(role, [None])[0] for role in (Columns.AGENT_ID, Columns.MODULE_ID))
-        return "-".join(map(str, by_role.get(Columns.EPS_ID, []))), agent, module
 
     # ---- bad rows ----
 
@@ -268,7 +195,7 @@ class Assembler:
         """Which episodes lost a row that has no columns, or no id: those of the rows beside it."""
         if not (self.files.bad or len(self.lost_keys)) or self.divided.each_row:
             return
-        gone, ended, order = set(self.lost_keys.tolist()), _ended(rows), np.argsort(rows[POS])
+        gone, order = set(self.lost_keys.tolist()), np.argsort(rows[POS])
         losses = [(one.error.where, pos - 1, pos) for one, pos in self.files.beside()]
         losses += [(self.files.place(pos), pos - 1, pos + 1) for pos in gone]
         for place, before, after in losses:
@@ -278,7 +205,7 @@ class Assembler:
                 after += 1
             for pos, is_before in ((before, True), (after, False)):
                 at = int(np.searchsorted(rows[POS], pos, sorter=order))
-                if at < len(order) and rows[POS][order[at]] == pos and not (is_before and ended[order[at]]):
+                if at < len(order) and rows[POS][order[at]] == pos and not (is_before and ended(rows)[order[at]]):
                     self.rejects.lose(named[int(episode[order[at]])].id, place)
                     self._touched += 1
 
@@ -318,14 +245,14 @@ class Assembler:
         if not len(begins):
             return
         episode, divided = np.cumsum(begins) - 1, self.divided
-        named = self._named(rows, np.flatnonzero(begins))
+        named = self.naming.named(rows[RUN][begins].tolist())
         self._count_falls(rows, episode)
         self._tell_losses(rows, episode, named)
-        rows, episode = _kept(rows, episode, self._without_bad(rows, episode, named))
+        rows, episode = kept(rows, episode, self._without_bad(rows, episode, named))
         if not divided.each_row and divided.keyed and divided.ends != "t" and Columns.T in rows:
-            rows, episode = _kept(rows, episode, self._without_ties(rows, episode))
+            rows, episode = kept(rows, episode, self._without_ties(rows, episode))
             if divided.ends is None and not (self.mapping.divides_more or divided.by_file):
-                rows, episode = _kept(rows, episode, self._without_early_ends(rows, episode, named))
+                rows, episode = kept(rows, episode, self._without_early_ends(rows, episode, named))
         self._count_files(rows, episode)
         if GAP in rows or any(name.startswith(MISSING) for name in rows):
             rows, episode, named = self._without_gaps(rows, episode, named)
@@ -360,9 +287,9 @@ class Assembler:
                 equal &= np.array(mine == theirs, np.bool_) if values.dtype == object else equal_rows(mine, theirs)
         good[ties[equal] + 1] = False
         self.tally.assume("duplicate-row", int(equal.sum()))
-        for row in _first_of_each(ties[~equal], episode):
+        for row in first_of_each(ties[~equal], episode):
             one, other = (self.files.place(int(rows[POS][at])) for at in (row, row + 1))
-            what = f"two different rows of one episode have t = {self._t_text(rows, row)}"
+            what = f"two different rows of one episode have t = {self._time(rows, row)}"
             error = BadEpisode(what, where=f"{one} and {other}", fix=TIE_FIX, details={PROBLEM: "conflicting-episode"})
             good &= ~self._refused(error, episode == episode[row], Lost.CONFLICT)
         return good
@@ -370,9 +297,9 @@ class Assembler:
     def _without_early_ends(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> NDArray[np.bool_]:
         """(N,) not the rows of episodes that continue after an end flag, where `t` gives their order."""
         good = np.ones(len(episode), np.bool_)
-        for row in _first_of_each(np.flatnonzero(_ended(rows)[:-1] & (episode[1:] == episode[:-1])), episode):
+        for row in first_of_each(np.flatnonzero(ended(rows)[:-1] & (episode[1:] == episode[:-1])), episode):
             name = named[int(episode[row])]
-            at, after = self._t_text(rows, row), self._t_text(rows, row + 1)
+            at, after = self._time(rows, row), self._time(rows, row + 1)
             what = f"episode {name.theirs or name.id} has an end flag at t = {at} and continues at t = {after}"
             place = self.files.place(int(rows[POS][row]))
             error = BadEpisode(what, where=place, fix=END_FIX, details={PROBLEM: "steps-after-end"})
@@ -384,12 +311,9 @@ class Assembler:
         self.rejects.lose_episodes(why)
         return whole
 
-    def _t_text(self, rows: Rows, row: int) -> str:
-        """`t` of a row, as people write it."""
-        value, t = rows[Columns.T][row], self.reader.layout.t
-        if t is None or t.columns[0].cells != "time":
-            return str(value)
-        return str(np.datetime64(int(value), "ns")).rstrip("0").rstrip(".").replace("T", " ")
+    def _time(self, rows: Rows, row: int) -> str:
+        t = self.reader.layout.t
+        return time_text(rows[Columns.T][row], is_time=t is not None and t.columns[0].cells == "time")
 
     def _shifted(self, rows: Rows, episode: Episode) -> tuple[Rows, Episode]:
         """Steps of rows whose action led to their observation: that of the row after, and its observation as the next one."""
@@ -432,14 +356,14 @@ class Assembler:
         batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
         if Columns.T in rows:
             self._count_gaps(rows, code, ids)
-        ended = batch.terminated | batch.truncated
+        is_ended = batch.terminated | batch.truncated
         last = np.append(begun[1:], count) - 1
-        unfinished = [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~ended).tolist()]
+        unfinished = [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~is_ended).tolist()]
         self._assume_at(UNFINISHED, rows, [one for one in unfinished if one[1] not in self.rejects.incomplete])
         custom = tuple({Columns.SOURCE_ID: theirs[c]} for c in code[begun].tolist()) if theirs[0] is not None else None
         file, row = self.files.at(rows[POS])
         origins = Origins.of_rows(tuple(one.url for one in self.files.files), file.astype(np.int64), row, begun)
-        return Fragments(replace(batch, truncated=batch.truncated | ~ended, t_started=None, custom_data=custom), origins)
+        return Fragments(replace(batch, truncated=batch.truncated | ~is_ended, t_started=None, custom_data=custom), origins)
 
     def _assume_at(self, kind: str, rows: Rows, found: Sequence[tuple[int, str]]) -> None:
         """Count an assumption at some rows, each with the id of its episode."""
@@ -451,7 +375,7 @@ class Assembler:
         self.tally.assume(kind, len(found), places=places)
 
     def _tree(self, rows: Rows, role: str, prefix: str = "") -> Tree:
-        return _nested([(leaf.path, rows[f"{prefix}{leaf.name}"]) for leaf in self.reader.layout.of(role)])
+        return nested([(leaf.path, rows[f"{prefix}{leaf.name}"]) for leaf in self.reader.layout.of(role)])
 
     def actions(self, rows: Rows) -> Tree:
         """Actions, whole numbers alone in a list as choices where no space says otherwise."""
@@ -516,14 +440,14 @@ class Assembler:
         count = len(episode)
         marks = {name: values for name, values in rows.items() if name.startswith(MISSING)}
         gap = rows.get(GAP, np.zeros(count, np.bool_))
-        runs = _latest(_changes(episode, gap))
+        runs = latest(changes_in(episode, gap))
         if GAP in rows and marks:  # a part begins with the first row that needs no value from before
             ready = np.cumsum(~gap & ~np.logical_or.reduce(list(marks.values())))
             gap = gap | (ready == np.concatenate([[0], ready])[runs])
-            runs = _latest(_changes(episode, gap))
+            runs = latest(changes_in(episode, gap))
         rows, unfilled = self._with_values_before(rows, marks, runs, gap)
         kept = ~(gap | unfilled)
-        begins = _changes(runs[kept])
+        begins = changes_in(runs[kept])
         part, of = np.cumsum(begins) - 1, episode[kept][begins]
         number = (np.arange(len(of)) - np.searchsorted(of, of)).tolist()
         self.tally.assume("split-at-gap", int(gap.sum()))
@@ -566,7 +490,7 @@ class Assembler:
                 missing = marks.get(mark_of(leaf, i))
                 if missing is None or not missing.any():
                     continue
-                source = _latest(~missing)
+                source = latest(~missing)
                 found = missing & ~gap & (source >= runs)
                 rows[leaf.name] = values = rows[leaf.name].copy()
                 span = (slice(start, stop),) if leaf.stacked else ()
@@ -574,69 +498,3 @@ class Assembler:
                 self.tally.assume(f"filled-previous:{plan.column}", int(found.sum()))
                 unfilled |= missing & ~gap & ~found
         return rows, unfilled
-
-
-def _ended(rows: Rows) -> NDArray[np.bool_]:
-    """(N,) whether a row has an end flag."""
-    flags = [rows[name] for name in END_FLAGS if name in rows]
-    return np.asarray(np.logical_or.reduce([np.zeros(len(rows[POS]), np.bool_), *flags]))
-
-
-def _kept(rows: Rows, episode: Episode, which: NDArray[np.bool_]) -> tuple[Rows, Episode]:
-    return (rows, episode) if which.all() else (taken(rows, which), episode[which])
-
-
-def _first_of_each(found: NDArray[np.int64], episode: Episode) -> list[int]:
-    """Of some rows, in order, the first of each episode."""
-    rows: list[int] = found[np.unique(episode[found], return_index=True)[1]].tolist()
-    return rows
-
-
-def _changes(values: NDArray[Any], after: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """(N,) whether a row has another value than the row before, or stands `after` a row that is marked; the first one has."""
-    changes = np.ones(len(values), np.bool_)
-    changes[1:] = values[1:] != values[:-1]
-    if after is not None:
-        changes[1:] |= after[:-1]
-    return changes
-
-
-def _latest(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(N,) for each row the last one up to it that is `chosen`; -1: there is none."""
-    return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1)) if len(chosen) else np.zeros(0, np.int64)
-
-
-def gaps_in(steps: NDArray[Any], run: NDArray[np.int64], *, counted: bool) -> NDArray[np.bool_]:
-    """(K,) which of the differences `steps` (K,) of `t` are gaps; `run` (K,), sorted: the episode of each.
-
-    Where `t` is `counted` and most steps of an episode are 1: all others. Where most lie within a half of their median: those
-    of more than LONG_GAP times that. Where steps are irregular, none is.
-    """
-    pairs = np.bincount(run)
-    ones = np.bincount(run[steps == 1], minlength=len(pairs))
-    counts = (counted & (2 * ones >= pairs))[run]
-    if counts.all():
-        return np.asarray(steps != 1)
-    middle = np.cumsum(pairs) - pairs + np.maximum(pairs - 1, 0) // 2
-    median = steps[np.lexsort((steps, run))][np.minimum(middle, len(steps) - 1)]
-    near = np.abs(steps - median[run]) <= median[run] / 2
-    regular = (2 * np.bincount(run[near], minlength=len(pairs)) >= pairs) & (median > 0)
-    return np.asarray(np.where(counts, steps != 1, regular[run] & (steps > LONG_GAP * median[run])))
-
-
-def _concat(parts: Sequence[Rows]) -> Rows:
-    """Rows one after the other; marks of missing cells are there only where some are."""
-    if len(parts) == 1:
-        return parts[0]
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: np.concatenate([part.get(name, np.zeros(len(part[POS]), np.bool_)) for part in parts]) for name in names}
-
-
-def _nested(leaves: Sequence[tuple[tuple[str, ...], NDArray[Any]]]) -> Tree:
-    """Nested dicts by path; the empty path is the array itself."""
-    if not leaves[0][0]:
-        return leaves[0][1]
-    parts: dict[str, list[tuple[tuple[str, ...], NDArray[Any]]]] = {}
-    for path, values in leaves:
-        parts.setdefault(path[0], []).append((path[1:], values))
-    return {name: _nested(inner) for name, inner in parts.items()}

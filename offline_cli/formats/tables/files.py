@@ -13,18 +13,15 @@ Each row has `__pos`, its number among all good rows, and `__file`, the number o
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import duckdb
 import numpy as np
@@ -48,9 +45,10 @@ from offline_cli.formats.tables.arrow_types import (
     plain_type,
     unified,
 )
+from offline_cli.formats.tables.csv_files import BadRow, CsvParser, csv_header, partitions_of, refuse_twins
+from offline_cli.formats.tables.json_lines import json_tables
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, unpacked
-from offline_cli.formats.tables.texts import SAY_ENCODING, csv_header, delimiter_of, json_tables, plain_csv, refuse_twins
 from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, without_objects
 from offline_cli.running_processes import began, runs
 from offline_cli.scopes import Scope
@@ -61,25 +59,8 @@ POS, FILE = "__pos", "__file"
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 16 << 20
 VECTOR: Final = 2048  # rows that DuckDB works on at a time
-ROOMY: Final = 512 << 20  # bytes for data, with which CSV is parsed in larger parts
 LEAST_ROOM: Final = 128 << 20  # bytes that DuckDB works in
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
-PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
-ROW_FIX: Final = "--on-error skip to leave out its episode; converting with quarantine keeps the row"
-REASONS: Final = {
-    "MISSING COLUMNS": "fill in the cells that are missing",
-    "TOO MANY COLUMNS": "quote cells that hold the delimiter",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that has no columns, because its file's parser could not read it; or the rest of a file."""
-
-    file: int
-    row: int  # number in the file, those of bad rows included
-    error: BadData
-    raw: bytes = b""
 
 
 @dataclass(slots=True)
@@ -162,7 +143,7 @@ class TableFiles:
                 refuse_twins([name for name, _ in fields], file.url)
                 for name, kind in fields:
                     found.setdefault(name, []).append(kind)
-            for name in self._partitions(file):
+            for name in partitions_of(file):
                 found.setdefault(name, [pa.string()])
             types = {name: unified(kinds, "us") for name, kinds in found.items()}
             self.types[file.url] = known.setdefault(tuple(types.items()), types)
@@ -187,11 +168,6 @@ class TableFiles:
         if column.name == self.whole and pa.types.is_struct(column.type):
             return [(column.name, pa.large_string())]
         return list(flat_fields(column.name, column.type))
-
-    def _partitions(self, file: Openable) -> dict[str, str]:
-        """Of a folder with `key=value` in its path."""
-        parts = (PARTITION.match(part) for part in file.url.split("/")[:-1])
-        return {part[1]: unquote(part[2]) for part in parts if part is not None and part[2] != "__HIVE_DEFAULT_PARTITION__"}
 
     @property
     def names(self) -> list[str]:
@@ -427,7 +403,7 @@ class TableFiles:
         """A batch as DuckDB is given it, of the rows from `first` on of the file of this number."""
         file, rows, names, arrays = self.files[number], table.num_rows, self.names, []
         refuse_twins(table.column_names, file.url)
-        partitions = self._partitions(file)
+        partitions = partitions_of(file)
         for one in schema.names[:-2]:
             name, kind = names[int(one[1:])], schema.field(one).type
             if name in table.column_names:
@@ -489,96 +465,11 @@ class TableFiles:
         """Parse all files into a table of text."""
         if self._staged:
             return
-        self._staged, self.bad = True, []
-        columns = ", ".join(f"c{i} VARCHAR" for i in range(len(self.names)))
-        self.con.execute(f"CREATE TABLE steps ({columns}, {FILE} INTEGER)").fetchall()
-        ends: dict[int, BadData] = {}  # of files that break off
-        for _, alike in groupby(range(len(self.files)), self._alike):
-            group = list(alike)
-            for number in group:
-                failed = self._linked(number)
-                if failed is not None:
-                    ends[number] = failed
-            if self.files[group[0]].url in self.types:
-                ends |= self._insert(group)
-        counts = dict(self.con.execute(f"SELECT {FILE}, count(*) FROM steps GROUP BY 1").fetchall())
-        self.starts = [0, *np.cumsum([counts.get(number, 0) for number in range(len(self.files))]).tolist()][:-1]
-        self.rows, self.read = sum(counts.values()), sum(file.size() for file in self.files)
-        for number, error in ends.items():
-            row = counts.get(number, 0) + sum(one.file == number for one in self.bad)
-            self.bad.append(BadRow(number, row, error))
-
-    def _alike(self, number: int) -> tuple[Any, ...]:
-        """What files have in common that are parsed together."""
-        file = self.files[number]
-        return tuple(self.types.get(file.url, ())), tuple(self._partitions(file).items()), delimiter_of(self.form, file.url)
-
-    def _path(self, number: int) -> str:
-        return f"{self._own_folder}/f{number}.csv"
-
-    def _linked(self, number: int, *, mend_line_ends: bool = False) -> BadData | None:
-        file = self.files[number]
-        try:
-            if file.url not in self.types:  # damaged before its first row: raises the reason
-                csv_header(file, self.form)
-            return plain_csv(file, self._path(number), self.form, mend_line_ends=mend_line_ends)
-        except BadData as error:
-            return error
-
-    def _insert(self, group: Sequence[int], *, mended: bool = False) -> dict[int, BadData]:
-        """Add the rows of files with the same columns, put aside those that are rejected; files that cannot be read at all."""
-        first = self.files[group[0]]
-        partitions = self._partitions(first)
-        of_file = list(self._schemas[first.url][0].names)
-        said = ", ".join(f"'h{i}': 'VARCHAR'" for i in range(len(of_file)))
-        chosen = dict.fromkeys(partitions, "?") | {name: f"h{i}" for i, name in enumerate(of_file)}
-        select = ", ".join(f"{chosen.get(name, 'NULL')} AS c{i}" for i, name in enumerate(self.names))
-        values: list[Any] = [partitions[name] for name in self.names if chosen.get(name) == "?"]
-        skip, buffer = int(self.form.columns is None), 32_000_000 if room_for_data(self.memory_limit) >= ROOMY else 8_000_000
-        read = (
-            f"read_csv(?, columns = {{{said}}}, header = false, skip = ?, delim = ?, quote = '\"', escape = '\"', nullstr = ?,"
-            " auto_detect = false, allow_quoted_nulls = false, store_rejects = true, filename = true, compression = 'none',"
-            f" strict_mode = {str(not mended).lower()}, max_line_size = 2000000, buffer_size = {buffer})"
-        )
-        values += [[self._path(number) for number in group], skip, delimiter_of(self.form, first.url), ["", *self.form.nulls]]
-        number_of = "CAST(regexp_extract(filename, 'f([0-9]+)\\.csv$', 1) AS INTEGER)" if len(group) > 1 else str(group[0])
-        failed: dict[int, BadData] = {}
-        try:
-            self.con.execute(f"INSERT INTO steps SELECT {select}, {number_of} FROM {read}", values).fetchall()
-        except duckdb.Error as error:
-            if not mended:  # perhaps lines end in several ways
-                self._drop_rejects()
-                for number in group:
-                    self._linked(number, mend_line_ends=True)
-                    failed |= self._insert([number], mended=True)
-                return failed
-            what = f"the file cannot be read: {str(error).strip().splitlines()[0][:300]}"
-            failed[group[0]] = BadData(what, where=first.url, fix="write the file again")
-        self._take_rejects(len(of_file), skip)
-        return failed
-
-    def _take_rejects(self, cells: int, skip: int) -> None:
-        with suppress(duckdb.CatalogException):  # no table of rejects: none was
-            found = self.con.execute(
-                "SELECT CAST(regexp_extract(s.file_path, 'f([0-9]+)\\.csv$', 1) AS INTEGER) AS file, e.line,"
-                " any_value(CAST(e.error_type AS VARCHAR)), any_value(e.csv_line), any_value(e.error_message)"
-                " FROM reject_errors e JOIN reject_scans s USING (scan_id, file_id) GROUP BY 1, 2 ORDER BY 1, 2"
-            ).fetchall()
-            for number, line, reason, text, message in found:
-                row, count = int(line) - 1 - skip, re.search(r"Found: ([0-9]+)", message or "")
-                if reason in REASONS and count:
-                    what, mend = f"a row of {count[1]} cells under {cells} columns", REASONS[reason]
-                elif reason == "INVALID ENCODING":
-                    what, mend = "text that is not UTF-8", SAY_ENCODING
-                else:
-                    what, mend = f"a row that cannot be read: {(message or reason).splitlines()[0][:200]}", "correct the row"
-                error = BadData(what, where=f"{self.files[number].url} row {row}", fix=f"{mend}, or {ROW_FIX}")
-                raw = (text or "").encode("utf-8", "surrogatepass").rstrip(b"\r\n")
-                self.bad.append(BadRow(number, row, error, raw))
-            self._drop_rejects()
-
-    def _drop_rejects(self) -> None:
-        self.con.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans").fetchall()
+        self._staged = True
+        columns = {url: schemas[0].names for url, schemas in self._schemas.items()}
+        parser = CsvParser(self.files, self.form, self.names, columns, self.con, self._own_folder, self.memory_limit)
+        self.rows, self.starts, self.bad = parser.parse()
+        self.read = sum(file.size() for file in self.files)
 
 
 def _open_arrow(stream: Any) -> tuple[Any, bool]:

@@ -4,15 +4,12 @@ It rests on names and on the first rows: ids whose rows stand together, a column
 in last rows alone, lists of a value a step. It is tried on these rows before it is shown: what does not fit becomes a comment.
 """
 
-# ruff: noqa: S608  names of our own alone become SQL, values are bound
-
 from __future__ import annotations
 
 import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -20,23 +17,17 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
-from offline_cli.formats.tables.arrow_types import is_bytes
 from offline_cli.formats.tables.columns import (
     DAY_FIRST,
-    Facts,
-    Leaf,
     are_decimal_commas,
     common_columns,
     facts_of,
     first_url,
     listed,
-    plan_of,
-    texts_of,
-    toml_key,
-    value_sql,
 )
 from offline_cli.formats.tables.files import TableFiles
-from offline_cli.formats.tables.images import GRAY, RGB, header_of, why_no_image
+from offline_cli.formats.tables.layout import toml_key
+from offline_cli.formats.tables.looks import Look, looked_at
 from offline_cli.formats.tables.mapping import DEFAULT, FILE_ID, STARTS, CsvForm, TableMapping, mapping_of, preset_text
 
 __all__ = ["default_mapping"]
@@ -65,13 +56,10 @@ COSTS: Final = re.compile(r"^(costs?|penalt(y|ies)|loss(es)?|.*_(cost|penalty))$
 MAYBE_REWARDS: Final = re.compile(r"^(gains?|clicks?|clicked|profits?|pnl|revenue|payoff|payout|utility)$")
 COUNTER: Final = re.compile(r"^(t|step|steps|time_?step|tick|frame(_index)?|.*_step)$")
 ANY_ID: Final = re.compile(r"(^|[_.])(id|ids|uuid|guid|key|index|idx)$")
-YES, ANSWERS = frozenset(("yes", "y")), frozenset(("yes", "no", "y", "n"))
 DELIMITERS: Final = (";", "\t", "|", ",")
 ROWS: Final = 1 << 16  # that a proposal rests on
-MOST_ROWS: Final = 1_000_000  # whose texts it names
 MOST_COLUMNS: Final = 64  # a longer list is of no use
 MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
-MOST_IMAGES: Final = 16  # cells of bytes that are looked at
 TRIES: Final = 8
 LONG_GAP: Final = 10  # times the usual step of a time
 ENOUGH_ROWS: Final = 5  # for what values alone show
@@ -119,81 +107,6 @@ def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
     )
 
 
-# ---- what the first rows show ----
-
-
-@dataclass(slots=True)
-class Look:
-    """What the first rows show of one column."""
-
-    kind: str  # number, flag, time, text, list, image, empty, other; "": no row
-    codes: NDArray[Any] = field(default_factory=lambda: np.zeros(0))  # (N,) comparable values, NaN for none
-    is_whole: bool = False  # whole numbers, or times
-    gaps: int = 0  # cells without a value
-    depth: int = 0  # of lists
-    texts: Sequence[str] | None = None  # all that are different; None: too many, or no text
-    image: str = ""  # what its images are decoded to
-    unfit: str = ""  # why its values cannot be read
-
-    @property
-    def different(self) -> int:
-        """How many values."""
-        return len(np.unique(self.codes))
-
-    @property
-    def in_runs(self) -> bool:
-        """Whether the rows of each value stand together, two of them on average."""
-        runs = 1 + int((self.codes[1:] != self.codes[:-1]).sum())
-        return 2 <= runs <= len(self.codes) / 2 and runs == self.different
-
-
-def _looked_at(files: TableFiles, name: str, facts: Facts, decimal: str) -> Look:
-    if is_bytes(files.kind_of(name)):
-        return _images(files, name)
-    if not facts.kind or facts.rows == facts.nulls or facts.odd:
-        return Look("other" if facts.odd else "empty" if facts.rows else "")
-    if facts.kind == "list":
-        return Look("list", depth=facts.depth, gaps=facts.nulls)
-    column, plan = files.column(name), plan_of(name, facts)
-    if plan is None or len(facts.kinds) > 1:
-        cells = [
-            text
-            for batch in files.query(f"SELECT CAST({column} AS VARCHAR) AS c FROM {files.relation([name])}")
-            for text in batch.column(0).to_pylist()
-        ]
-        first, files.first = files.first, None
-        texts = texts_of(files, name, MOST_ROWS)
-        files.first = first
-        if texts and {text.strip().lower() for text in texts} <= ANSWERS:
-            said = [None if text is None else float(text.strip().lower() in YES) for text in cells]
-            return Look("flag", np.array(said, np.float64), True, facts.nulls, texts=texts)
-        codes = np.unique([text or "" for text in cells], return_inverse=True)[1]
-        return Look("text", codes.astype(np.float64), gaps=facts.nulls, texts=texts)
-    sql, values = value_sql(files, Leaf(name, Columns.OBS, (), (plan,), False, plan.dtype), plan, decimal)
-    query = f"SELECT CAST({sql} AS DOUBLE) AS v FROM {files.relation([name])}"
-    found = [batch.column(0).to_numpy(zero_copy_only=False) for batch in files.query(query, values)]
-    codes = np.concatenate(found).astype(np.float64)
-    known = codes[~np.isnan(codes)]
-    if plan.dtype.kind == "b" or np.isin(known, (0, 1)).all():
-        return Look("flag", codes, True, facts.nulls)
-    is_time = facts.kind == "time"
-    return Look("time" if is_time else "number", codes, is_time or bool((known == np.floor(known)).all()), facts.nulls)
-
-
-def _images(files: TableFiles, name: str) -> Look:
-    """Images, where the first bytes of all cells say so; gray where none has colours."""
-    column = files.column(name)
-    query = f"SELECT {column} FROM {files.relation([name])} WHERE {column} IS NOT NULL LIMIT {MOST_IMAGES}"
-    cells = [cell for batch in files.query(query) for cell in batch.column(0).to_pylist()]
-    headers = [found for cell in cells if (found := header_of(cell)) is not None]
-    if not headers or len(headers) < len(cells):
-        return Look("other" if cells else "empty")
-    kind = GRAY if all(one.is_gray for one in headers) else RGB
-    shape = headers[0].height, headers[0].width
-    unfit = next((why for cell in cells if (why := why_no_image(cell, kind, shape))), "")
-    return Look("other", unfit=unfit) if unfit else Look("image", image=kind)
-
-
 # ---- a draft ----
 
 
@@ -209,7 +122,7 @@ class _Draft:
         if self.comma:
             decimal = ","
             facts = facts_of(files, names, decimal=decimal, times=names, nulls=names)
-        self.looks = {name: _looked_at(files, name, facts[name], decimal) for name in names}
+        self.looks = {name: looked_at(files, name, facts[name], decimal) for name in names}
         files.first = None
         self.roles: dict[str, list[str]] = {}
         self.why: dict[str, str] = {}  # by role: what its values show

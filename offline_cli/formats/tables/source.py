@@ -27,21 +27,13 @@ from offline_cli.formats.memory_limits import MEMORY_LIMIT, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.arrow_types import is_list
-from offline_cli.formats.tables.columns import (
-    Layout,
-    Matched,
-    category_space,
-    expanded,
-    facts_of,
-    lay_out,
-    match,
-    meanings_of,
-    value_sql,
-)
-from offline_cli.formats.tables.episodes import Assembler, Divided, same_keys
+from offline_cli.formats.tables.columns import Matched, category_space, expanded, facts_of, match, meanings_of
+from offline_cli.formats.tables.csv_files import NO_LETTER, likely_encoding
+from offline_cli.formats.tables.episodes import Assembler
 from offline_cli.formats.tables.files import FILE, POS, TableFiles
-from offline_cli.formats.tables.ids import are_rllibs, source_hash
+from offline_cli.formats.tables.ids import Divided, Naming, are_rllibs, same_keys, source_hash
 from offline_cli.formats.tables.images import cut_by_images
+from offline_cli.formats.tables.layout import Layout, lay_out, value_sql
 from offline_cli.formats.tables.mapping import (
     EXTRA,
     FILE_ID,
@@ -57,8 +49,8 @@ from offline_cli.formats.tables.mapping import (
     mapping_text,
 )
 from offline_cli.formats.tables.proposals import default_mapping
-from offline_cli.formats.tables.texts import NO_LETTER, likely_encoding
-from offline_cli.formats.tables.values import BAD, GAP, ValueReader, taken
+from offline_cli.formats.tables.rows import taken
+from offline_cli.formats.tables.values import BAD, GAP, ValueReader
 from offline_cli.options.shared import EpisodeEnds, Tables
 from offline_cli.tally import Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree
@@ -302,7 +294,8 @@ class TableSource(FileSource):
             prefix = ""  # RLlib's recorder gives ids that no other recording has
         reader = ValueReader(self.rows, layout, self.mapping.said.split_at_gaps, tally, self._means(layout))
         room, declares = room_for_data(self.options.memory_limit), self.info.action_space is not None
-        return Assembler(self.rows, reader, divided, self.mapping, prefix, tally, rejects, room, declares)
+        naming = Naming(divided, prefix, divided.ends is not None or self.mapping.divides_more, tally)
+        return Assembler(self.rows, reader, divided, self.mapping, naming, tally, rejects, room, declares)
 
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Progress: of what was read, the share that has come out."""

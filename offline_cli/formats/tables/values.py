@@ -14,29 +14,25 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.tables.arrow_types import is_list
-from offline_cli.formats.tables.columns import FLAG_ROLES, SCALARS, ColumnPlan, Layout, Leaf, hint_for
+from offline_cli.formats.tables.columns import hint_for
 from offline_cli.formats.tables.files import POS, TableFiles
 from offline_cli.formats.tables.images import image_counts, images_in, why_no_image
+from offline_cli.formats.tables.layout import FLAG_ROLES, SCALARS, ColumnPlan, Layout, Leaf
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, MEAN, PREVIOUS
+from offline_cli.formats.tables.rows import Rows
 from offline_cli.tally import Tally
 
-__all__ = ["BAD", "GAP", "Rows", "ValueReader", "mark_of", "taken"]
+__all__ = ["BAD", "GAP", "ValueReader", "mark_of"]
 
 BAD, GAP, MISSING = "__bad", "__gap", "__missing"
 SHOWN: Final = 60  # letters of an offending value
 
 Shape = tuple[int, ...]
-Rows = dict[str, NDArray[Any]]  # arrays (N, ...) by leaf, and by the names above
 
 
 def mark_of(leaf: Leaf, i: int) -> str:
     """The name of the array that marks missing cells, to be filled, of one of the leaf's columns."""
     return f"{MISSING} {i} {leaf.name}"
-
-
-def taken(rows: Rows, which: Any) -> Rows:
-    """Some rows of all arrays."""
-    return {name: values[which] for name, values in rows.items()}
 
 
 @dataclass(slots=True)
