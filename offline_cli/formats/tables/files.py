@@ -49,7 +49,8 @@ from offline_cli.formats.tables.csv_files import BadRow, CsvParser, csv_header, 
 from offline_cli.formats.tables.json_lines import json_tables
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.formats.tables.packing import damage, unpacked
-from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, without_objects
+from offline_cli.parquet.bounds import check_footer
+from offline_cli.parquet.extension_types import ParquetFile, without_objects
 from offline_cli.running_processes import began, runs
 from offline_cli.scopes import Scope
 

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.files.failures import storage_failures
 from offline_cli.formats.source import Openable
 from offline_cli.formats.step_rows import agent_episode_id
+from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import Tally
 
 __all__ = ["Divided", "Name", "Naming", "are_rllibs", "same_keys", "source_hash"]

@@ -23,12 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
-from offline_cli.files.local_files import dangling_link
-from offline_cli.files.locations import open_location
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.json_documents import deeper_than, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.storage.local_files import dangling_link
+from offline_cli.storage.locations import open_location
 
 __all__ = ["CsvForm", "GivenMapping", "MappingDocument", "Part", "TableMapping", "given_mapping", "load_mapping", "mapping_of"]
 
