@@ -213,16 +213,22 @@ def facts_of(
     counted = list(dict.fromkeys([*texts, *(name for name in nulls if name in found)]))
     if not counted:
         return found
-    inner = [f"{_cell_sql(files.column(name), decimal, name in times)} AS {files.column(name)}x" for name in texts]
+    places = {name: files.column(name) for name in texts}
+    inner = ", ".join(["*", *(f"{number_sql(place, decimal)} AS {place}n" for place in places.values())])
     asked = ["count(*)", *(f"count({files.column(name)})" for name in counted)]
-    asked += [f"count(*) FILTER (WHERE {files.column(name)}x = {number})" for name in texts for number in range(len(CELLS))]
-    row = iter(files.one(f"SELECT {', '.join(asked)} FROM (SELECT {', '.join(['*', *inner])} FROM {files.relation(counted)})"))
+    asked += [f"count({place}n), bool_or({_fraction_sql(place, f'{place}n', decimal)})" for place in places.values()]
+    row = iter(files.one(f"SELECT {', '.join(asked)} FROM (SELECT {inner} FROM {files.relation(counted)})"))
     rows = next(row)
     for name in counted:
         found[name].rows, found[name].nulls = rows, rows - next(row)
     for name in texts:
-        facts = found[name]
-        facts.cells = {cell: next(row) for cell in CELLS}
+        facts, numbers, has_fractions = found[name], next(row), bool(next(row))
+        facts.cells = dict.fromkeys(CELLS, 0) | {"int": numbers - has_fractions, "float": int(has_fractions)}
+        if numbers < rows - facts.nulls:  # others too, which takes longer to find out
+            kinds = ", ".join(f"count(*) FILTER (WHERE x = {number})" for number in range(len(CELLS)))
+            cell = _cell_sql(places[name], decimal, name in times)
+            counts = files.one(f"SELECT {kinds} FROM (SELECT {cell} AS x FROM {files.relation([name])})")
+            facts.cells = dict(zip(CELLS, counts, strict=True))
         count = {kind: sum(facts.cells[cell] for cell in cells) for kind, cells in OF_KIND.items()}
         facts.kind = max(facts.kinds, key=lambda kind: count[kind], default="")
         fractions = facts.cells[{"list": "float_list"}.get(facts.kind, "float")]
@@ -247,14 +253,19 @@ def _typed_facts(files: TableFiles, name: str) -> Facts:
     return Facts(holds, np.result_type(*dtypes), is_soft=files.is_text, is_typed=True, depth=depth)
 
 
+def _fraction_sql(column: str, number: str, decimal: str) -> str:
+    """Whether the number in a text is none of the integers of 64 bits; NULL where there is none."""
+    marks = " OR ".join(f"contains({column}, '{letter}')" for letter in (decimal, "e", "E"))
+    return f"CASE WHEN {number} IS NOT NULL THEN {marks} OR NOT abs({number}) < {LARGEST} END"
+
+
 def _cell_sql(column: str, decimal: str, with_times: bool) -> str:
     """What a cell of text is, as a number of `CELLS`; NULL where it is empty."""
     number = number_sql(column, decimal)
-    fraction = " OR ".join(f"contains({column}, '{letter}')" for letter in (decimal, "e", "E"))
     time = f" WHEN {time_sql(column, 'us')} IS NOT NULL THEN 5" if with_times else ""
     return (
         f"CASE WHEN {column} IS NULL THEN NULL WHEN {number} IS NOT NULL"
-        f" THEN CASE WHEN {fraction} OR NOT abs({number}) < {LARGEST} THEN 1 ELSE 0 END"
+        f" THEN CASE WHEN {_fraction_sql(column, number, decimal)} THEN 1 ELSE 0 END"
         f" WHEN lower(trim({column})) IN ('true', 'false') THEN 2"
         f" WHEN starts_with(ltrim({column}), '[') THEN CASE WHEN regexp_matches({column}, '[.eEnN]') THEN 4 ELSE 3 END"
         f"{time} ELSE 6 END"
