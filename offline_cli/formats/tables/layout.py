@@ -17,7 +17,7 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.packed import looks_packed
+from offline_cli.formats.rllib.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.arrow_types import is_bytes, is_list
 from offline_cli.formats.tables.columns import (
