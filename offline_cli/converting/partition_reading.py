@@ -20,7 +20,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.engines.engine import Engine, EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.opening import OwnSource
-from offline_cli.formats.source import BYTES, Fragments, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import BYTES, Fragments, ReadOptions, Source, WrappedSource
 from offline_cli.progress import no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import same_space
@@ -63,26 +63,13 @@ class _Read:
 
 
 @dataclass(slots=True)
-class PartitionedSource:
+class PartitionedSource(WrappedSource):
     """See `Source`."""
 
-    source: Source
     parts: Sequence[Source]
     engine: Engine
     done: int = 0
     scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)
-
-    @property
-    def info(self) -> SourceInfo:
-        return self.source.info
-
-    @property
-    def unit(self) -> str:
-        return self.source.unit
-
-    @property
-    def size(self) -> int | None:
-        return self.source.size
 
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`; it has been done."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from offline_cli.columns import Columns
 from offline_cli.errors import UsageError
-from offline_cli.formats.source import Fragments, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import Fragments, ReadOptions, SourceInfo, WrappedSource
 from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree, paths
@@ -22,10 +22,9 @@ WHOLE: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
 
 @dataclass(slots=True)
-class DroppedLeaves:
+class DroppedLeaves(WrappedSource):
     """`source` without the leaves at some dotted paths, such as `obs.mission`; a `Source`."""
 
-    source: Source
     names: frozenset[str]
 
     def __post_init__(self) -> None:
@@ -45,21 +44,6 @@ class DroppedLeaves:
             action_space=_space(info.action_space, Columns.ACTIONS, self.names),
         )
 
-    @property
-    def unit(self) -> str:
-        """See `Source`."""
-        return self.source.unit
-
-    @property
-    def size(self) -> int | None:
-        """See `Source`."""
-        return self.source.size
-
-    @property
-    def done(self) -> int:
-        """See `Source`."""
-        return self.source.done
-
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`. Spaces of an environment have the leaves, and are not for a reader of the others."""
         pair = options.spaces
@@ -67,14 +51,6 @@ class DroppedLeaves:
             None if pair is None else (_space(pair[0], Columns.OBS, self.names), _space(pair[1], Columns.ACTIONS, self.names))
         )
         self.source.prepare(replace(options, spaces=without))
-
-    def partitions(self, count: int) -> Sequence[DroppedLeaves]:
-        """See `Source`."""
-        return [DroppedLeaves(part, self.names) for part in self.source.partitions(count)]
-
-    def close(self) -> None:
-        """See `Source`."""
-        self.source.close()
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`. Raises UsageError, once the first fragments are read, for a leaf that is not there."""

@@ -54,6 +54,7 @@ __all__ = [
     "Source",
     "SourceInfo",
     "StartKind",
+    "WrappedSource",
     "shares",
 ]
 
@@ -254,6 +255,45 @@ class Openable(Protocol):
 
     def open(self) -> Any:
         """The bytes, as a seekable file that is a context manager."""
+
+
+@dataclass(slots=True)
+class WrappedSource:
+    """A source whose fragments are changed on their way: a `Source` without its `fragments`, all else as `source` has it."""
+
+    source: Source
+
+    @property
+    def info(self) -> SourceInfo:
+        """See `Source`."""
+        return self.source.info
+
+    @property
+    def unit(self) -> str:
+        """See `Source`."""
+        return self.source.unit
+
+    @property
+    def size(self) -> int | None:
+        """See `Source`."""
+        return self.source.size
+
+    @property
+    def done(self) -> int:
+        """See `Source`."""
+        return self.source.done
+
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`."""
+        self.source.prepare(options)
+
+    def partitions(self, count: int) -> Sequence[Self]:
+        """See `Source`."""
+        return [replace(self, source=part) for part in self.source.partitions(count)]
+
+    def close(self) -> None:
+        """See `Source`."""
+        self.source.close()
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ import pytest
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.errors import BadData, BadMapping, MissingPackage
-from offline_cli.formats.tables.images import MOST_BYTES, image_counts, images_in, why_no_image
 
 cv2 = pytest.importorskip("cv2", reason="OpenCV comes with the extra [images]")
 
@@ -108,23 +107,6 @@ def test_a_cell_that_is_no_such_image_is_a_bad_row(
     assert caught.value.where.endswith("t.parquet row 4")
     result = convert(source, tmp_path / "kept", mapping=MAPPING, action_scale="env", on_error="skip")
     assert (result.episodes, result.episodes_lost) == (1, 1)
-
-
-def test_nothing_is_decoded_that_declares_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
-    side = int((MOST_BYTES / 3) ** 0.5) + 1
-    values, bad = images_in(pa.chunked_array([[png(side, side)]]), "rgb", None)
-    assert bad is not None
-    assert bad.all()
-    assert values.nbytes == 0
-
-
-def test_alpha_that_is_left_out_is_counted() -> None:
-    clear = np.concatenate([PIXELS[0], PIXELS[0][..., :1]], -1)
-    column = pa.chunked_array([pa.array([encoded(clear), encoded(PIXELS[0])], pa.binary())])
-    assert image_counts(column, "camera") == {"lossy-jpeg:camera": 0, "alpha-left-out:camera": 1}
-    np.testing.assert_array_equal(images_in(column, "rgb", None)[0][0], PIXELS[0])
-    assert why_no_image(encoded(clear), "rgb", (5, 4, 3)) == ""
 
 
 def test_without_the_package_the_extra_is_named(

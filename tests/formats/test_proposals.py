@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli.errors import BadEpisode, BadMapping
+from offline_cli.errors import BadMapping
 from offline_cli.formats.opening import open_sources
 
 Read = Callable[..., Any]
@@ -57,15 +57,6 @@ def test_what_looks_like_a_second_id_time_or_reward_is_left_out_with_a_comment(w
     assert '# left out: "empty": no value in any row' in text
 
 
-def test_a_name_that_the_values_contradict_is_an_observation(write_lines: Write) -> None:
-    text = proposed(csv_of(write_lines, "run,d,time,a", *(("A", 0.5 * k, f"lap {k % 2}", 1) for k in range(6))))
-    columns = tomllib.loads(text)["columns"]
-    assert "dones" not in columns
-    assert columns["obs"] == "time"
-    assert columns["t"] == "d"  # which grows, as the comment says
-    assert tomllib.loads(text)["categories"] == {"time": ["lap 0", "lap 1"]}
-
-
 def test_offered_categories_are_all_texts_of_the_table(write_lines: Write, read_table: Read) -> None:
     count = 30_000
     rows = [(i // 10, i % 10, "rare" if i == count - 1 else f"c{i % 40:02}", 1) for i in range(count)]
@@ -79,30 +70,6 @@ def test_offered_categories_are_all_texts_of_the_table(write_lines: Write, read_
     offered = line.replace("[categories] ", "[categories]\n")
     assert tomllib.loads(offered)["categories"]["event"] == every
     assert read_table(path, mapping + offered)[1].num_steps == count
-
-
-def test_decimal_commas_are_proposed_as_such_and_not_as_categories(write_lines: Write, read_table: Read) -> None:
-    header, rows = "run;step;x;temp;cmd", [f"A;{n};{n},5;{n},25;1" for n in range(80)]
-    path = write_lines("log.csv", header, *rows)
-    mapping = '[columns]\neps_id = "run"\nt = "step"\nobs = "x"\nactions = "cmd"\n[csv]\ndelimiter = ";"\n'
-    with pytest.raises(BadMapping) as caught:
-        read_table(path, mapping)
-    assert "'0,5' looks like a decimal comma: say [csv] decimal = \",\" in the mapping" in caught.value.what
-    assert "categories" not in caught.value.what
-    stream, batch = read_table(path, mapping + 'decimal = ","\n')
-    assert batch.obs[:3].tolist() == [0.5, 1.5, 2.5]
-    assert not stream.tally.dropped_columns
-    stream, _ = read_table(path, mapping.replace('obs = "x"', 'obs = "step"').replace('"x"', '"step"'))
-    assert "looks like a decimal comma" in stream.tally.dropped_columns["temp"]
-
-
-def test_a_cell_with_a_decimal_comma_among_whole_numbers_is_refused_with_the_remedy(
-    write_lines: Write, read_table: Read
-) -> None:
-    path = write_lines("log.csv", "run;step;x;cmd;score", *(f"A;{n};{n};1;{'1' if n else '0,5'}" for n in range(5)))
-    mapping = '[columns]\neps_id = "run"\nt = "step"\nobs = "x"\nactions = "cmd"\nrewards = "score"\n[csv]\ndelimiter = ";"\n'
-    with pytest.raises(BadEpisode):
-        read_table(path, mapping)
 
 
 def test_of_a_file_with_another_delimiter_the_values_are_looked_at_too(write_lines: Write, read_table: Read) -> None:
@@ -131,17 +98,6 @@ def test_a_column_of_agents_is_proposed_as_such(
     _, batch = read_table(path, text)
     assert sorted(set(batch.agent_ids)) == sorted(map(str, agents))
     assert batch.num_steps == 20
-
-
-def test_rows_of_several_agents_without_a_column_for_them_are_refused_with_that_remedy(
-    write_lines: Write, read_table: Read
-) -> None:
-    rows = [(7, k, agent, 0.3 * k, int(k == 4)) for k in range(5) for agent in (0, 1)]
-    path = csv_of(write_lines, "episode,step,who,action,done", *rows)
-    mapping = '[columns]\neps_id = "episode"\nt = "step"\nobs = "who"\nactions = "action"\ndones = "done"\n'
-    with pytest.raises(BadEpisode) as raised:
-        read_table(path, mapping)
-    assert "`agent_id` where rows are of several agents" in raised.value.fix
 
 
 @pytest.mark.parametrize("number", ["odometer", "travel_time"])

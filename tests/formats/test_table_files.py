@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.errors import BadData, BadMapping
-from offline_cli.storage import local_files
+from offline_cli.errors import BadData
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
@@ -37,16 +35,6 @@ def test_a_file_without_a_header_has_its_columns_named_in_the_mapping(read_table
     assert batch.obs.tolist() == [[0.5, 1], [1.5, 1], [1.5, 1]]
     assert [data["source_id"] for data in batch.custom_data] == ["7"]
     assert stream.tally.rows_in == 2
-
-
-@pytest.mark.parametrize(("yes", "no"), [("yes", "no"), ("Y", "n"), (" YES", "No ")])
-def test_flags_may_be_yes_and_no(yes: str, no: str, read_table: Read, write_lines: Write) -> None:
-    path = write_lines("a.csv", "e,x,y,a,done", f"7,0.5,1,0,{no}", f"7,1.5,1,1,{yes}", f"8,0.5,1,0,{no}", f"8,0,0,1,{yes}")
-    with pytest.raises(BadMapping) as caught:
-        read_table(path)
-    assert 'dones = "done"' in caught.value.details["starting_mapping"]
-    _, batch = read_table(path, MAPPING.replace("[columns]", "[columns]\ndones = 'done'"))
-    assert batch.terminated.tolist() == [True, True]
 
 
 def test_yes_is_a_flag_beside_numbers_and_maybe_is_a_bad_row(read_table: Read, write_lines: Write) -> None:
@@ -167,20 +155,3 @@ def test_json_text_in_a_column_of_parquet_is_read(read_table: Read, tmp_path: Pa
     assert batch.obs.tolist() == [[0.5, 1], [1, 2], [1, 2]]
     assert batch.actions.tolist() == [[0, 1], [1, 1]]
     assert batch.extra["n"].tolist() == [1, 2]
-
-
-# ---- how often a file is opened ----
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file of this machine was opened, by its name."""
-    counted: Counter[str] = Counter()
-    really = local_files._without_waiting
-
-    def counts(path: str, flags: int) -> int:
-        counted[Path(path).name] += 1
-        return really(path, flags)
-
-    monkeypatch.setattr(local_files, "_without_waiting", counts)
-    return counted

@@ -90,12 +90,3 @@ def test_whole_numbers_with_and_without_decimals_are_one_id(
     write_lines("logs-2.csv", "e,t,x,a", f"{other},1,0.5,1", "A,0,0.5,1")
     _, batch = read_table(f"{tmp_path}/logs-*.csv", COLUMNS)
     assert [data["source_id"] for data in batch.custom_data] == [min(one, other, key=len), "A"]
-
-
-# ---- many columns ----
-
-
-# ---- headers ----
-
-
-# ---- rows whose columns nobody can tell ----

@@ -39,7 +39,7 @@ from offline_cli.converting.whole_episodes import CHOSEN, ExtraOutputs, first_ba
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
-from offline_cli.formats.source import Fragments, Source
+from offline_cli.formats.source import Fragments, Source, WrappedSource
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
@@ -209,26 +209,16 @@ def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any])
 # ---- sources whose episodes are changed while they are read ----
 
 
-class _Changed:
-    """A source with `change` made of each batch, as a `Source`."""
+@dataclass(slots=True)
+class _Changed(WrappedSource):
+    """A source with `change` made of each batch."""
 
-    def __init__(self, source: Source, change: Callable[[EpisodeBatch], EpisodeBatch]) -> None:
-        self._source, self._change = source, change
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Changed, (self._source, self._change)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+    change: Callable[[EpisodeBatch], EpisodeBatch]
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`."""
-        for fragments in self._source.fragments(tally, rejects):
-            yield replace(fragments, batch=self._change(fragments.batch))
-
-    def partitions(self, count: int) -> Sequence[_Changed]:
-        """See `Source`."""
-        return [_Changed(part, self._change) for part in self._source.partitions(count)]
+        for fragments in self.source.fragments(tally, rejects):
+            yield replace(fragments, batch=self.change(fragments.batch))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ is a bad row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +18,9 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import MissingPackage
 
-__all__ = [
-    "GRAY",
-    "IMAGES",
-    "RGB",
-    "cut_by_images",
-    "header_of",
-    "image_counts",
-    "images_in",
-    "is_bytes",
-    "why_no_image",
-    "wrong_images",
-]
+__all__ = ["GRAY", "RGB", "cut_by_images", "header_of", "image_counts", "images_in", "why_no_image"]
 
-GRAY, RGB = IMAGES = ("gray", "rgb")  # (height, width), and (height, width, 3)
+GRAY, RGB = ("gray", "rgb")  # (height, width), and (height, width, 3)
 CHANNELS: Final = {GRAY: 1, RGB: 3}
 MOST_BYTES: Final = 64 << 20  # of one image, decoded: 4,700 by 4,700 in colours
 PNG: Final = b"\x89PNG\r\n\x1a\n"
@@ -92,32 +81,25 @@ def why_no_image(cell: bytes, kind: str, shape: tuple[int, ...] | None) -> str:
     return ""
 
 
-def images_in(
-    column: pa.ChunkedArray, kind: str, shape: tuple[int, ...] | None
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
+def images_in(column: pa.Array, kind: str, shape: tuple[int, ...] | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
     """(N, *shape) pixels with 0 in rows that have none, and (N,) these rows, None where there is none.
 
     `shape`: of one image; None: that of the first that can be decoded. Raises MissingPackage.
     """
-    cells, values, bad = _cells(column), None, np.ones(len(column), np.bool_)
-    for row, cell in enumerate(cells):
-        if cell is None or why_no_image(cell, kind, shape):
+    values, bad = None, np.ones(len(column), np.bool_)
+    for row, cell in enumerate(column.to_pylist()):
+        if not isinstance(cell, bytes) or why_no_image(cell, kind, shape):
             continue
         pixels = _decoded(cell, kind)
         if pixels is None or (shape is not None and pixels.shape != shape):
             continue
         if values is None:
             shape = pixels.shape
-            values = np.zeros((len(cells), *shape), np.uint8)
+            values = np.zeros((len(column), *shape), np.uint8)
         values[row], bad[row] = pixels, False
     if values is None:
-        values = np.zeros((len(cells), *(shape or (0,) * (2 if kind == GRAY else 3))), np.uint8)
+        values = np.zeros((len(column), *(shape or (0,) * (2 if kind == GRAY else 3))), np.uint8)
     return values, bad if bad.any() else None
-
-
-def _cells(column: pa.ChunkedArray) -> list[bytes | None]:
-    cells: list[bytes | None] = column.to_pylist() if is_bytes(column.type) else [None] * len(column)
-    return cells
 
 
 def _decoded(cell: bytes, kind: str) -> NDArray[np.uint8] | None:
@@ -134,57 +116,23 @@ def _decoded(cell: bytes, kind: str) -> NDArray[np.uint8] | None:
     return None if found is None else np.asarray(found, np.uint8)
 
 
-def is_bytes(kind: pa.DataType) -> bool:
-    """Whether cells hold bytes."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def image_counts(column: pa.ChunkedArray, name: str) -> dict[str, int]:
+def image_counts(column: pa.Array, name: str) -> dict[str, int]:
     """What decoding the column loses, by kind of assumption: JPEG has lost pixels already, and alpha channels are left out."""
-    headers = [header_of(cell) for cell in _cells(column) if cell is not None]
+    headers = [header_of(cell) for cell in column.to_pylist() if isinstance(cell, bytes)]
     lossy = sum(header is not None and header.is_jpeg for header in headers)
     alpha = sum(header is not None and header.has_alpha for header in headers)
     return {f"lossy-jpeg:{name}": lossy, f"alpha-left-out:{name}": alpha}
 
 
-def cut_by_images(batches: Iterable[pa.RecordBatch], kinds: Mapping[str, str], most: int) -> Iterator[pa.RecordBatch]:
-    """Batches cut so that the images of each declare at most `most` bytes, or are one row; `kinds`: of columns of images."""
+def cut_by_images(batches: Iterable[pa.RecordBatch], names: Collection[str], most: int) -> Iterator[pa.RecordBatch]:
+    """Batches cut so that their images take about `most` bytes, or are one row; `names`: of columns of images."""
     for batch in batches:
-        if not kinds or not batch.num_rows:
-            yield batch
-            continue
-        sizes = np.zeros(batch.num_rows, np.int64)
-        for name in kinds:
-            sizes += [_size(cell) for cell in _cells(pa.chunked_array([batch.column(name)]))]
-        yield from (batch.slice(first, stop - first) for first, stop in _runs(sizes, most))
+        size = sum(max(map(_size, batch.column(name).to_pylist()), default=0) for name in names)
+        rows = max(1, most // size) if size else max(1, batch.num_rows)
+        yield from (batch.slice(first, rows) for first in range(0, batch.num_rows, rows))
 
 
-def _size(cell: bytes | None) -> int:
-    found = None if cell is None else header_of(cell)
+def _size(cell: object) -> int:
+    found = header_of(cell) if isinstance(cell, bytes) else None
     size = 0 if found is None else found.height * found.width * CHANNELS[RGB]
     return 0 if size > MOST_BYTES else size  # those are not decoded
-
-
-def _runs(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    first, held = 0, 0
-    for row, size in enumerate(sizes.tolist()):
-        if held + size > most and row > first:
-            yield first, row
-            first, held = row, 0
-        held += size
-    yield first, len(sizes)
-
-
-def wrong_images(document: Mapping[str, Any], parts: Sequence[Any], roles: Collection[str]) -> Iterator[str]:
-    """Mistakes in the `[images]` of a mapping. `parts`: of it; `roles`: of values."""
-    for column in document.get("images", {}):
-        named = [part for part in parts if column in part.columns]
-        if not named:
-            yield f"images: column '{column}' is not mapped: name it under [columns] or [extra]"
-        for part in named:
-            if part.role not in roles:
-                yield f"images: column '{column}' is {part.said_as}, which is no image"
-            elif part.stacked:
-                yield f"images: column '{column}' of {part.said_as} is in a list, and images are not stacked into vectors"
-        if column in document.get("categories", {}):
-            yield f"images: column '{column}' has [categories] too"

@@ -1,12 +1,8 @@
-"""What the columns of a table mean: a mapping from a file or a preset, checked, with all its mistakes listed at once.
+"""What the columns of a table mean: a mapping from a file, a preset or a dict, checked, with all its mistakes listed at once.
 
-A mapping is TOML (schemas/mapping.v1.json): ours = theirs. `obs`, `actions` and `new_obs` may be given in parts
-(`"obs.camera"`, or a table of parts), each of them one column or several that are stacked.
-
-* `mapping_text`, `preset_names`, `preset_text`: the text of a mapping. Presets ship with the package; an unknown name raises
-  with the presets that there are.
-* `mapping_mistakes`: every mistake of a mapping, with the nearest word for each unknown one; no table is read for it.
-* `load_mapping`, `mapping_of`: the mapping as a typed value; in Python, a dict is one as well (`given_mapping`).
+A mapping is TOML: ours = theirs. `MappingDocument` is its form, from which schemas/mapping.v1.json is written
+(`python -m offline_cli.formats.tables.mapping`). `obs`, `actions` and `new_obs` may be given in parts (`"obs.camera"`, or a
+table of parts), each of them one column or several that are stacked.
 """
 
 from __future__ import annotations
@@ -15,255 +11,166 @@ import json
 import math
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.images import wrong_images
-from offline_cli.json_documents import deeper_than, load_schema, mistakes, schemas_folder
+from offline_cli.json_documents import deeper_than, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.local_files import dangling_link
 from offline_cli.storage.locations import open_location
 
-__all__ = [
-    "DEFAULT",
-    "EXTRA",
-    "FILLED_ROLES",
-    "KEYS",
-    "MEAN",
-    "PREVIOUS",
-    "SCHEMA",
-    "STARTS",
-    "TREES",
-    "ZERO",
-    "CsvForm",
-    "GivenMapping",
-    "Part",
-    "TableMapping",
-    "given_mapping",
-    "load_mapping",
-    "mapping_mistakes",
-    "mapping_of",
-    "mapping_text",
-    "nearest",
-    "preset_names",
-    "preset_text",
-]
+__all__ = ["CsvForm", "GivenMapping", "MappingDocument", "Part", "TableMapping", "given_mapping", "load_mapping", "mapping_of"]
 
-DEFAULT = "rllib"
-ENDING = ".v1.toml"
-
-SCHEMA = "mapping.v1.json"
-SECTIONS = ("columns", "dtypes", "spaces", "csv")
-
-EXTRA = "extra"
+DEFAULT: Final = "rllib"  # the preset that is used where no mapping is given
+ENDING: Final = ".v1.toml"
+EXTRA: Final = "extra"
 STARTS: Final = "starts"
 FILE_ID, FOLDER_ID = "@file", "@folder"  # in the place of a column of ids
-EPISODES: Final = "episodes"  # what a row is, where it is no step
+KEYS: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
+TREES: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
+FILLED_ROLES: Final = (*TREES, Columns.REWARDS, EXTRA)
 DURATION: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|ms|s|min|m|h|d|w)\s*")
 UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "m": 60 * 10**9} | {
     "h": 3600 * 10**9,
     "d": 86400 * 10**9,
     "w": 7 * 86400 * 10**9,
 }
-KEYS = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
-TREES = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
-FILLED_ROLES = (*TREES, Columns.REWARDS, EXTRA)
-MAX_DEPTH = 64  # of tables and lists; a space is nested at most 16 deep
-FIX = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
-
-
-GivenMapping = str | Mapping[str, Any]  # a file by path or URL, the name of a preset, or the mapping itself
+MAX_DEPTH: Final = 64  # of tables and lists; a space is nested at most 16 deep
+FIX: Final = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
 OF_PYTHON: Final = "(dict)"  # the name of a mapping that is no file
 
+GivenMapping = str | Mapping[str, Any]  # a file by path or URL, the name of a preset, or the mapping itself
 ZERO, PREVIOUS, MEAN = FILLS = ("zero", "previous", "mean")
 
 
-def given_mapping(given: str | os.PathLike[str] | Mapping[str, Any]) -> GivenMapping:
-    """A keyword as it is kept: a path as text, a dict as a copy with lists for tuples. Raises BadMapping for keys not text."""
-    if not isinstance(given, Mapping):
-        return os.fspath(given)
-    odd: list[Any] = []
-    plain: dict[str, Any] = _plain(given, odd)
-    if odd:
-        raise BadMapping.of([f"{key!r} is no name: names are text" for key in odd], where=OF_PYTHON, fix=FIX)
-    return plain
+# ---- the form of a mapping ----
+
+COLUMN_S: Final = {"type": ["string", "array"], "items": {"type": "string"}, "minItems": 1}
+Names = Annotated[str | Annotated[list[str], Field(min_length=1)], WithJsonSchema(COLUMN_S)]
+Texts = Annotated[list[str], Field(min_length=1)]
+Word = Annotated[str, Field(min_length=1)]
+Span = Annotated[str | float | None, WithJsonSchema({"type": ["string", "number"]})]
+Fill = Annotated[str | float, WithJsonSchema({"type": ["string", "number"]})]
+Dtype = Literal[
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
+]  # fmt: skip
 
 
-def _plain(value: Any, odd: list[Any]) -> Any:
-    if isinstance(value, Mapping):
-        odd += [key for key in value if not isinstance(key, str)]
-        return {key: _plain(item, odd) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, odd) for item in value]
-    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # of numpy
-    return value.item() if is_scalar else value
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-def mapping_text(given: GivenMapping, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """TOML; of a dict JSON, in its own order, which orders columns.
+class RoleNames(_Form):
+    """Our columns by name, each with theirs; a list of columns is stacked into a vector, `"obs.camera"` is one part of a Dict.
 
-    A preset's name goes before a file's: write `./rllib` for a file of that name. Raises StorageNotFound.
+    A name that no column has may lead into structs: `state.position`.
     """
-    if not isinstance(given, str):
-        return json.dumps(given, default=repr).encode()
-    presets = preset_names()
-    if given in presets:
-        return preset_text(given).encode()
-    location = open_location(given, storage_options)
-    if location.exists():
-        return location.read_bytes()
-    if location.is_local and (broken := dangling_link(location.path, shown=given)):
-        raise broken
-    near = get_close_matches(given, presets, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"give the path of a file, or one of {', '.join(presets)}"
-    raise StorageNotFound(f"no mapping file and no preset is called {given}", where="--mapping", fix=fix)
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    __pydantic_extra__: dict[str, Names]
+    PART: ClassVar = re.compile(r"(obs|actions|new_obs)(\.[^.]+)+")
+
+    eps_id: Names | None = Field(
+        default=None, description="The episode of a row: a column, several together, `@file` or `@folder`."
+    )
+    starts: str | None = Field(default=None, description="Whether an episode begins with this row.")
+    t: str | None = Field(default=None, description="The order of rows within an episode: numbers, dates or times.")
+    agent_id: str | None = Field(default=None, description="Whose row it is, where several agents share an `eps_id`.")
+    module_id: str | None = Field(default=None, description="Which policy acted.")
+    obs: Names | None = Field(default=None, description="The observation acted on.")
+    actions: Names | None = Field(default=None, description="The action taken.")
+    rewards: str | None = Field(
+        default=None, description="What the action earned, 0 where absent; `-cost` is the negative of `cost`."
+    )
+    new_obs: Names | None = Field(
+        default=None, description="The observation after the action; without it, the next row's `obs`."
+    )
+    terminateds: str | None = Field(default=None, description="Whether the task ended with this row.")
+    truncateds: str | None = Field(default=None, description="Whether the clock ended the episode with this row.")
+    dones: str | None = Field(default=None, description="The legacy flag: read as `terminateds`, and counted.")
+    done: str | None = Field(default=None, description="The same as `dones`.")
+    infos: str | None = Field(default=None, description="JSON objects as text, or structs.")
 
 
-@cache
-def preset_names() -> tuple[str, ...]:
-    """All presets, sorted."""
-    return tuple(sorted(path.name.removesuffix(ENDING) for path in (schemas_folder() / "mappings").glob(f"*{ENDING}")))
+class CsvForm(_Form):
+    """How CSV files are written."""
+
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1, description="Default: a comma, and a tab in .tsv.")
+    decimal: Literal[".", ","] = Field(default=".", description="What stands before decimals.")
+    encoding: Word = Field(default="utf-8", description="How letters are written: any encoding of text that Python knows.")
+    nulls: list[str] = Field(default=[], description="Texts that mean: no value. An empty cell always does.")
+    columns: Texts | None = Field(default=None, description="Names of the columns, for files that have no header.")
 
 
-def preset_text(name: str) -> str:
-    """The TOML of one preset."""
-    return (schemas_folder() / "mappings" / f"{name}{ENDING}").read_text(encoding="utf-8")
+class Dtypes(_Form):
+    """The dtype that `obs` or `actions` get; floats are rounded to it."""
+
+    obs: Dtype | None = None
+    actions: Dtype | None = None
 
 
-def nearest(word: str, known: Collection[str]) -> str:
-    """`, did you mean 'obs'?`, or nothing where no word is near."""
-    by_lower = {name.lower(): name for name in known}
-    near = get_close_matches(word.lower(), by_lower, n=1)
-    return f", did you mean '{by_lower[near[0]]}'?" if near else ""
+class Spaces(_Form):
+    """What the values may be, in the form of spaces.v1.json; else of `--env`, else inferred."""
+
+    observation: dict[str, Any] | None = None
+    action: dict[str, Any] | None = None
 
 
-def mapping_mistakes(document: Mapping[str, Any]) -> list[str]:
-    """Every mistake of `document`, dotted columns in place; empty when there is none."""
-    known, unknown = _without_unknown(document)
-    schema = mistakes(known, SCHEMA)
-    return unknown + schema + (list(_contradictions(known)) if not schema else [])
+class MappingDocument(_Form):
+    """What the columns of a foreign table mean (TOML, `convert --mapping FILE`): ours = theirs."""
+
+    description: str = Field(default="", description="For people.")
+    columns: RoleNames
+    extra: dict[str, Names] = Field(default={}, description="Extra model outputs by name, such as `action_logp`.")
+    optional: list[str] = Field(default=[], description="Names that are left out where no file has such a column.")
+    unmapped: Literal["extra", "drop", "error"] = Field(
+        default="extra",
+        description="Columns not named: numeric ones become extra model outputs; all are dropped; or are an error.",
+    )
+    episode_ends: Literal["flags", "t", "chain"] | None = Field(
+        None,
+        description="What divides rows in order: end flags, `t` that falls back, `new_obs` that is not the next `obs`.",
+    )
+    rows: Literal["steps", "episodes"] | None = Field(
+        default=None, description="What a row is: a step, or an episode of lists of steps."
+    )
+    gap: Span = Field(
+        default=None, description="An episode begins after a longer step of `t`: a duration (`30min`) or a number."
+    )
+    period: Span = Field(default=None, description="Every span of `t` of this length is an episode (`1d`).")
+    shift: Literal[0, 1] = Field(default=0, description="1 where action, reward and flags of a row belong to the row before.")
+    ids_per_file: bool = Field(default=False, description="Whether equal ids in two files are two episodes.")
+    categories: dict[str, Texts] = Field(default={}, description="By column: its texts, in the order that numbers them from 0.")
+    names: dict[str, Word] = Field(default={}, description="By column: what it is called in the dataset.")
+    units: dict[str, Word] = Field(default={}, description="By column: the unit of its numbers.")
+    fill: dict[str, Fill] = Field(
+        default={}, description='By column: what a missing cell becomes: "zero", "previous", "mean" or a number.'
+    )
+    images: dict[str, Literal["rgb", "gray"]] = Field(
+        default={}, description="By column of PNG or JPEG bytes: what they are decoded to."
+    )
+    split_at_gaps: bool = Field(
+        default=False, description="Whether a missing cell without a fill ends the episode before its row."
+    )
+    dtypes: Dtypes = Dtypes()
+    spaces: Spaces = Spaces()
+    action_scale: Literal["env", "normalized"] | None = Field(default=None, description="Scale of Box actions.")
+    environment: Word | None = Field(default=None, description="Id of the environment that was recorded, for the manifest.")
+    csv: CsvForm = CsvForm()
 
 
-def _without_unknown(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The entries whose names the schema knows, and the mistakes in the other names."""
-    properties = load_schema(SCHEMA)["properties"]
-    known = {name: value for name, value in document.items() if name in properties}
-    unknown = [f"unknown key '{name}'{_where_it_belongs(name, properties)}" for name in document if name not in properties]
-    for section in SECTIONS:
-        part = known.get(section)
-        if isinstance(part, dict):
-            names, is_known = _names_of(properties[section])
-            unknown += [f"{section}: unknown key '{key}'{nearest(key, names)}" for key in part if not is_known(key)]
-            known[section] = {key: value for key, value in part.items() if is_known(key)}
-    return known, unknown
-
-
-def _names_of(section: Mapping[str, Any]) -> tuple[list[str], Callable[[str], bool]]:
-    names = list(section["properties"])
-    patterns = [re.compile(pattern) for pattern in section.get("patternProperties", {})]
-    return names, lambda key: key in names or any(pattern.search(key) for pattern in patterns)
-
-
-def _where_it_belongs(name: str, properties: Mapping[str, Any]) -> str:
-    if name in properties["columns"]["properties"]:
-        return ": it belongs under [columns]"
-    return nearest(name, properties)
-
-
-def _contradictions(document: Mapping[str, Any]) -> Iterator[str]:
-    columns = document["columns"]
-    yield from _missing_columns(columns)
-    yield from _unclear_trees(columns)
-    yield from _missing_for_ends(document.get("episode_ends"), columns)
-    named = {*columns, *document.get("extra", {})}
-    for name in document.get("optional", ()):
-        if name not in named:
-            yield f"optional: '{name}' is named nowhere{nearest(name, named)}"
-        elif name.partition(".")[0] in (Columns.OBS, Columns.ACTIONS):
-            yield f"optional: there is no episode without '{name}'"
-    for name in ("gap", "period"):
-        given = document.get(name)
-        if given is not None and Columns.T not in columns:
-            yield f"{name}: needs a column for t"
-        if isinstance(given, str) and not DURATION.fullmatch(given):
-            yield f"{name}: {given!r} is no duration, such as 30min, 90s or 1d"
-        elif isinstance(given, float | int) and given <= 0:
-            yield f"{name}: {given} is not more than 0"
-    try:
-        "a".encode(document.get("csv", {}).get("encoding", "utf-8"))  # codecs of no text refuse it
-    except (LookupError, ValueError):
-        yield f"csv.encoding: there is no encoding {document['csv']['encoding']!r}"
-    yield from _wrong_fills(document)
-    values = dict.fromkeys(name for part in _parts(document) if part.role in FILLED_ROLES for name in part.columns)
-    for section in ("names", "units"):
-        for column in document.get(section, {}):
-            if column not in values:
-                yield f"{section}: column '{column}' is not mapped to values of a step{nearest(column, values)}"
-    yield from wrong_images(document, list(_parts(document)), (*TREES, EXTRA))
-    for name, node in document.get("spaces", {}).items():
-        try:
-            space_from_json(node, where=name)
-        except UnsupportedSpace as error:
-            yield f"spaces.{name}: {error.what}"
-
-
-def _missing_columns(columns: Mapping[str, Any]) -> Iterator[str]:
-    for role in (Columns.OBS, Columns.ACTIONS):
-        if not _parts_of(role, columns):
-            yield f"columns: '{role}' is missing"
-    for role in (Columns.AGENT_ID, Columns.MODULE_ID):
-        if role in columns and Columns.EPS_ID not in columns:
-            yield f"columns: '{role}' needs 'eps_id', which distinguishes the episodes of an agent"
-
-
-def _unclear_trees(columns: Mapping[str, Any]) -> Iterator[str]:
-    for role in (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS):
-        parts = _parts_of(role, columns)
-        both = [part for part in parts if any(other.startswith(f"{part}.") for other in parts)]
-        yield from (f"columns: '{part}' is given whole and in parts" for part in both)
-    obs, new_obs = ({part.partition(".")[2] for part in _parts_of(role, columns)} for role in (Columns.OBS, Columns.NEXT_OBS))
-    if new_obs and obs and new_obs != obs:
-        different = ", ".join(sorted(part or "(all of it)" for part in obs ^ new_obs))
-        yield f"columns: 'new_obs' has other parts than 'obs': {different}"
-
-
-def _missing_for_ends(episode_ends: str | None, columns: Mapping[str, Any]) -> Iterator[str]:
-    if episode_ends == "flags" and not any(name in columns for name in END_FLAGS):
-        yield f'episode_ends: "flags" needs a column for one of {", ".join(END_FLAGS)}'
-    if episode_ends == "t" and Columns.T not in columns:
-        yield 'episode_ends: "t" needs a column for t'
-    if episode_ends == "chain" and not _parts_of(Columns.NEXT_OBS, columns):
-        yield 'episode_ends: "chain" needs columns for new_obs'
-
-
-def _wrong_fills(document: Mapping[str, Any]) -> Iterator[str]:
-    """Fills of columns that have none, and fills that are none."""
-    parts = list(_parts(document))
-    theirs = dict.fromkeys(name for part in parts for name in part.columns)
-    for column, fill in document.get("fill", {}).items():
-        roles = [part.said_as for part in parts if part.role not in FILLED_ROLES and column in part.columns]
-        if roles:
-            yield f"fill: column '{column}' is {roles[0]}, which is never filled: only values of a step are"
-        elif not any(column == name or column.startswith(f"{name}.") for name in theirs):
-            yield f"fill: column '{column}' is not mapped{nearest(column, theirs)}: name it under [columns] or [extra]"
-        if isinstance(fill, str) and fill not in FILLS:
-            yield f"fill.{column}: '{fill}' is not one of {', '.join(FILLS)}, and no number{nearest(fill, FILLS)}"
-        elif isinstance(fill, float) and not math.isfinite(fill):
-            yield f"fill.{column}: {fill} is no value of a step"
-        elif fill == MEAN and column in document.get("categories", {}):
-            yield f"fill.{column}: categories have no mean"
-
-
-def _parts_of(role: str, columns: Mapping[str, Any]) -> list[str]:
-    return [name for name in columns if name == role or name.startswith(f"{role}.")]
+# ---- a mapping that has been checked ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,66 +195,112 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class CsvForm:
-    """How CSV files are written."""
-
-    delimiter: str | None = None  # None: by the file's name
-    decimal: str = "."
-    nulls: tuple[str, ...] = ()  # besides the empty cell
-    encoding: str = "utf-8"
-    columns: tuple[str, ...] | None = None  # None: the first line names them
-
-
-AS_USUAL: Final = CsvForm()
-
-
-@dataclass(frozen=True, slots=True)
 class TableMapping:
     """A mapping without mistakes of its own; whether its columns exist depends on the files."""
 
     name: str  # of the file or preset
+    said: MappingDocument
     parts: tuple[Part, ...]  # at least one of obs and of actions
-    unmapped: str = "extra"
-    optional: frozenset[str] = frozenset()
-    episode_ends: str | None = None
-    ids_per_file: bool = False
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    observation_space: Space | None = None
-    action_space: Space | None = None
-    action_scale: str = UNKNOWN_SCALE
-    environment: str | None = None
-    csv: CsvForm = CsvForm()
-    fill: Mapping[str, str | float] = field(default_factory=dict)  # by column (theirs): what a missing cell becomes
-    images: Mapping[str, str] = field(default_factory=dict)  # by column (theirs) of encoded images: what they are decoded to
-    split_at_gaps: bool = False  # any other missing cell ends the episode
-    gap: tuple[float, bool] | None = None  # a longer step of `t` begins an episode; whether it is nanoseconds
-    period: tuple[float, bool] | None = None  # each span of `t` of this length is an episode; whether it is nanoseconds
-    shift: int = 0  # rows by which an action, with its reward and flags, is late: 1 where the first row has a dummy
-    row_is_episode: bool = False  # cells hold lists, one value a step
-    document: Mapping[str, Any] = field(default_factory=dict)  # all of it as plain values, for provenance
+    row_is_episode: bool  # cells hold lists, one value a step
+    spaces: tuple[Space | None, Space | None]  # of observations and of actions
+    document: Mapping[str, Any]  # all of it as plain values, for provenance
 
     def of(self, role: str) -> tuple[Part, ...]:
         """The parts of one role."""
         return tuple(part for part in self.parts if part.role == role)
 
+    def names(self, *roles: str) -> list[str]:
+        """Their columns for some roles, of all parts where none is given, each once."""
+        return list(dict.fromkeys(name for part in self.parts if not roles or part.role in roles for name in part.columns))
+
     @property
     def infos(self) -> str | None:
         """The column of infos; None: there is none."""
-        return next((part.columns[0] for part in self.of(Columns.INFOS)), None)
+        return next(iter(self.names(Columns.INFOS)), None)
+
+    @property
+    def action_scale(self) -> str:
+        """`env`, `normalized` or `unknown`."""
+        return self.said.action_scale or UNKNOWN_SCALE
 
     @property
     def has_flags(self) -> bool:
         """Whether any column marks ends."""
-        return any(part.role in END_FLAGS for part in self.parts)
+        return bool(self.names(*END_FLAGS))
+
+    @property
+    def divides_more(self) -> bool:
+        """Whether starts, gaps or periods divide the rows of an id."""
+        return bool(self.said.gap or self.said.period or self.of(STARTS))
 
     def as_text(self) -> dict[str, str]:
         """Their columns by ours, for people: `{"obs": "x, x_dot", "actions": "a"}`."""
         return {part.name: ", ".join(part.columns) for part in self.parts}
 
-    def without(self, absent: Collection[str]) -> TableMapping:
-        """The same without the parts of these names."""
-        return replace(self, parts=tuple(part for part in self.parts if part.name not in absent))
+    def with_parts(self, parts: tuple[Part, ...]) -> TableMapping:
+        """The same with other parts."""
+        return replace(self, parts=parts)
+
+
+def span_of(given: str | float) -> tuple[float, bool]:
+    """A number in the units of `t`, or a duration in nanoseconds; whether it is nanoseconds."""
+    found = DURATION.fullmatch(given) if isinstance(given, str) else None
+    return (float(given), False) if found is None else (float(found[1]) * UNITS[found[2]], True)
+
+
+# ---- where mappings come from ----
+
+
+def given_mapping(given: str | os.PathLike[str] | Mapping[str, Any]) -> GivenMapping:
+    """A keyword as it is kept: a path as text, a dict as a copy with lists for tuples. Raises BadMapping for keys not text."""
+    if not isinstance(given, Mapping):
+        return os.fspath(given)
+    odd: list[Any] = []
+    plain: dict[str, Any] = _plain(given, odd)
+    if odd:
+        raise BadMapping.of([f"{key!r} is no name: names are text" for key in odd], where=OF_PYTHON, fix=FIX)
+    return plain
+
+
+def _plain(value: Any, odd: list[Any]) -> Any:
+    if isinstance(value, Mapping):
+        odd += [key for key in value if not isinstance(key, str)]
+        return {key: _plain(item, odd) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, odd) for item in value]
+    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # of numpy
+    return value.item() if is_scalar else value
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """All presets, sorted."""
+    return tuple(sorted(path.name.removesuffix(ENDING) for path in (schemas_folder() / "mappings").glob(f"*{ENDING}")))
+
+
+def preset_text(name: str) -> str:
+    """The TOML of one preset."""
+    return (schemas_folder() / "mappings" / f"{name}{ENDING}").read_text(encoding="utf-8")
+
+
+def mapping_text(given: GivenMapping, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """TOML; of a dict JSON, in its own order, which orders columns.
+
+    A preset's name goes before a file's: write `./rllib` for a file of that name. Raises StorageNotFound.
+    """
+    if not isinstance(given, str):
+        return json.dumps(given, default=repr).encode()
+    presets = preset_names()
+    if given in presets:
+        return preset_text(given).encode()
+    location = open_location(given, storage_options)
+    if location.exists():
+        return location.read_bytes()
+    if location.is_local and (broken := dangling_link(location.path, shown=given)):
+        raise broken
+    near = get_close_matches(given, presets, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"give the path of a file, or one of {', '.join(presets)}"
+    raise StorageNotFound(f"no mapping file and no preset is called {given}", where="--mapping", fix=fix)
 
 
 def load_mapping(given: GivenMapping, storage_options: Mapping[str, Any] | None = None) -> TableMapping:
@@ -366,58 +319,41 @@ def mapping_of(text: str | bytes, name: str) -> TableMapping:
     return _checked(document, name)
 
 
-def _checked(document: Mapping[str, Any], name: str) -> TableMapping:
-    if deeper_than(document, MAX_DEPTH):
+# ---- checks ----
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """`, did you mean 'obs'?`, or nothing where no word is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), by_lower, n=1)
+    return f", did you mean '{by_lower[near[0]]}'?" if near else ""
+
+
+def _checked(given: Mapping[str, Any], name: str) -> TableMapping:
+    if deeper_than(given, MAX_DEPTH):
         raise BadMapping(f"tables nested deeper than {MAX_DEPTH}", where=name, fix=FIX)
-    document = {**document, **_with_dotted_columns(document.get("columns"))}
-    found = mapping_mistakes(document)
+    columns = given.get("columns")
+    named = dict(_dotted(columns, "")) if isinstance(columns, dict) else {}
+    document = {**given, "columns": named} if named else dict(given)
+    parts = tuple(_parts(named))
+    found = list(_unclear_columns(parts))
+    try:
+        said = MappingDocument.model_validate(document)
+    except ValidationError as error:
+        by_place = {one["loc"][:2]: _in_words(one, document) for one in error.errors()}  # of a union, the last one tells most
+        found = sorted([*by_place.values(), *found], key=lambda text: "unknown key" not in text)
+        raise BadMapping.of(found, where=name, fix=FIX) from error
+    parts += tuple(_part(EXTRA, (key,), theirs) for key, theirs in said.extra.items())
+    spaces = tuple(_space(node, role, found) for role, node in vars(said.spaces).items())
+    found += [*_contradictions(said, parts), *_wrong_columns(said, parts)]
     if found:
         raise BadMapping.of(found, where=name, fix=FIX)
-    spaces = document.get("spaces", {})
-    return TableMapping(
-        name=name,
-        parts=tuple(_parts(document)),
-        unmapped=document.get("unmapped", "extra"),
-        optional=frozenset(document.get("optional", ())),
-        episode_ends=document.get("episode_ends"),
-        ids_per_file=document.get("ids_per_file", False),
-        categories={column: tuple(texts) for column, texts in document.get("categories", {}).items()},
-        dtypes=document.get("dtypes", {}),
-        observation_space=_space(spaces.get("observation"), name),
-        action_space=_space(spaces.get("action"), name),
-        action_scale=document.get("action_scale", UNKNOWN_SCALE),
-        environment=document.get("environment"),
-        csv=_csv(document.get("csv", {})),
-        fill=document.get("fill", {}),
-        images=document.get("images", {}),
-        split_at_gaps=document.get("split_at_gaps", False),
-        gap=_span(document.get("gap")),
-        period=_span(document.get("period")),
-        shift=document.get("shift", 0),
-        row_is_episode=document.get("rows") == EPISODES,
-        document=json.loads(json.dumps(document), parse_constant=str),  # JSON has no infinities, which spaces may have
-    )
-
-
-def _span(given: str | float | None) -> tuple[float, bool] | None:
-    """A number in the units of `t`, or a duration in nanoseconds."""
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        return float(given), False
-    found = DURATION.fullmatch(given)
-    assert found is not None  # as the check of the document saw
-    return float(found[1]) * UNITS[found[2]], True
-
-
-def _with_dotted_columns(columns: Any) -> dict[str, Any]:
-    """`obs = {camera = "cam"}` as `"obs.camera" = "cam"`; TOML reads an unquoted `obs.camera = "cam"` as the first."""
-    if not isinstance(columns, dict):
-        return {}
-    return {"columns": dict(_dotted(columns, ""))}
+    plain = json.loads(json.dumps(document), parse_constant=str)  # JSON has no infinities, which spaces may have
+    return TableMapping(name, said, parts, said.rows == "episodes", (spaces[0], spaces[1]), plain)
 
 
 def _dotted(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """`obs = {camera = "cam"}` as `"obs.camera" = "cam"`; TOML reads an unquoted `obs.camera = "cam"` as the first."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _dotted(value, f"{prefix}{key}.")
@@ -425,28 +361,130 @@ def _dotted(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _parts(document: Mapping[str, Any]) -> Iterator[Part]:
-    for key, theirs in document["columns"].items():
+def _in_words(error: Any, document: Any) -> str:
+    """A mistake that pydantic found: its dotted place in the document, and what is wrong there."""
+    place, node = list[str](), document
+    for key in error["loc"]:
+        is_there = key in node if isinstance(node, dict) else isinstance(node, list) and isinstance(key, int)
+        if is_there:
+            place.append(str(key))
+            node = node[key]
+    if error["type"] == "extra_forbidden":
+        form: Any = MappingDocument
+        for key in place[:-1]:
+            form = form.model_fields[key].annotation
+        belongs = len(place) == 1 and place[0] in RoleNames.model_fields
+        hint = ": it belongs under [columns]" if belongs else nearest(place[-1], form.model_fields)
+        return f"{''.join(f'{part}: ' for part in place[:-1])}unknown key '{place[-1]}'{hint}"
+    if error["type"] == "missing":
+        return f"'{error['loc'][-1]}' is missing"
+    return f"{'.'.join(place)}: {error['msg'][:1].lower()}{error['msg'][1:]}, and not {str(error['input'])[:60]!r}"
+
+
+def _parts(columns: Mapping[str, Any]) -> Iterator[Part]:
+    for key, theirs in columns.items():
         role, _, path = key.partition(".")
         yield _part(role, tuple(path.split(".")) if path else (), theirs)
-    for key, theirs in document.get("extra", {}).items():
-        yield _part(EXTRA, (key,), theirs)
 
 
-def _part(role: str, path: tuple[str, ...], theirs: str | list[str]) -> Part:
-    return Part(role, path, (theirs,)) if isinstance(theirs, str) else Part(role, path, tuple(theirs), stacked=True)
+def _part(role: str, path: tuple[str, ...], theirs: Any) -> Part:
+    return Part(role, path, tuple(theirs), stacked=True) if isinstance(theirs, list) else Part(role, path, (theirs,))
 
 
-def _space(node: Mapping[str, Any] | None, name: str) -> Space | None:
-    return None if node is None else space_from_json(node, where=name)
+def _space(node: Mapping[str, Any] | None, role: str, found: list[str]) -> Space | None:
+    if node is None:
+        return None
+    wrong = [f"spaces.{role}.{one}" for one in mistakes(dict(node), "spaces.v1.json")]
+    try:
+        return None if wrong else space_from_json(node, where=role)
+    except UnsupportedSpace as error:
+        wrong = [f"spaces.{role}: {error.what}"]
+    finally:
+        found += wrong
+    return None
 
 
-def _csv(node: Mapping[str, Any]) -> CsvForm:
-    columns = node.get("columns")
-    return CsvForm(
-        delimiter=node.get("delimiter"),
-        decimal=node.get("decimal", "."),
-        nulls=tuple(node.get("nulls", ())),
-        encoding=node.get("encoding", AS_USUAL.encoding),
-        columns=None if columns is None else tuple(columns),
-    )
+def _unclear_columns(parts: Collection[Part]) -> Iterator[str]:
+    """Names that are none of ours, roles that are missing, and trees given twice."""
+    names = {part.name: part for part in parts if part.role != EXTRA}
+    for name in names:
+        if name not in RoleNames.model_fields and not RoleNames.PART.fullmatch(name):
+            yield f"columns: unknown key '{name}'{nearest(name, RoleNames.model_fields)}"
+    for role in (Columns.OBS, Columns.ACTIONS):
+        if not any(part.role == role for part in names.values()):
+            yield f"columns: '{role}' is missing"
+    for role in (Columns.AGENT_ID, Columns.MODULE_ID):
+        if role in names and Columns.EPS_ID not in names:
+            yield f"columns: '{role}' needs 'eps_id', which distinguishes the episodes of an agent"
+    for name in names:
+        if any(other.startswith(f"{name}.") for other in names):
+            yield f"columns: '{name}' is given whole and in parts"
+    obs, new_obs = ({part.path for part in names.values() if part.role == role} for role in (Columns.OBS, Columns.NEXT_OBS))
+    if new_obs and obs and new_obs != obs:
+        different = ", ".join(sorted(".".join(path) or "(all of it)" for path in obs ^ new_obs))
+        yield f"columns: 'new_obs' has other parts than 'obs': {different}"
+
+
+def _contradictions(said: MappingDocument, parts: Collection[Part]) -> Iterator[str]:
+    roles = {part.role for part in parts}
+    if said.episode_ends == "flags" and not roles.intersection(END_FLAGS):
+        yield f'episode_ends: "flags" needs a column for one of {", ".join(END_FLAGS)}'
+    if said.episode_ends == "t" and Columns.T not in roles:
+        yield 'episode_ends: "t" needs a column for t'
+    if said.episode_ends == "chain" and Columns.NEXT_OBS not in roles:
+        yield 'episode_ends: "chain" needs columns for new_obs'
+    for name, given in (("gap", said.gap), ("period", said.period)):
+        if given is not None and Columns.T not in roles:
+            yield f"{name}: needs a column for t"
+        if isinstance(given, str) and not DURATION.fullmatch(given):
+            yield f"{name}: {given!r} is no duration, such as 30min, 90s or 1d"
+        elif isinstance(given, float | int) and not 0 < given < math.inf:
+            yield f"{name}: {given} is not more than 0"
+    named = {part.said_as for part in parts}
+    for name in said.optional:
+        if name not in named:
+            yield f"optional: '{name}' is named nowhere{nearest(name, named)}"
+        elif name.partition(".")[0] in (Columns.OBS, Columns.ACTIONS):
+            yield f"optional: there is no episode without '{name}'"
+    try:
+        "a".encode(said.csv.encoding)  # codecs of no text refuse it
+    except (LookupError, ValueError):
+        yield f"csv.encoding: there is no encoding {said.csv.encoding!r}"
+
+
+def _wrong_columns(said: MappingDocument, parts: Collection[Part]) -> Iterator[str]:
+    """Columns of `names`, `units`, `fill` and `images` that are mapped to nothing that has these, and fills that are none."""
+    values = dict.fromkeys(name for part in parts if part.role in FILLED_ROLES for name in part.columns)
+    others = {name: part.said_as for part in parts if part.role not in FILLED_ROLES for name in part.columns}
+    for section in ("names", "units", "fill", "images"):
+        for column in getattr(said, section):
+            is_within = section in ("fill", "images") and any(column.startswith(f"{name}.") for name in values)
+            if column in others and column not in values:
+                yield f"{section}: column '{column}' is {others[column]}, and not values of a step"
+            elif column not in values and not is_within:
+                yield f"{section}: column '{column}' is not mapped to values of a step{nearest(column, values)}"
+    for column, fill in said.fill.items():
+        if isinstance(fill, str) and fill not in FILLS:
+            yield f"fill.{column}: '{fill}' is not one of {', '.join(FILLS)}, and no number{nearest(fill, FILLS)}"
+        elif isinstance(fill, float) and not math.isfinite(fill):
+            yield f"fill.{column}: {fill} is no value of a step"
+        elif fill == MEAN and column in said.categories:
+            yield f"fill.{column}: categories have no mean"
+    for column in said.images:
+        for part in parts:
+            if column in part.columns and (part.stacked or part.role not in (*TREES, EXTRA)):
+                yield f"images: column '{column}' of {part.said_as} is in a list, or no observation: images are not stacked"
+        if column in said.categories:
+            yield f"images: column '{column}' has [categories] too"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of mappings, as in schemas/mapping.v1.json."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "offline-cli:mapping.v1.json"}
+    found = MappingDocument.model_json_schema()
+    found["$defs"]["Spaces"]["properties"] = {name: {"$ref": "offline-cli:spaces.v1.json"} for name in Spaces.model_fields}
+    return {**head, **found, "title": "Mapping of a table, version 1"}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(schema(), indent=2) + "\n")

@@ -10,27 +10,30 @@ import io
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Final
 
 import pyarrow as pa
 
 from offline_cli.errors import BadData
 from offline_cli.formats.source import Openable
 from offline_cli.parquet.extension_types import extension_failures
+from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 
-__all__ = ["damage", "is_named_csv", "looks_like_csv", "packing_of", "seekable", "unpacked", "unpacked_head"]
+__all__ = ["damage", "is_named_csv", "looks_like_csv", "packing_of", "pieces_of", "unpacked", "unpacked_head"]
 
-MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-HEAD_BYTES = 1 << 16
-HEAD_PIECE = 1 << 8  # read at a time: a piece with damage in it is lost whole
-
-NAMED = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst", ".csv.zstd", ".tsv.zstd")
-PROSE = (".md", ".rst", ".html", ".htm", ".xml", ".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".log", ".tex", ".svg")
-DELIMITERS = (",", "\t", ";", "|")
-MAX_NAME = 64  # letters of the name of a column
+MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+HEAD_BYTES: Final = 1 << 16
+HEAD_PIECE: Final = 1 << 8  # read at a time: a piece with damage in it is lost whole
+PIECE: Final = 1 << 16
+NAMED: Final = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst", ".csv.zstd", ".tsv.zstd")
+PROSE: Final = (
+    *(".md", ".rst", ".html", ".htm", ".xml", ".tex", ".svg", ".log"),
+    *(".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg"),
+)
+DELIMITERS: Final = (",", "\t", ";", "|")
+MAX_NAME: Final = 64  # letters of the name of a column
 
 
 def packing_of(head: bytes) -> str:
@@ -56,53 +59,44 @@ def damage(url: str) -> Iterator[None]:
             ) from error
 
 
-class unpacked:  # noqa: N801  reads as what it gives, as in contextlib
-    """A file's content from its start, to be read once from beginning to end; a context manager, harmless to drop."""
-
-    packing = ""  # as `packing_of` says, once it is open
-
-    def __init__(self, file: Openable) -> None:
-        self._file, self._stack = file, ExitStack()
-
-    def __enter__(self) -> Any:
-        with ExitStack() as stack:
-            stream = self._opened(stack)
-            self._stack = stack.pop_all()
+def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: str | None = None) -> Any:
+    """A file's content from its start; `seekable`: packed content is first written to a temporary file."""
+    stored = scope.enter(file.open())
+    packing = packing_of(stored.read(4))
+    stored.seek(0)
+    if not packing:
+        return stored
+    stream = scope.enter(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), packing))
+    if not seekable:
         return stream
-
-    def _opened(self, stack: ExitStack) -> Any:
-        stored = stack.enter_context(self._file.open())
-        self.packing = packing_of(stored.read(4))
-        stored.seek(0)
-        if not self.packing:
-            return stored
-        return stack.enter_context(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), self.packing))
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack.__exit__(kind, error, trace)
+    plain = scope.enter(tempfile.TemporaryFile(dir=temp_dir))  # noqa: SIM115  the scope closes it
+    shutil.copyfileobj(stream, plain, 1 << 20)
+    plain.seek(0)
+    return plain
 
 
-class seekable(unpacked):  # noqa: N801
-    """The same, to be read at any place: packed content is written to a temporary file first."""
-
-    def __init__(self, file: Openable, temp_dir: str | None) -> None:
-        super().__init__(file)
-        self._temp_dir = temp_dir
-
-    def _opened(self, stack: ExitStack) -> Any:
-        stream = super()._opened(stack)
-        if not self.packing:
-            return stream
-        plain = stack.enter_context(tempfile.TemporaryFile(dir=self._temp_dir))  # noqa: SIM115  the stack closes it
-        shutil.copyfileobj(stream, plain, 1 << 20)
-        plain.seek(0)
-        return plain
+def pieces_of(stream: Any, size: int) -> Iterator[bytes]:
+    """The content in pieces of about `size` bytes; where it breaks off, what was read before comes first."""
+    held = bytearray()
+    try:
+        while piece := bytes(stream.read(min(PIECE, size))):
+            held += piece
+            if len(held) >= size:
+                yield bytes(held)
+                held.clear()
+    except Exception:
+        if held:
+            yield bytes(held)
+        raise
+    if held:
+        yield bytes(held)
 
 
 def unpacked_head(file: Openable) -> bytes:
     """The first bytes of the content; where the file is damaged, those before that, or none: they still show its kind."""
     head = b""
-    with unpacked(file) as stream:
+    with Scope() as scope:
+        stream = unpacked(file, scope)
         try:
             while len(head) < HEAD_BYTES and (piece := bytes(stream.read(HEAD_PIECE))):
                 head += piece
@@ -141,10 +135,5 @@ def _is_table(text: str, delimiter: str) -> bool:
         header, first = next(rows, []), next(rows, [])
     except csv.Error:
         return False
-    names = [name.strip() for name in header]
-    return (
-        len(names) > 1
-        and len(first) == len(names)
-        and len(set(names)) == len(names)
-        and all(len(name) <= MAX_NAME for name in names)
-    )
+    names = {name.strip() for name in header}
+    return 1 < len(header) == len(first) == len(names) and max(map(len, names)) <= MAX_NAME
