@@ -25,20 +25,20 @@ from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, Count, Episod
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.files.local_files import SIGNS, read_plain
 from offline_cli.json_documents import Expectations
 from offline_cli.meanings import Meanings
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.stop_signals import check
+from offline_cli.storage.local_files import SIGNS, read_plain
 from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
     from offline_cli.datasets.statistics import SpreadBuilder, StatisticsBuilder
     from offline_cli.episodes.batch import EpisodeBatch
-    from offline_cli.files.locations import Sources
     from offline_cli.formats.source import Source
+    from offline_cli.storage.locations import Sources
 
 ABOUT_READING: Final = (  # what a manifest alone does not answer
     *("from_", "mapping", "rows_as_episodes", "episode_ends", "deep", "episode", "head"),

@@ -88,7 +88,7 @@ def _listed(value: str | Sequence[str]) -> list[str]:
 
 
 def _kept(file: Path) -> Any:
-    from offline_cli.files.locations import Location, open_location
+    from offline_cli.storage.locations import Location, open_location
 
     with file.open("wb") as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy, CHUNK)

@@ -41,7 +41,7 @@ def working(*, quiet: bool) -> Iterator[Display]:
 
     Notes, and warnings of Python, are shown in one line each; a program's own logging gets the records as usual.
     """
-    from offline_cli.files.timeouts import waits_told_to
+    from offline_cli.storage.timeouts import waits_told_to
 
     listener = nullcontext(no_progress) if quiet else Bars() if is_terminal(sys.stderr) else Lines(sys.stderr)
     notes = _Notes(logging.WARNING)

@@ -26,9 +26,9 @@ from offline_cli.choices import (
     Share,
     Whole,
 )
-from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import LAYERS, MLP
+from offline_cli.storage.blanking import blanked_call, blanked_values
 
 __all__ = ["BOUNDS", "BOUND_EPOCHS", "DEFAULT_EPOCHS", "MLP_KEYS", "TABLES", "BCConfig", "config_schema"]
 
