@@ -50,7 +50,7 @@ class ErrorBoundary(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands |= dict.fromkeys(COMMANDS)
+        self.commands: dict[str, Any] = {**self.commands, **dict.fromkeys(COMMANDS)}
 
     def main(
         self,
