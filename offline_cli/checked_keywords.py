@@ -84,4 +84,4 @@ def _keywords(function: Callable[..., Any]) -> Any:
     named = type("Keywords", (), {"__annotations__": written})
     hints = get_type_hints(named, {**function.__globals__}, include_extras=True)
     fields: dict[str, Any] = {name: (hint, None) for name, hint in hints.items()}
-    return create_model(function.__name__, __config__=ConfigDict(arbitrary_types_allowed=True), **fields)
+    return create_model(function.__name__, __config__=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False), **fields)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 __all__ = [
     "ACTIVATION",
@@ -22,12 +22,15 @@ __all__ = [
     "Compression",
     "Count",
     "Device",
+    "DropShare",
     "EngineName",
     "EpisodeEnds",
     "ExportFormat",
     "Extras",
     "Infos",
+    "NotNegative",
     "OnBadRow",
+    "OpenShare",
     "Positive",
     "Precision",
     "RowFormat",
@@ -55,6 +58,9 @@ Vectorize = Literal["sync", "async"]
 
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+OpenShare = Annotated[float, Gt(0), Lt(1)]
+DropShare = Annotated[float, Ge(0), Lt(1)]
 Whole = Annotated[int, Ge(0)]
 Share = Annotated[float, Gt(0), Le(1)]
 

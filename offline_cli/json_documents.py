@@ -6,8 +6,7 @@ can hold: both raise the ValueErrors that broken JSON raises anyway. NaN and Inf
 `Expectations` are what a caller wants values of a document to be.
 
 The schemas lie in `offline_cli/schemas` of an installed package and in `schemas/` of a checkout. References between them are
-resolved from the same folder, never from the network. A check lists all mistakes of a document. Most documents have none, which
-`_fits` finds without jsonschema: importing that takes 0.1 s.
+resolved from the same folder, never from the network. A check lists all mistakes of a document.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -100,10 +98,6 @@ def _validator(name: str) -> Any:
 
 def mistakes(document: Any, name: str) -> list[str]:
     """Every mistake of `document` against the schema in file `name`, each with its place; empty when there is none."""
-    schema = load_schema(name)
-    with suppress(KeyError, RecursionError):  # a keyword that is not in RULES; jsonschema goes deeper
-        if _fits(document, schema, schema):
-            return []
     return _listed(_validator(name), document)
 
 
@@ -140,84 +134,6 @@ def _describe(error: Any) -> str:
     place = ".".join(str(part) for part in error.absolute_path) or "the document"
     message = error.message if len(error.message) <= MAX_SHOWN else f"{error.message[:MAX_SHOWN]}..."
     return f"{place}: {message}"
-
-
-# ---- schemas without jsonschema ----
-
-
-def _fits(value: Any, schema: Any, root: Mapping[str, Any]) -> bool:
-    """Whether `value` is valid, as jsonschema finds it. `root`: the schema that `#` means. Raises KeyError for a keyword that
-    RULES lacks.
-    """
-    if isinstance(schema, bool):
-        return schema
-    rules = [(RULES[key], key) for key in schema if key not in SILENT]  # all keywords are known before any decides
-    return all(rule(value, schema[key], schema, root) for rule, key in rules)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Of values that are not nested: 1 is 1.0, and not True."""
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
-
-
-def _is_a(value: Any, kinds: str | list[str]) -> bool:
-    return any(KIND[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds))
-
-
-def _referred(value: Any, name: str, root: Mapping[str, Any]) -> bool:
-    """Whether `value` fits `#/$defs/name`, or the schema `offline-cli:name`."""
-    if name.startswith("#/$defs/"):
-        return _fits(value, root["$defs"][name.removeprefix("#/$defs/")], root)
-    other = load_schema(name.removeprefix("offline-cli:"))
-    return _fits(value, other, other)
-
-
-def _further(value: Any, rule: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    named = schema.get("properties", {})
-    return not isinstance(value, dict) or all(_fits(value[key], rule, root) for key in value if key not in named)
-
-
-KIND: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "null": lambda value: value is None,
-    "boolean": lambda value: isinstance(value, bool),
-    "string": lambda value: isinstance(value, str),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-    "number": _is_number,
-    "integer": lambda value: _is_number(value) and (isinstance(value, int) or value.is_integer()),
-}
-SILENT: Final = frozenset({"$schema", "$id", "$defs", "title", "description", "default", "then"})  # `if` asks `then`
-RULES: Final[Mapping[str, Callable[[Any, Any, Any, Any], bool]]] = {
-    "$ref": lambda value, rule, schema, root: _referred(value, rule, root),
-    "type": lambda value, rule, schema, root: _is_a(value, rule),
-    "const": lambda value, rule, schema, root: _same(value, rule),
-    "enum": lambda value, rule, schema, root: any(_same(value, one) for one in rule),
-    "oneOf": lambda value, rule, schema, root: sum(_fits(value, one, root) for one in rule) == 1,
-    "allOf": lambda value, rule, schema, root: all(_fits(value, one, root) for one in rule),
-    "if": lambda value, rule, schema, root: not _fits(value, rule, root) or _fits(value, schema["then"], root),
-    "required": lambda value, rule, schema, root: not isinstance(value, dict) or value.keys() >= set(rule),
-    "properties": lambda value, rule, schema, root: (
-        not isinstance(value, dict) or all(_fits(value[key], rule[key], root) for key in rule if key in value)
-    ),
-    "additionalProperties": _further,
-    "prefixItems": lambda value, rule, schema, root: (
-        not isinstance(value, list) or all(_fits(item, one, root) for item, one in zip(value, rule, strict=False))
-    ),
-    "items": lambda value, rule, schema, root: (
-        not isinstance(value, list) or all(_fits(item, rule, root) for item in value[len(schema.get("prefixItems", ())) :])
-    ),
-    "minItems": lambda value, rule, schema, root: not isinstance(value, list) or len(value) >= rule,
-    "maxItems": lambda value, rule, schema, root: not isinstance(value, list) or len(value) <= rule,
-    "minLength": lambda value, rule, schema, root: not isinstance(value, str) or len(value) >= rule,
-    "maxLength": lambda value, rule, schema, root: not isinstance(value, str) or len(value) <= rule,
-    "pattern": lambda value, rule, schema, root: not isinstance(value, str) or re.search(rule, value) is not None,
-    "minimum": lambda value, rule, schema, root: not _is_number(value) or not value < rule,
-    "maximum": lambda value, rule, schema, root: not _is_number(value) or not value > rule,
-}
 
 
 # ---- what values are expected to be ----

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, Final
 
@@ -11,14 +11,16 @@ import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli import data_commands, learning_commands, operation_commands
-from offline_cli.cli.command import add, is_short, names_of_others, other_command
+from offline_cli.cli import data_commands as data
+from offline_cli.cli import learning_commands as learning
+from offline_cli.cli import operation_commands as operations
+from offline_cli.cli.command import built, is_short, names_of_others, other_command
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.streams import discard, results_alone, settle, stdout_is_closed, write
 from offline_cli.stop_signals import signals_noted
 
-__all__ = ["EXIT_CODES", "ErrorBoundary", "app", "main"]
+__all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "main"]
 
 EXIT_CODES: Final = """\b
 Exit codes:
@@ -33,8 +35,22 @@ Exit codes:
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
 
+HELP: Final = frozenset({"-h", "--help"})
+OURS: Final = (
+    *(learning.record, data.convert, data.apply, learning.train, learning.train_bc, learning.evaluate, learning.export),
+    *(data.inspect, data.validate, data.repair),
+    *(operations.filter, operations.sample, operations.split, operations.merge, operations.repack, operations.diff),
+)
+COMMANDS: Final[Mapping[str, Callable[..., None]]] = {one.__name__.replace("_", "-"): one for one in OURS}
+"""In the order of the help. Typer builds the one that is asked for."""
+
+
 class ErrorBoundary(TyperGroup):
     """Turns every exception of a command, and every usage error, into a message and an exit code."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: dict[str, Any] = {**self.commands, **dict.fromkeys(COMMANDS)}
 
     def main(
         self,
@@ -61,15 +77,28 @@ class ErrorBoundary(TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments before the command; `-h`, `--help` and `--version` print here."""
-        return _with_quiet_pipe(lambda: super(ErrorBoundary, self).make_context(info_name, args, parent, **extra))
+        words = args[: args.index("--") if "--" in args else None]
+        asks = bool(words) and words[0] in COMMANDS and not HELP.isdisjoint(words) and not extra.get("resilient_parsing")
+        return _with_quiet_pipe(
+            lambda: (self._show_help if asks else super(ErrorBoundary, self).make_context)(info_name, args, parent, **extra)
+        )
+
+    def _show_help(self, info_name: str | None, args: list[str], parent: Any, **extra: Any) -> None:
+        """Write the help of a command without parsing the rest, for which typer would load pydantic, in 0.2 s."""
+        root = typer.Context(self, parent, info_name, **self.context_settings, **extra)
+        page = self.get_command(root, args[0])
+        typer.echo(page.get_help(typer.Context(page, root, args[0])))
+        raise typer.Exit
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name: ours first, then one that another package has registered."""
+        if cmd_name in COMMANDS:
+            return built(cmd_name, COMMANDS[cmd_name])
         return super().get_command(ctx, cmd_name) or other_command(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the short help, or all of it; commands of other packages by name, because none is imported for help."""
-        names = [(name, f"of the package {one}") for name, one in names_of_others().items() if name not in self.commands]
+        names = [(name, f"of the package {one}") for name, one in names_of_others().items() if name not in COMMANDS]
         if not is_short(ctx):
             super().format_help(ctx, formatter)
             formatter.write("\n".join(f"  {name}  {text}" for name, text in names))
@@ -78,7 +107,7 @@ class ErrorBoundary(TyperGroup):
         formatter.write_paragraph()
         formatter.write_text((self.help or "").partition("\n\n")[0])
         with formatter.section("Commands"):
-            ours = [(name, one.get_short_help_str(formatter.width - 12)) for name, one in self.commands.items()]
+            ours = [(name, self.get_command(ctx, name).help.partition("\n")[0]) for name in COMMANDS]
             formatter.write_dl([*ours, *names])
         formatter.write("\nCOMMAND -h shows its most used options, --help all; --install-completion completes words.\n")
 
@@ -114,25 +143,9 @@ app = typer.Typer(
     cls=ErrorBoundary,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit them
+    context_settings={"help_option_names": [*sorted(HELP)]},  # commands inherit them
     epilog=EXIT_CODES,
 )
-add(app, "record", learning_commands.record)
-add(app, "convert", data_commands.convert)
-add(app, "apply", data_commands.apply)
-add(app, "train", learning_commands.train)
-add(app, "train-bc", learning_commands.train, learning_commands.TRAIN_BC)
-add(app, "evaluate", learning_commands.evaluate)
-add(app, "export", learning_commands.export)
-add(app, "inspect", data_commands.inspect)
-add(app, "validate", data_commands.validate)
-add(app, "repair", data_commands.repair)
-add(app, "filter", operation_commands.filter)
-add(app, "sample", operation_commands.sample)
-add(app, "split", operation_commands.split)
-add(app, "merge", operation_commands.merge)
-add(app, "repack", operation_commands.repack)
-add(app, "diff", operation_commands.diff)
 
 
 def _show_version(wanted: bool) -> None:

@@ -6,11 +6,7 @@ commands as entry points `offline_cli.commands`: such functions, each imported w
 
 from __future__ import annotations
 
-import glob
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, signature
@@ -21,11 +17,10 @@ from typer.core import TyperCommand
 
 from offline_cli.errors import BadConfig, UsageError
 
-__all__ = ["About", "Page", "add", "command", "is_short", "names_of_others", "other_command"]
+__all__ = ["About", "Page", "built", "command", "is_short", "names_of_others", "other_command"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-GROUP: Final = b"[offline_cli.commands]"
 MOST_USED: Final = 6
 PANELS: Final = (None, "Data", "Learning", "Playing", "How long", "Checking", "Where", "Storage", "Output")
 
@@ -37,8 +32,6 @@ class About:
     most_used: tuple[str, ...] = ()  # the parameters that most people need, at most six
     examples: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()  # what `--json` prints at least, kept for good
-    without: tuple[str, ...] = ()  # parameters of the function that this command lacks
-    sentence: str = ""  # in place of the first one of the function's docstring
     further: Callable[[Sequence[str]], list[tuple[str, str]]] | None = None  # options of what else was given with --help
 
     @property
@@ -54,35 +47,42 @@ def command(
     examples: tuple[str, ...],
     keys: tuple[str, ...] = (),
     takes: Sequence[Callable[..., None]] = (),
+    without: Sequence[str] = (),
     further: Callable[[Sequence[str]], list[tuple[str, str]]] | None = None,
 ) -> Callable[[Function], Function]:
     """Decorator of a function that is a command: see `About`.
 
-    `takes`: functions whose parameters the command has besides, in `ctx.params`; its own of the same name replace them.
+    `takes`: functions whose parameters the command has besides, in `ctx.params`, but those in `without`; its own of the same
+    name replace them.
     """
     assert len(most_used) <= MOST_USED
 
     def declare(function: Function) -> Function:
-        own = signature(function)
-        grouped = {name: one for group in takes for name, one in signature(group).parameters.items()}
-        whole = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in {**grouped, **own.parameters}.values()]
+        own, mine = signature(function), signature(function).parameters
+        found = {name: one for group in takes for name, one in signature(group).parameters.items() if name not in without}
+        found |= mine
+        whole = [
+            one.replace(kind=Parameter.KEYWORD_ONLY) for one in sorted(found.values(), key=lambda one: one.name not in mine)
+        ]
 
         @wraps(function)
         def call(**given: Any) -> Any:
-            return function(**{name: given[name] for name in own.parameters})
+            return function(**{name: given[name] for name in mine})
 
-        call.__signature__ = own.replace(parameters=sorted(whole, key=lambda one: one.name not in own.parameters))  # type: ignore[attr-defined]
+        call.__signature__ = own.replace(parameters=whole)  # type: ignore[attr-defined]
         call.about = About(most_used, examples, keys, further=further)  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return declare
 
 
-def add(app: typer.Typer, name: str, function: Callable[..., Any], about: About | None = None) -> None:
-    """Add a function to `app` as the command `name`."""
-    shown: About = about or getattr(function, "about", None) or About()
+def built(name: str, function: Callable[..., Any]) -> Any:
+    """`function` as typer runs it, under `name`."""
+    shown: About = getattr(function, "about", About())
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich")
     page = type("Page", (Page,), {"about": shown})
     app.command(name, cls=page, epilog=shown.epilog if shown.examples else None)(function)
+    return typer.main.get_command(app)
 
 
 def is_short(ctx: Any) -> bool:
@@ -98,16 +98,8 @@ class Page(TyperCommand):
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
-        left = [one for one in self.params if one.name not in self.about.without]
-        self.params = sorted(
-            left,
-            key=lambda one: (
-                one.param_type_name != "argument",
-                PANELS.index(one.rich_help_panel) if one.rich_help_panel in PANELS else 0,
-            ),
-        )
-        if self.about.sentence:
-            self.help = f"{self.about.sentence}\n\n{(self.help or '').partition(chr(10) * 2)[2]}"
+        self.params.sort(key=_place)
+        self.help = "\n\n".join(" ".join(one.split()) for one in (self.help or "").split("\n\n"))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments and required options, then `[OPTIONS]`."""
@@ -130,7 +122,7 @@ class Page(TyperCommand):
     def _write_short(self, ctx: Any, formatter: Any) -> None:
         formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)))
         formatter.write_paragraph()
-        formatter.write_text((self.help or "").partition("\n\n")[0].replace("\n", " "))
+        formatter.write_text((self.help or "").partition("\n\n")[0])
         if self.about.examples:
             formatter.write(f"\n  {self.about.examples[0]}\n")
         formatter.write_paragraph()
@@ -151,25 +143,21 @@ class Page(TyperCommand):
         return rest
 
 
+def _place(param: Any) -> int:
+    """Where a parameter stands in the help: arguments, then panel by panel."""
+    if param.param_type_name == "argument":
+        return -1
+    return PANELS.index(param.rich_help_panel) if param.rich_help_panel in PANELS else 0
+
+
 # ---- commands of other packages ----
 
 
 def names_of_others() -> Mapping[str, str]:
     """The packages of commands that are not ours, by name; none is imported."""
-    if not any(map(_mentions_commands, sys.path)):
-        return {}
     from offline_cli.plugins import COMMANDS, plugins
 
     return {one.name: one.package for one in plugins(COMMANDS)}
-
-
-def _mentions_commands(folder: str) -> bool:
-    """Whether a package installed there registers one: in 5 ms for 200 packages, where importlib.metadata takes 25 ms."""
-    for file in glob.iglob(os.path.join(glob.escape(folder or "."), "*-info", "entry_points.txt")):
-        with suppress(OSError), open(file, "rb") as opened:
-            if GROUP in opened.read():
-                return True
-    return False
 
 
 def other_command(name: str) -> Any:
@@ -186,6 +174,4 @@ def other_command(name: str) -> Any:
     if not callable(found):
         what = f"command {name!r} of the package {registered.package} is {found!r}, not a function"
         raise BadConfig(what, where=registered.entry.value, fix="register a function with annotated parameters")
-    alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    add(alone, name, found)
-    return typer.main.get_command(alone)
+    return built(name, found)

@@ -7,7 +7,6 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -44,26 +43,9 @@ UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 _AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
 _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _WITH_ON_ERROR = (("convert",), ("inspect",))
-_MEANT = {  # of options, by what they are called elsewhere
-    "--learning-rate": "--lr",
-    "--steps": "--updates",
-    "--iterations": "--updates",
-    "--n-envs": "--num-envs",
-    "--environment": "--env",
-    "--output": "--out",
-}
-_STORAGE_ERRNOS = {
-    errno.EACCES: "write permission, or another place",
-    errno.EPERM: "write permission, or another place",
-    errno.EROFS: "a place that can be written",
-    errno.ENOSPC: "to free some space, or another disk",
-    errno.EDQUOT: "to free some of the quota, or another place",
-    errno.EIO: "another disk: this one reports faults",
-    errno.ENOENT: "a path that exists",
-    errno.ENOTDIR: "a path whose parents are folders",
-    errno.EISDIR: "a path of a file",
-    errno.ENAMETOOLONG: "a shorter path",
-}
+_NO_ACCESS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_NO_SUCH_PATH: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -136,14 +118,15 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     if isinstance(error, UsageProblem):
         return _usage(error, invocation)
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted("interrupted", where=invocation.command, fix=_again(invocation))
+        fix = "the same command again, with --resume where it had begun to write"
+        return Interrupted("interrupted", where=invocation.command, fix=fix)
     if is_shortage(error):
         return OutOfMemory(
             f"out of memory: {error}".rstrip(": "),
             where=invocation.command,
             fix="a smaller input, --batch-size, or more memory; a limit of this shell is shown by ulimit -a",
         )
-    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
+    if isinstance(error, OSError) and error.errno in (*_NO_ACCESS, *_NO_SPACE, *_NO_SUCH_PATH):
         return _storage(error, invocation)
     if isinstance(error, ImportError):
         return _missing(error, invocation)
@@ -173,34 +156,9 @@ def _of_plugin(error: BaseException) -> BadData | None:
 
 
 def _usage(error: Exception, invocation: Invocation) -> UsageError:
-    guesses = getattr(error, "possibilities", None)
-    if guesses:  # of options, the parser's are far-fetched
-        from difflib import get_close_matches
-
-        error.possibilities = get_close_matches(getattr(error, "option_name", ""), guesses, n=2, cutoff=0.8)  # type: ignore[attr-defined]
-    if meant := _meant(error):
-        error.possibilities = [meant]  # type: ignore[attr-defined]
     message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
     place = getattr(getattr(error, "ctx", None), "command_path", invocation.command)  # an unknown command has no help
     return UsageError(message, where=place, fix=f"{place} --help")
-
-
-def _meant(error: Exception) -> str | None:
-    """The option of the command that an unknown one means, by a name that other programs have for it."""
-    command = getattr(getattr(error, "ctx", None), "command", None)
-    names = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
-    name = _MEANT.get(getattr(error, "option_name", ""))
-    return name if name in names else None
-
-
-def _again(invocation: Invocation) -> str:
-    """What was written is kept; but nothing is to be resumed where the signal came before anything was."""
-    out = invocation.value_of("--out", "-o")
-    if out is None:
-        return "the same command again"
-    if "://" in out or Path(out).exists():
-        return "the same command again, with --resume where it had begun to write"
-    return "the same command again: nothing had been written"
 
 
 def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:
@@ -218,19 +176,15 @@ def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:
 def _storage(error: OSError, invocation: Invocation) -> StorageError:
     kind = StorageNotFound if error.errno == errno.ENOENT else StorageError
     place = str(error.filename) if error.filename is not None else invocation.command
-    return kind(str(error.strerror or error), where=place, fix=_STORAGE_ERRNOS[error.errno or 0])
+    fix = "a path that can be read and written" if error.errno in _NO_ACCESS else "another disk, or free some space"
+    fix = "check the path" if error.errno in _NO_SUCH_PATH else fix
+    return kind(str(error.strerror or error), where=place, fix=fix)
 
 
 def _innermost_place(error: BaseException) -> str:
-    """File and line of the deepest frame in this package, or of the deepest frame at all."""
+    """File and line of the deepest frame."""
     frames = traceback.extract_tb(error.__traceback__)
-    package = Path(__file__).resolve().parents[1]
-    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
-    if not frames:
-        return "(nowhere)"
-    frame = (ours or frames)[-1]
-    name = Path(frame.filename).relative_to(package.parent) if ours else frame.filename
-    return f"{name}, line {frame.lineno}"
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "(nowhere)"
 
 
 def _message(what: str, where: str, fix: str) -> str:
@@ -258,7 +212,6 @@ def _traceback(error: BaseException) -> str:
     parts = []
     for one in reversed(list(causes(error))):
         said = one.what_in_one_line if isinstance(one, OfflineCliError) else str(one)
-        notes = getattr(one, "__notes__", ())
-        words = "".join(f"{printable(line)}\n" for line in (f"{type(one).__qualname__}: {said}", *map(str, notes)))
-        parts.append("Traceback (most recent call last):\n" + "".join(traceback.format_tb(one.__traceback__)) + words)
+        frames = "".join(traceback.format_tb(one.__traceback__))
+        parts.append(f"Traceback (most recent call last):\n{frames}{printable(f'{type(one).__qualname__}: {said}')}\n")
     return "\nwhich led to:\n\n".join(parts)

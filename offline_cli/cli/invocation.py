@@ -6,9 +6,8 @@ they could be parsed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from offline_cli.errors import UsageError
 from offline_cli.storage.blanking import BLANK, blanked, blanked_args, secrets_among
@@ -24,7 +23,6 @@ class Invocation:
     """The arguments after the program's name."""
 
     args: tuple[str, ...]
-    began: float = field(default_factory=time.time, compare=False)  # by the clock that files' times come from
 
     @property
     def as_json(self) -> bool:
@@ -41,15 +39,6 @@ class Invocation:
         """`offline-cli COMMAND`, for messages."""
         first = self.args[0] if self.args and not self.args[0].startswith("-") else ""
         return f"{_PROGRAM} {first}".rstrip()
-
-    def value_of(self, *names: str) -> str | None:
-        """The value of an option that has these names; None where it is not given."""
-        options = self._options()
-        for arg, following in zip(options, [*options[1:], None], strict=True):
-            name, is_joined, value = arg.partition("=")
-            if name in names:
-                return value if is_joined else following
-        return None
 
     def recorded(self) -> tuple[str, ...]:
         """The whole command line for a dataset's provenance, with storage options and passwords blanked out."""

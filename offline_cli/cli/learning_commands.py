@@ -24,8 +24,8 @@ from offline_cli.choices import (
 from offline_cli.cli import completion, tables
 from offline_cli.cli import options as o
 from offline_cli.cli.calling import call_and_show
-from offline_cli.cli.command import About, command
-from offline_cli.cli.values import indices, number, settings, widths
+from offline_cli.cli.command import command
+from offline_cli.cli.values import indices, settings, widths
 from offline_cli.errors import OfflineCliError
 
 LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
@@ -68,7 +68,6 @@ def record(
         o.where(
             help="Seconds for a step of a copy that is a process (--vectorize async); one that takes longer ends the command.",
             metavar="SECONDS",
-            callback=number(above=0),
             show_default="any time",
         ),
     ] = None,
@@ -226,7 +225,7 @@ def train(
     batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
     lr: Annotated[
         float | None,
-        o.learning("--lr", help="Learning rate of Adam, above 0.", callback=number(above=0), show_default="0.0005"),
+        o.learning("--lr", help="Learning rate of Adam, above 0.", show_default="0.0005"),
     ] = None,
     lr_schedule: Annotated[
         Schedule | None,
@@ -236,30 +235,27 @@ def train(
         int | None, o.learning(help="Updates in which the learning rate rises linearly to --lr.", min=0, show_default="0")
     ] = None,
     weight_decay: Annotated[
-        float | None, o.learning(help="Decoupled weight decay, as of AdamW.", min=0, callback=number(), show_default="0")
+        float | None, o.learning(help="Decoupled weight decay, as of AdamW.", min=0, show_default="0")
     ] = None,
-    clip_norm: Annotated[
-        float | None, o.learning(help="Scale down gradients longer than this norm, above 0.", callback=number(above=0))
-    ] = None,
+    clip_norm: Annotated[float | None, o.learning(help="Scale down gradients longer than this norm, above 0.")] = None,
     dropout: Annotated[
         float | None,
-        o.learning(help="Share of hidden outputs that an update leaves out, below 1.", min=0, callback=number(below=1)),
+        o.learning(help="Share of hidden outputs that an update leaves out, below 1.", min=0),
     ] = None,
     layer_norm: Annotated[bool | None, o.learning("--layer-norm", help="Normalise the outputs of each hidden layer.")] = None,
     ema: Annotated[
         float | None,
         o.learning(
             help="Decay of a moving average of the weights, which is kept instead; above 0, below 1.",
-            callback=number(above=0, below=1),
         ),
     ] = None,
     log_std_min: Annotated[
         float | None,
-        o.learning(help="Lower bound on log sigma of Box actions.", callback=number(), show_default="the algorithm's"),
+        o.learning(help="Lower bound on log sigma of Box actions.", show_default="the algorithm's"),
     ] = None,
     log_std_max: Annotated[
         float | None,
-        o.learning(help="Upper bound on log sigma of Box actions.", callback=number(), show_default="the algorithm's"),
+        o.learning(help="Upper bound on log sigma of Box actions.", show_default="the algorithm's"),
     ] = None,
     init_from: Annotated[
         str | None,
@@ -282,7 +278,7 @@ def train(
     ] = None,
     until_return: Annotated[
         float | None,
-        o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit with 7.", callback=number()),
+        o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit with 7."),
     ] = None,
     patience: Annotated[
         int | None,
@@ -290,9 +286,7 @@ def train(
     ] = None,
     val_fraction: Annotated[
         float | None,
-        o.checking(
-            help="Share of the episodes held out for validation, above 0 and below 1.", callback=number(above=0, below=1)
-        ),
+        o.checking(help="Share of the episodes held out for validation, above 0 and below 1."),
     ] = None,
     eval_every: Annotated[
         int | None, o.checking(help="Updates between two checks.", min=1, show_default="an epoch, but from 100 to 1000")
@@ -343,12 +337,17 @@ def train(
     named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says what each algorithm is
     for.
     """
-    from offline_cli.training.train import train, train_bc
+    from offline_cli.training.train import train
 
-    call_and_show(ctx, train_bc if ctx.info_name == "train-bc" else train, tables.trained)
+    call_and_show(ctx, train, tables.trained)
 
 
-TRAIN_BC = About(
+@command(
+    takes=(train,),
+    without=(
+        *("algorithm", "set", "weight", "top_fraction", "init_from", "lr_schedule", "lr_warmup", "weight_decay"),
+        *("clip_norm", "dropout", "layer_norm", "ema", "log_std_min", "log_std_max"),
+    ),
     most_used=("out", "env", "until_return", "val_fraction", "config", "resume"),
     examples=(
         "offline-cli train-bc dataset --out run --env CartPole-v1 --until-return 450",
@@ -358,13 +357,15 @@ TRAIN_BC = About(
         "offline-cli train-bc dataset --out run --resume --epochs 400",
     ),
     keys=LEARNED,
-    sentence="Train a policy to imitate recordings (behaviour cloning).",
-    without=(
-        *("algorithm", "set", "weight", "top_fraction", "init_from", "lr_schedule", "lr_warmup", "weight_decay"),
-        *("clip_norm", "dropout", "layer_norm", "ema", "log_std_min", "log_std_max"),
-    ),
 )
-"""`train` as it was before it knew other algorithms than bc."""
+def train_bc(ctx: typer.Context) -> None:
+    """Train a policy to imitate recordings (behaviour cloning).
+
+    It is train with the algorithm bc, or the one of --config, and the options that most runs of it need; train has all.
+    """
+    from offline_cli.training.train import train_bc
+
+    call_and_show(ctx, train_bc, tables.trained)
 
 
 @command(

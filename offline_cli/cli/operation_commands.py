@@ -9,7 +9,6 @@ from offline_cli.cli import completion, tables
 from offline_cli.cli import options as o
 from offline_cli.cli.calling import call, call_and_show, show_result
 from offline_cli.cli.command import command
-from offline_cli.cli.values import number
 
 KEYS = ("out", "episodes", "steps", "dropped")
 
@@ -69,9 +68,7 @@ def sample(
     out: o.OutOption,
     episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="How many episodes.", min=1)] = None,
     steps: Annotated[int | None, o.how_long(help="As many episodes as it takes to have N steps.", min=1)] = None,
-    fraction: Annotated[
-        float | None, o.how_long(help="Share of the episodes: above 0, at most 1.", callback=number(above=0, most=1))
-    ] = None,
+    fraction: Annotated[float | None, o.how_long(help="Share of the episodes: above 0, at most 1.")] = None,
     seed: o.SeedOption = 0,
 ) -> None:
     """Draw episodes at random, without replacement.

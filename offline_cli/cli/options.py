@@ -25,7 +25,7 @@ from offline_cli.choices import (
     RowFormat,
 )
 from offline_cli.cli import completion
-from offline_cli.cli.values import json_object, number, storage_pairs
+from offline_cli.cli.values import json_object, storage_pairs
 
 data = partial(typer.Option, rich_help_panel="Data")
 learning = partial(typer.Option, rich_help_panel="Learning")
@@ -118,7 +118,6 @@ TopFractionOption = Annotated[
     float | None,
     data(
         help="Take this share of the episodes alone, those with the highest return: above 0, at most 1.",
-        callback=number(above=0, most=1),
     ),
 ]
 

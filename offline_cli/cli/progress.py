@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
@@ -32,41 +32,39 @@ class Display:
     """Takes the progress of a library call, and keeps its notes."""
 
     on_progress: OnProgress
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 @contextmanager
 def working(*, quiet: bool) -> Iterator[Display]:
-    """A display for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone."""
+    """A display for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone.
+
+    Notes, and warnings of Python, are shown in one line each; a program's own logging gets the records as usual.
+    """
+    from offline_cli.storage.timeouts import waits_told_to
+
     listener = nullcontext(no_progress) if quiet else Bars() if is_terminal(sys.stderr) else Lines(sys.stderr)
-    with redirect_stdout(sys.stderr), listener as on_progress:
-        display = Display(on_progress)
-        with _notes_in(display.notes), _waits_shown(quiet=quiet):
-            yield display
-
-
-@contextmanager
-def _notes_in(notes: list[str]) -> Iterator[None]:
-    """Within it, notes and Python's warnings are shown in one line each; a program's own logging gets the records as usual."""
-    formatting, handler, logger = warnings.formatwarning, _Notes(notes), logging.getLogger("offline_cli")
+    notes = _Notes(logging.WARNING)
+    logger, formatting = logging.getLogger("offline_cli"), warnings.formatwarning
     warnings.formatwarning = _of_warning
-    logger.addHandler(handler)
+    logger.addHandler(notes)
     try:
-        yield
+        with redirect_stdout(sys.stderr), listener as on_progress, nullcontext() if quiet else waits_told_to(_tell_wait):
+            yield Display(on_progress, notes.texts)
     finally:
         warnings.formatwarning = formatting
-        logger.removeHandler(handler)
+        logger.removeHandler(notes)
 
 
 class _Notes(logging.Handler):
-    def __init__(self, notes: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._notes = notes
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         failure = record.exc_info[1] if record.exc_info else None
         text = record.getMessage() + (f": {failure!r}" if failure is not None else "")
-        self._notes.append(text.removeprefix("note: "))
+        self.texts.append(text.removeprefix("note: "))
         if not logging.getLogger().handlers:
             write(sys.stderr, _line(text))
 
@@ -79,19 +77,8 @@ def _line(text: str) -> str:
     return printable(COLOUR.sub("", text)) + "\n"
 
 
-@contextmanager
-def _waits_shown(*, quiet: bool) -> Iterator[None]:
-    """Within it, requests to a storage that are not answered are reported."""
-    if quiet:
-        yield
-        return
-    from offline_cli.storage.timeouts import waits_told_to
-
-    def tell(url: str, waited: float, limit: float) -> None:
-        write(sys.stderr, _line(f"{url}: no answer for {waited:.0f} s; the client tries again, for {limit:.0f} s in all"))
-
-    with waits_told_to(tell):
-        yield
+def _tell_wait(url: str, waited: float, limit: float) -> None:
+    write(sys.stderr, _line(f"{url}: no answer for {waited:.0f} s; the client tries again, for {limit:.0f} s in all"))
 
 
 def _figures(report: Progress, rate: float | None) -> str:

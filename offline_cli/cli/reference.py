@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import typer.main
-
-from offline_cli.cli.app import EXIT_CODES, app
+from offline_cli.cli.app import COMMANDS, EXIT_CODES
+from offline_cli.cli.command import built
 from offline_cli.cli.streams import write
 from offline_cli.modules.network import OURS
 from offline_cli.training.algorithms.algorithm import own_algorithms
@@ -72,13 +71,13 @@ HEAD = "| {} | value | default | meaning |\n| --- | --- | --- | --- |\n"
 
 def cli_page() -> str:
     """The reference of all commands, as Markdown."""
-    group: Any = typer.main.get_command(app)
     rows = [line.split(maxsplit=1) for line in EXIT_CODES.splitlines()[2:]]
     codes = "## Exit codes\n\n| code | meaning |\n| --- | --- |\n" + "".join(f"| {code} | {text} |\n" for code, text in rows)
-    return "\n".join([_CLI, codes, *(_section(name, command) for name, command in group.commands.items())])
+    return "\n".join([_CLI, codes, *map(_section, COMMANDS)])
 
 
-def _section(name: str, command: Any) -> str:
+def _section(name: str) -> str:
+    command = built(name, COMMANDS[name])
     ctx = command.context_class(command, info_name=f"offline-cli {name}")
     panels: dict[str, list[str]] = {}
     for one in command.params:

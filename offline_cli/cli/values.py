@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
-
-import typer
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import BadConfig, UsageError
@@ -19,7 +16,6 @@ __all__ = [
     "comparisons",
     "indices",
     "json_object",
-    "number",
     "pairs",
     "settings",
     "storage_pairs",
@@ -29,21 +25,6 @@ __all__ = [
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 COMPARISON: Final = re.compile(r"([^<>=!~]*)([<>=!~]+)(.*)", re.DOTALL)
-
-
-def number(
-    *, above: float = -math.inf, below: float = math.inf, most: float = math.inf
-) -> Callable[[float | None], float | None]:
-    """A callback that refuses what is not finite, or beyond limits that typer's `min` and `max` cannot say."""
-
-    def check(value: float | None) -> float | None:
-        if value is None or (math.isfinite(value) and above < value < below and value <= most):
-            return value
-        limits = (("above", above), ("below", below), ("at most", most))
-        said = " and ".join(f"{words} {limit:g}" for words, limit in limits if math.isfinite(limit))
-        raise typer.BadParameter(f"{value:g} is not a finite number {said}".rstrip())
-
-    return check
 
 
 def widths(text: Any) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from annotated_types import Lt, MinLen
+from annotated_types import MinLen
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
@@ -17,6 +17,10 @@ from offline_cli.choices import (
     Activation,
     Count,
     Device,
+    DropShare,
+    NotNegative,
+    OpenShare,
+    Positive,
     Precision,
     Schedule,
     Share,
@@ -35,8 +39,6 @@ TABLES = ("algorithm", "network")  # which name code, ours or another package's,
 MLP_KEYS = tuple(LAYERS)  # options of the network mlp, which are keys of the file as well
 
 Text = Annotated[str, MinLen(1)]
-Open = Annotated[Share, Lt(1)]  # above 0 and below 1
-Positive = Annotated[float, Field(gt=0)]
 
 
 def _with_name(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,7 +75,7 @@ class BCConfig(BaseModel):
     activation: Activation = Field(
         default=ACTIVATION, description="Activation between hidden layers; linear, as in RLlib, is none."
     )
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+    dropout: DropShare | None = Field(
         default=None, description="Share of each hidden layer's outputs that an update leaves out. Default: none."
     )
     layer_norm: bool | None = Field(default=None, description="Normalise the outputs of each hidden layer. Default: off.")
@@ -83,7 +85,7 @@ class BCConfig(BaseModel):
         default="constant", description="How the learning rate falls after `lr_warmup`, to 0 at the end."
     )
     lr_warmup: Whole = Field(default=0, description="Updates in which the learning rate rises linearly from 0 to `lr`.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled weight decay, as of AdamW.")
+    weight_decay: NotNegative = Field(default=0.0, description="Decoupled weight decay, as of AdamW.")
     clip_norm: Positive | None = Field(
         default=None, description="Gradients longer than this norm are scaled down. Default: none."
     )
@@ -94,7 +96,7 @@ class BCConfig(BaseModel):
     init_from: Text | None = Field(
         default=None, description="Run folder whose policy the run starts from, a path or URL. Default: fresh weights."
     )
-    ema: Open | None = Field(
+    ema: OpenShare | None = Field(
         default=None, description="Decay of a moving average of the policy's weights, which is kept instead."
     )
     log_std_min: float | None = Field(
@@ -113,7 +115,9 @@ class BCConfig(BaseModel):
         default=None,
         description="Stop once the mean return, confirmed on `confirm_episodes` episodes, is at least this; needs `env`.",
     )
-    val_fraction: Open | None = Field(default=None, description="Share of the episodes held out for validation. Default: none.")
+    val_fraction: OpenShare | None = Field(
+        default=None, description="Share of the episodes held out for validation. Default: none."
+    )
     patience: Count | None = Field(
         default=None, description="Stop after this many checks without a better validation loss; needs `val_fraction`."
     )

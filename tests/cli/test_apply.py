@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from named_commands import command_named
-from safetensors.torch import load_file
 
 Call = Callable[..., Any]
 
@@ -38,15 +37,6 @@ def test_apply_writes_batches_and_tells_of_them(recording: Path, pipeline: Path,
     assert json.loads((out / "batches.json").read_text(encoding="utf-8"))["counts"]["batches"] == 3
 
 
-def test_safetensors_hold_a_tensor_per_column(recording: Path, pipeline: Path, tmp_path: Path, call_json: Call) -> None:
-    out = tmp_path / "batches"
-    code, told = call_json("apply", recording, "--pipeline", pipeline, "--out", out, "--format", "safetensors")
-    assert (code, told["format"], told["batches"]) == (0, "safetensors", 1)
-    tensors = load_file(out / "data" / "batch-000000.safetensors")
-    assert set(tensors) == set(told["columns"])
-    assert tuple(tensors["obs"].shape) == (52, 8)
-
-
 def test_the_commit_records_the_command_without_its_secrets(
     recording: Path, pipeline: Path, tmp_path: Path, call: Call
 ) -> None:
@@ -58,27 +48,7 @@ def test_the_commit_records_the_command_without_its_secrets(
     assert "auto_mkdir=***" in commands[-1]
 
 
-def test_a_dry_run_writes_nothing(recording: Path, pipeline: Path, tmp_path: Path, call_json: Call) -> None:
-    code, told = call_json("apply", recording, "--pipeline", pipeline, "--out", tmp_path / "batches", "--dry-run")
-    assert (code, told["dry_run"], told["rows"], (tmp_path / "batches").exists()) == (0, True, 52, False)
-
-
 # ---- looking ----
-
-
-def test_show_as_json_has_pieces(pipeline: Path, call_json: Call) -> None:
-    code, told = call_json("apply", "--env", "CartPole-v1", "--pipeline", pipeline, "--show")
-    assert code == 0
-    assert [piece["name"] for piece in told["pieces"]][:2] == ["MeanStdFilter", "FrameStacking"]
-    assert told["pieces"][1]["observation_space"]["shape"] == [8]
-    assert [column["name"] for column in told["pieces"][-1]["columns"]][:2] == ["obs", "actions"]
-
-
-def test_trace_as_json_has_every_column_after_every_piece(recording: Path, pipeline: Path, call_json: Call) -> None:
-    code, told = call_json("apply", recording, "--pipeline", pipeline, "--trace", "1")
-    assert (code, told["episodes"], told["steps"]) == (0, ["episode-0"], 5)
-    assert [len(piece["columns"]) for piece in told["pieces"]] == [0, 1, 1, 5, 5, 5, 5, 5]
-    assert told["pieces"][-1]["columns"][1].keys() == {"name", "held", "dtype", "shape", "rows", "first"}
 
 
 def test_a_trace_that_breaks_off_shows_how_far_it_came(
@@ -129,22 +99,3 @@ def test_what_cannot_be_done_has_its_exit_code(
     assert done.exit_code == code
     assert told in done.stderr
     assert not (tmp_path / "x").exists()
-
-
-def test_spaces_that_do_not_fit_are_exit_4_with_piece_and_remedy(recording: Path, tmp_path: Path, call_json: Call) -> None:
-    wrong = tmp_path / "wrong.toml"
-    wrong.write_text('kind = "learner"\n[[pieces]]\nname = "atari_ram"\n', encoding="utf-8")
-    code, told = call_json("apply", recording, "--pipeline", wrong, "--out", tmp_path / "x")
-    assert (code, told["error"]["code"]) == (4, "space-mismatch")
-    assert "AtariRam" in told["error"]["what"]
-    assert not (tmp_path / "x").exists()
-
-
-def test_an_existing_output_is_exit_2_unless_overwritten(
-    recording: Path, pipeline: Path, tmp_path: Path, call: Call, call_json: Call
-) -> None:
-    words = ("apply", recording, "--pipeline", pipeline, "--out", tmp_path / "batches")
-    assert call(*words).exit_code == 0
-    code, told = call_json(*words)
-    assert (code, told["error"]["code"]) == (2, "output-exists")
-    assert call(*words, "--overwrite").exit_code == 0

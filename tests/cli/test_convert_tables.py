@@ -48,31 +48,6 @@ def test_a_mapping_with_three_mistakes_is_exit_4_with_all_of_them(call_json: Cal
     assert not (tmp_path / "D").exists()
 
 
-def test_a_wrong_column_is_exit_4_with_the_near_one(call: Call, tmp_path: Path) -> None:
-    mapping = tmp_path / "m.toml"
-    mapping.write_text('[columns]\neps_id = "runs"\nobs = "joint_a"\nactions = "cmd_turn"\n', encoding="utf-8")
-    done = call("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D", "--mapping", mapping)
-    assert done.exit_code == 4
-    assert "no column 'runs' (for eps_id), did you mean 'run'?" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_text_cell_in_a_column_of_numbers_is_exit_3_with_file_row_column_and_text(call_json: Call, tmp_path: Path) -> None:
-    robot = tmp_path / "robot.csv"
-    text = (TABLES / "robot_log.csv").read_text(encoding="utf-8").splitlines()
-    text[3] = text[3].replace(text[3].split(",")[2], "jammed", 1)
-    robot.write_text("\n".join(text) + "\n", encoding="utf-8")
-    command = ("convert", robot, "--out", tmp_path / "D", "--mapping", TABLES / "robot_log.toml")
-    code, told = call_json(*command)
-    assert code == 3
-    assert told["error"]["what"] == "column joint_a holds 'jammed', not a number"
-    assert told["error"]["where"] == f"{robot} row 2"
-    assert not (tmp_path / "D").exists()
-    code, told = call_json(*command, "--on-error", "quarantine")
-    assert (code, told["episodes"], told["rows_quarantined"]) == (0, 2, 5)
-    assert (tmp_path / "D" / "quarantine").is_dir()
-
-
 def test_a_table_without_a_mapping_is_exit_4_with_one_to_start_from(call: Call, tmp_path: Path) -> None:
     done = call("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D")
     assert done.exit_code == 4

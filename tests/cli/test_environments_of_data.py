@@ -89,35 +89,18 @@ def test_an_evaluation_elsewhere_than_the_run_says_so(
     assert f"is of Pendulum-v1 with other wrappers: --wrapper {SHORT}" in caplog.text
 
 
-@pytest.mark.parametrize("command", ["validate", "apply"])
-def test_every_command_with_an_environment_takes_them(
-    command: str, recorded: Path, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "p.toml").write_text('kind = "learner"\n', encoding="utf-8")
-    words = {"validate": (), "apply": ("--pipeline", tmp_path / "p.toml", "--show")}
-    done = call(command, recorded, "--env", "Pendulum-v1", *words[command])
-    assert (done.exit_code, SHORT in caplog.text) == (0, True), done.output
-
-
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a wrapper by module": ({"wrappers": ["os:system"]}, "--wrapper os:system"),
-    "a wrapper by file": ({"wrappers": ["sub/evil.py:W"]}, "--wrapper sub/evil.py:W"),
     "a wrapper by python:": ({"wrappers": ["python:antigravity:W"]}, "--wrapper python:antigravity:W"),
     "one that writes files": ({"wrappers": ["RecordVideo:video_folder=videos"]}, "--wrapper RecordVideo:video_folder=videos"),
-    "one that opens windows": ({"wrappers": ["HumanRendering"]}, "--wrapper HumanRendering"),
-    "one that is loaded on demand": ({"wrappers": ["JaxToNumpy"]}, "--wrapper JaxToNumpy"),
-    "an unknown one": ({"wrappers": ["NoSuchWrapper"]}, "--wrapper NoSuchWrapper"),
     "a part of the package that is no wrapper": ({"wrappers": ["vector"]}, "--wrapper vector"),
     "a path in the arguments of a wrapper": (
         {"wrappers": ["TimeLimit:max_episode_steps=/etc"]},
         "--wrapper TimeLimit:max_episode_steps=/etc",
     ),
     "a path": ({"kwargs": {"model": "../../secret.xml"}}, """--env-kwargs '{"model": "../../secret.xml"}'"""),
-    "a file name": ({"kwargs": {"model": "ant.xml"}}, """--env-kwargs '{"model": "ant.xml"}'"""),
-    "a folder by its key": ({"kwargs": {"a": [{"out_dir": "x"}]}}, """--env-kwargs '{"a": [{"out_dir": "x"}]}'"""),
     "a file by its key": ({"kwargs": {"modelFile": "x"}}, """--env-kwargs '{"modelFile": "x"}'"""),
     "a URL": ({"kwargs": {"model": "http://evil"}}, """--env-kwargs '{"model": "http://evil"}'"""),
-    "a module": ({"kwargs": {"entry": "os:system"}}, """--env-kwargs '{"entry": "os:system"}'"""),
     "a quote for the shell": ({"kwargs": {"x": "'; rm -rf ~ #"}}, shlex.join(["--env-kwargs", '{"x": "\'; rm -rf ~ #"}'])),
     "a value that was blanked out": ({"kwargs": {"api_key": "***"}}, """--env-kwargs '{"api_key": "***"}'"""),
 }
@@ -146,15 +129,6 @@ def test_every_refusal_is_named_at_once(recorded: Path, tmp_path: Path, call_jso
     code, told = call_json("validate", recorded, "--env", "Pendulum-v1", "--env-kwargs", "{}")
     assert (code, len(told["error"]["problems"]), "--env-kwargs" in told["error"]["fix"]) == (4, 2, False)
     assert call_json("validate", recorded, "--env", "Pendulum-v1", "--env-kwargs", "{}", "--wrapper", SCALED)[0] == 0
-
-
-@pytest.mark.parametrize("kwargs", [[1], "x", None])
-def test_arguments_that_are_no_object_are_a_broken_manifest(
-    kwargs: Any, recorded: Path, tmp_path: Path, call_json: Call
-) -> None:
-    rewritten(recorded, kwargs=kwargs)
-    code, _ = call_json("train-bc", recorded, "--out", tmp_path / "run", "--env", "Pendulum-v1", "--epochs", "1", *CPU)
-    assert code == 3
 
 
 @pytest.mark.parametrize(

@@ -78,19 +78,6 @@ def test_deep_reads_the_steps_for_figures_and_histograms_that_count_each_value(
     assert "--deep" not in shown
 
 
-def test_agents_and_modules_are_counted(tmp_path: Path, call: Call, call_json: Call) -> None:
-    table = TABLES / "two_agents.jsonl"
-    convert(table, tmp_path / "D", mapping=TABLES / "two_agents.toml")
-    read, deep = (
-        call_json("inspect", table, "--mapping", TABLES / "two_agents.toml")[1],
-        call_json("inspect", tmp_path / "D", "--deep")[1],
-    )
-    assert read["agents"] == deep["agents"]
-    assert len(read["agents"]) == 2
-    assert sum(read["agents"].values()) == read["episodes"]
-    assert "episodes by agent" in call("inspect", tmp_path / "D", "--deep").stdout
-
-
 # ---- episodes ----
 
 
@@ -137,12 +124,6 @@ def test_an_episode_without_steps_is_an_episode_of_its_dataset(
 
 
 # ---- expectations ----
-
-
-def test_bounds_that_hold_change_nothing(dataset: Path, call: Call) -> None:
-    bounds = ("episodes>=8", "episodes <= 8", "episodes=8", "return.max>=-1e9", "columns.obs.count<=52")
-    for bound in bounds:
-        assert call("inspect", dataset, "--expect", bound).exit_code == 0, bound
 
 
 def test_a_bound_of_what_is_not_known_is_not_met(dataset: Path, call_json: Call) -> None:

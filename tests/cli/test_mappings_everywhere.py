@@ -147,13 +147,13 @@ def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, 
     assert "actions holds 5, which is not a category, column lift;" in told["error"]["what"]
 
 
-@pytest.mark.parametrize("command", ["convert", "merge", "filter", "train-bc"])
+@pytest.mark.parametrize("command", ["merge", "train-bc"])
 def test_a_mapping_is_for_the_tables_among_the_sources(call_json: Call, robot: Path, tmp_path: Path, command: str) -> None:
     rows = "".join(f"{e},{t},{t},{e},0.5,1\n" for e in range(7, 9) for t in range(3))
     (tmp_path / "later.csv").write_text("run,k,joint_a,joint_b,turn,r\n" + rows, encoding="utf-8")
     assert offline_cli.convert(robot, tmp_path / "D", mapping=MAPPING).episodes == 4
     mapping = ("--mapping", tmp_path / "robot.toml")
-    more = {"filter": ["--where", "length > 0"], "train-bc": ["--updates", "1"]}.get(command, [])
+    more = {"train-bc": ["--updates", "1"]}.get(command, [])
     code, told = call_json(command, tmp_path / "D", tmp_path / "later.csv", "--out", tmp_path / "out", *mapping, *more)
     assert (code, told.get("episodes")) == (0, 6), told
     code, told = call_json(command, tmp_path / "D", "--out", tmp_path / "other", *mapping, *more)

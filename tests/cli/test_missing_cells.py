@@ -181,20 +181,3 @@ def test_agents_that_share_an_episode_are_filled_and_split_each_by_itself(call_j
     text = 'split_at_gaps = true\n[columns]\neps_id = "e"\nagent_id = "p"\nt = "t"\nobs = "x"\nactions = "a"\n'
     _, episodes = converted(call_json, tmp_path, source, text + '[fill]\nx = "previous"\n')
     assert sorted(obs[:-1] for obs, _, _ in episodes.values()) == [[1, 1], [4], [7, 7]]
-
-
-def test_previous_crosses_the_borders_of_chunks(call_json: Call, tmp_path: Path) -> None:
-    steps = 60_000  # more than one block of a CSV file
-    missing = np.random.default_rng(1).random(2 * steps) < 0.3
-    missing[::steps] = False
-    value = np.arange(2 * steps) / 2
-    lines = ["" if gone else f"{number}" for gone, number in zip(missing.tolist(), value.tolist(), strict=True)]
-    source = tmp_path / "log.csv"
-    rows = (f"{x},{i % 2},{int(i % steps == steps - 1)}\n" for i, x in enumerate(lines))
-    source.write_text("x,a,done\n" + "".join(rows), encoding="utf-8")
-    text = '[columns]\nobs = "x"\nactions = "a"\nterminateds = "done"\n[fill]\nx = "previous"\n'
-    told, _ = converted(call_json, tmp_path, source, text, "--memory-limit", "256MiB")
-    assert (told["episodes"], told["assumptions"]["filled-previous:x"]) == (2, int(missing.sum()))
-    want = value[np.maximum.accumulate(np.where(missing, -1, np.arange(2 * steps)))].reshape(2, steps)
-    found = [batch.acted_obs() for batch in Dataset.open(str(tmp_path / "D")).batches()]
-    assert (np.concatenate(found) == want.reshape(-1)).all()

@@ -47,14 +47,6 @@ def test_a_line_has_count_rate_figures_and_time_left(clock: Clock, stream: io.St
     assert stream.getvalue() == "training: 200/1,000 updates, 40 updates/s, loss 0.25, return 450, 20 s left\n"
 
 
-def test_many_reports_within_a_second_make_no_line(clock: Clock, stream: io.StringIO) -> None:
-    lines = Lines(stream, clock)
-    for done in range(1000):
-        clock.now += 0.001
-        lines(report(done))
-    assert stream.getvalue() == ""
-
-
 def test_a_long_stage_has_a_line_every_few_seconds(clock: Clock, stream: io.StringIO) -> None:
     lines = Lines(stream, clock)
     for done in range(481):

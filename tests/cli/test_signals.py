@@ -136,18 +136,8 @@ def test_convert_keeps_complete_shards_and_goes_on(
     engine: str, stopped: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_reader.written(tmp_path / "source", 80)
-    words = [
-        "convert",
-        "source",
-        "--from",
-        "python:slow_reader:SLOW",
-        "--max-rows-per-file",
-        8,
-        "--env",
-        "CartPole-v1",
-        "--out",
-        "D",
-    ]
+    line = "convert source --from python:slow_reader:SLOW --max-rows-per-file 8 --env CartPole-v1 --out D"
+    words = line.split()
     code, told, _ = stopped(signal.SIGTERM, "D/data/*.parquet", *words, "--engine", engine, "--workers", 2)
     assert (code, told["error"]["code"]) == (143, "interrupted")
     assert "--resume" in told["error"]["fix"]
@@ -179,21 +169,8 @@ def test_evaluate_and_apply_end_between_two_steps_and_begin_again(stopped: Stopp
     assert (code, told["error"]["code"]) == (143, "interrupted")
     (tmp_path / "pieces.toml").write_text('kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
     slow_reader.written(tmp_path / "source", 150)
-    words = [
-        "apply",
-        "source",
-        "--from",
-        "python:slow_reader:SLOW",
-        "--pipeline",
-        "pieces.toml",
-        "--env",
-        "CartPole-v1",
-        "--out",
-        "batches",
-        "--steps-per-batch",
-        64,
-    ]
-    code, told, _ = stopped(signal.SIGINT, "batches/*", *words)
+    line = "apply source --from python:slow_reader:SLOW --pipeline pieces.toml --env CartPole-v1 --steps-per-batch 64 --out"
+    code, told, _ = stopped(signal.SIGINT, "batches/*", *line.split(), "batches")
     assert (code, told["error"]["code"]) == (130, "interrupted")
     assert not [*tmp_path.glob("batches/data/*.parquet")]
 

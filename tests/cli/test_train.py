@@ -70,18 +70,8 @@ def test_a_run_resumes_with_its_own_algorithm_alone(call_json: Call, recording: 
 def test_a_run_with_a_falling_rate_resumes_to_the_same_bytes_and_with_its_bound_alone(
     call_json: Call, recording: Path, tmp_path: Path
 ) -> None:
-    options = (
-        "--lr-schedule",
-        "cosine",
-        "--lr-warmup",
-        "2",
-        "--weight-decay",
-        "0.1",
-        "--clip-norm",
-        "0.5",
-        "--batch-size",
-        "8",
-    )
+    line = "--lr-schedule cosine --lr-warmup 2 --weight-decay 0.1 --clip-norm 0.5 --batch-size 8"
+    options = line.split()
     (tmp_path / "mine.toml").write_text("checkpoint_every = 3\n", encoding="utf-8")
     config = ("--config", tmp_path / "mine.toml")
     whole = ("train", recording, "--out", tmp_path / "whole", *options, *config, "--updates", "6")

@@ -35,15 +35,6 @@ def teams(recorded: EpisodeBatch, tmp_path: Path) -> Path:
     return write(replace(recorded, module_ids=("attacker", "defender") * 4), tmp_path / "teams")
 
 
-def test_several_modules_exit_4_with_the_choice_and_no_run(teams: Path, tmp_path: Path, call: Call) -> None:
-    done = call("train-bc", teams, "--out", tmp_path / "run", *OPTIONS, "--json")
-    told = json.loads(done.stdout)
-    assert (done.exit_code, told["exit_code"]) == (4, 4)
-    assert "attacker (4), defender (4)" in told["error"]["what"]
-    assert "try: --module-id attacker" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_module_that_is_named_is_trained_and_an_unknown_one_exits_4(
     teams: Path, tmp_path: Path, call: Call, call_json: Call
 ) -> None:

@@ -67,14 +67,6 @@ def test_an_error_is_exit_3_and_one_object_with_problems_and_error(wrong: Path, 
     assert (told["error"]["code"], told["errors"], told["warnings"]) == ("invalid-data", 1, 1)
 
 
-def test_an_uncommitted_dataset_is_a_problem_with_the_remedy(tmp_path: Path, call_json: Call) -> None:
-    (tmp_path / "D").mkdir()
-    (tmp_path / "D" / "_writing.json").write_text("{}", encoding="utf-8")
-    code, told = call_json("validate", tmp_path / "D")
-    assert (code, [problem["code"] for problem in told["problems"]]) == (3, ["uncommitted"])
-    assert "--resume" in told["error"]["fix"]
-
-
 def note(folder: Path, **changes: Any) -> None:
     """Make `folder` one that a writer on another machine has begun."""
     said = WritingNote.of_this_process("0badcafe", {}, 0, "offline-cli convert SRC --out D")
@@ -102,9 +94,3 @@ def test_after_a_dead_writer_the_advice_is_to_go_on_and_nothing_is_said_twice(tm
 def test_what_is_not_there_is_no_problem_of_the_data(tmp_path: Path, call_json: Call) -> None:
     code, told = call_json("validate", tmp_path / "nowhere")
     assert (code, told["error"]["code"], "problems" in told) == (5, "storage-not-found", False)
-
-
-def test_the_environment_is_held_against_the_data(recording: Path, call_json: Call) -> None:
-    assert call_json("validate", recording, "--env", "CartPole-v1")[0] == 0
-    code, told = call_json("validate", recording, "--env", "Pendulum-v1")
-    assert (code, told["problems"][0]["code"]) == (3, "space-mismatch")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer.main
-
-from offline_cli.cli.app import app
+from offline_cli.cli import app
+from offline_cli.cli.command import built
 
 __all__ = ["COMMANDS", "command_named"]
 
-GROUP: Any = typer.main.get_command(app)
-COMMANDS: tuple[str, ...] = tuple(GROUP.commands)
+COMMANDS: tuple[str, ...] = tuple(app.COMMANDS)
 
 
 def command_named(name: str) -> Any:
     """The command; `about` has what its help shows beside its parameters."""
-    return GROUP.commands[name]
+    return built(name, app.COMMANDS[name])

@@ -65,7 +65,7 @@ def test_a_number_out_of_range_is_refused_by_name(option: dict[str, object]) -> 
         ({"patience": 3}, "--patience: needs --val-fraction, episodes held out for validation", UsageError),
         ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in", UsageError),
         ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two", UsageError),
-        ({"val_fraction": 1.5}, "--val-fraction: 1.5 is more than 1", BadConfig),
+        ({"val_fraction": 1.5}, "--val-fraction: 1.5 is not below 1", BadConfig),
         ({"lr": 0.0}, "--lr: 0 is not above 0", BadConfig),
     ],
 )
