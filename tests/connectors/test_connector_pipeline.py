@@ -143,6 +143,8 @@ def test_what_a_nested_pipeline_does_to_whole_arrays_is_seen_after_it() -> None:
             raise AssertionError
 
     class Looks(ConnectorV2):
+        whole_arrays = True
+
         def __call__(self, *, batch: Batch, episodes: Any, **_: Any) -> Batch:
             return {"ids": [episode.id_ for episode in episodes]}
 

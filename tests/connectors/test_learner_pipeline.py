@@ -152,13 +152,16 @@ def test_items_are_filed_by_episode_and_stacked_in_order() -> None:
 
 
 class CountedSteps(ConnectorV2):
-    """Somebody's own piece for whole arrays: adds the timestep of each step."""
+    """Somebody's own piece with a form for whole arrays: adds the timestep of each step."""
 
     whole_arrays = True
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        assert isinstance(episodes, EpisodeBatch)
-        return {**batch, "t": episodes.timesteps()}
+        if isinstance(episodes, EpisodeBatch):
+            return {**batch, "t": episodes.timesteps()}
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            self.add_n_batch_items(batch, "t", np.arange(len(episode)), len(episode), episode)
+        return batch
 
 
 class Looks(ConnectorV2):

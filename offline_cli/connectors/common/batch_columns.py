@@ -1,64 +1,107 @@
-"""Observations of episodes into a batch, and the columns of a batch to tensors and back.
+"""Columns of a batch: one row for each step of episodes, and tensors of arrays and back.
 
+* `StepColumns`: the base of pieces that add columns with a row for each step; they say once how arrays give these rows.
 * `AddObservationsFromEpisodesToBatch`: puts observations into a batch; one that has them already stays as it is.
 * `NumpyToTensor`: turns arrays into tensors on a device. Arrays that have no tensor type (text, objects) raise BadPiece.
 * `TensorToNumpy`: turns tensors into arrays; everything else stays as it is.
-* `first_rows`: the rows of one episode without the cost of general indices; a lookback buffer is left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import filed_rows, key_of
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["AddObservationsFromEpisodesToBatch", "NumpyToTensor", "TensorToNumpy", "as_tensors", "first_rows"]
+__all__ = [
+    "AddObservationsFromEpisodesToBatch",
+    "NumpyToTensor",
+    "StepColumns",
+    "TensorToNumpy",
+    "as_arrays",
+    "as_tensors",
+]
 
-KINDS = "biuf"
-CPU = torch.device("cpu")
+NUMBERS: Final = "biuf"
+CPU: Final = torch.device("cpu")
 
 
-def first_rows(buffer: InfiniteLookbackBuffer, count: int) -> Any:
-    """The first `count` records after the lookback buffer: leaves (count, ...), views, or a list where not numpy'ized."""
-    if buffer.finalized and type(buffer.data) is np.ndarray:
-        return buffer.data[buffer.lookback : buffer.lookback + count]
-    return buffer.get(slice(0, count))
+def as_arrays(episode: SingleAgentEpisode) -> EpisodeBatch:
+    """An episode of a step or more as arrays, views where it is numpy'ized; its lookback buffer is left out."""
+
+    def rows(buffer: InfiniteLookbackBuffer) -> Tree:
+        held = buffer.get()
+        return stack(held, buffer.space) if isinstance(held, list) else held
+
+    return EpisodeBatch(
+        ids=(episode.id_,),
+        starts=np.array([0, len(episode)]),
+        obs=rows(episode.observations),
+        actions=rows(episode.actions),
+        rewards=np.asarray(rows(episode.rewards), np.float64),
+        terminated=np.array([episode.is_terminated]),
+        truncated=np.array([episode.is_truncated]),
+        extra={name: rows(buffer) for name, buffer in episode.extra_model_outputs.items()},
+        infos=episode.get_infos() if episode.has_infos else None,
+        t_started=np.array([episode.t_started]),
+    )
 
 
-class AddObservationsFromEpisodesToBatch(TwoSidedPiece):
-    """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
+class StepColumns(ConnectorV2):
+    """Adds columns with a row for each step of the episodes; those that are in the batch stay."""
 
     whole_arrays = True
-    fills_obs = True
+    column: ClassVar[str] = ""  # with it in the batch there is nothing to do
+
+    @abstractmethod
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """Leaves (N, ...) that nobody else holds, or lists of N items, by name of column, for N steps."""
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch with these columns."""
+        if self.column in batch:
+            return batch
+        there = frozenset(batch)
+        if isinstance(episodes, EpisodeBatch):
+            return batch | {name: rows for name, rows in self.columns(episodes, batch).items() if name not in there}
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            found = self.columns(as_arrays(episode), batch) if len(episode) else {}
+            for name, rows in found.items():
+                if name not in there:
+                    items = rows if isinstance(rows, list) or episode.is_numpy else unstack(rows)
+                    self.add_n_batch_items(batch, name, items, len(episode), episode)
+        return batch
+
+
+class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
+    """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
+
+    fills_obs = True
+    column = Columns.OBS
+
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """`obs`."""
+        return {Columns.OBS: episodes.acted_obs()}
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
         """`obs` with N rows in a learner pipeline, one per episode otherwise."""
-        if Columns.OBS in batch:
-            return batch
-        if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
-            batch[Columns.OBS] = episodes.acted_obs()
-            return batch
-        singles = self.single_agent_episode_iterator(episodes, not self._as_learner_connector)
-        if not self._as_learner_connector:
-            for episode in singles:
-                self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
-            return batch
-        moved = [(key_of(episode), episode.observations, len(episode)) for episode in singles if len(episode)]
-        if moved:
-            rows = (first_rows(held, count) for _, held, count in moved)
-            batch[Columns.OBS] = filed_rows((key for key, *_ in moved), rows, (count for *_, count in moved))
+        if self._as_learner_connector or Columns.OBS in batch:
+            return super().__call__(batch=batch, episodes=episodes, **call)
+        for episode in self.single_agent_episode_iterator(episodes):
+            self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
         return batch
 
 
@@ -72,17 +115,11 @@ class NumpyToTensor(ConnectorV2):
     whole_arrays = True
 
     def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        pin_memory: bool = False,
-        device: str | torch.device | None = "cpu",
-        **kwargs: Any,
+        self, *spaces: Space | None, pin_memory: bool = False, device: str | torch.device | None = "cpu", **kwargs: Any
     ) -> None:
         self._device = torch.device("cpu" if device is None else device)
         self._pin = pin_memory and self._device.type != "cpu"
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, **_: Any) -> Batch:
         """The batch with tensors; raises BadPiece, naming the column, for arrays of text or objects."""
@@ -112,7 +149,7 @@ def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     kind, size = array.dtype.kind, array.dtype.itemsize
-    if kind not in KINDS:
+    if kind not in NUMBERS:
         raise TypeError(f"no tensor type for {array.dtype}")
     if kind == "f" and size > 4:
         array = array.astype(np.float32)
