@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -16,11 +18,12 @@ import torch
 from torch import Tensor
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import add_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.episodes.stacking import stack, unstack
+from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
@@ -39,24 +42,28 @@ NUMBERS: Final = "biuf"
 CPU: Final = torch.device("cpu")
 
 
-def as_arrays(episode: SingleAgentEpisode) -> EpisodeBatch:
-    """An episode of a step or more as arrays, views where it is numpy'ized; its lookback buffer is left out."""
+def as_arrays(episodes: Sequence[SingleAgentEpisode]) -> EpisodeBatch:
+    """Episodes of a step or more as arrays, lookback buffers left out. One that is numpy'ized gives views.
 
-    def rows(buffer: InfiniteLookbackBuffer) -> Tree:
-        held = buffer.get()
-        return stack(held, buffer.space) if isinstance(held, list) else held
+    Extra model outputs are those that all of them have.
+    """
 
+    def rows(buffers: Iterable[InfiniteLookbackBuffer]) -> Tree:
+        parts = [stack(held, buffer.space) if isinstance(held := buffer.get(), list) else held for buffer in buffers]
+        return map_leaves(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
+
+    names = [name for name in episodes[0].extra_model_outputs if all(name in one.extra_model_outputs for one in episodes)]
+    infos = [info for one in episodes for info in one.get_infos()] if any(one.has_infos for one in episodes) else None
     return EpisodeBatch(
-        ids=(episode.id_,),
-        starts=np.array([0, len(episode)]),
-        obs=rows(episode.observations),
-        actions=rows(episode.actions),
-        rewards=np.asarray(rows(episode.rewards), np.float64),
-        terminated=np.array([episode.is_terminated]),
-        truncated=np.array([episode.is_truncated]),
-        extra={name: rows(buffer) for name, buffer in episode.extra_model_outputs.items()},
-        infos=episode.get_infos() if episode.has_infos else None,
-        t_started=np.array([episode.t_started]),
+        ids=tuple(one.id_ for one in episodes),
+        starts=np.cumsum([0, *map(len, episodes)]),
+        obs=rows(one.observations for one in episodes),
+        actions=rows(one.actions for one in episodes),
+        rewards=np.asarray(rows(one.rewards for one in episodes), np.float64),
+        terminated=np.array([one.is_terminated for one in episodes]),
+        truncated=np.array([one.is_truncated for one in episodes]),
+        extra={name: rows(one.extra_model_outputs[name] for one in episodes) for name in names},
+        infos=infos,
     )
 
 
@@ -74,15 +81,16 @@ class StepColumns(ConnectorV2):
         """The batch with these columns."""
         if self.column in batch:
             return batch
-        there = frozenset(batch)
         if isinstance(episodes, EpisodeBatch):
-            return batch | {name: rows for name, rows in self.columns(episodes, batch).items() if name not in there}
+            found = self.columns(episodes, batch)
+            return batch | {name: rows for name, rows in found.items() if name not in batch}
+        there, by_module = frozenset(batch), defaultdict[Any, list[SingleAgentEpisode]](list)
         for episode in self.single_agent_episode_iterator(episodes, False):
-            found = self.columns(as_arrays(episode), batch) if len(episode) else {}
-            for name, rows in found.items():
-                if name not in there:
-                    items = rows if isinstance(rows, list) or episode.is_numpy else unstack(rows)
-                    self.add_n_batch_items(batch, name, items, len(episode), episode)
+            if len(episode):
+                by_module[episode.module_id].append(episode)  # those of one module have one structure
+        for own in by_module.values():
+            found = self.columns(as_arrays(own), batch)
+            add_rows(batch, {name: rows for name, rows in found.items() if name not in there}, own)
         return batch
 
 

@@ -120,7 +120,7 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
             if not self._as_learner_connector:
                 self.add_batch_item(batch, Columns.STATE_IN, _latest(module, episode), episode)
             elif len(episode):
-                states = _states(module, as_arrays(episode), _before(module, episode), with_next)
+                states = _states(module, as_arrays([episode]), _before(module, episode), with_next)
                 for column, rows in states.items():
                     count = len(Cut.for_module([len(episode)], module))
                     self.add_n_batch_items(batch, column, rows, count, episode)
