@@ -60,9 +60,9 @@ from offline_cli.connectors.piece_options import (
     what_it_wants,
 )
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch
-from offline_cli.files.local_files import not_found
 from offline_cli.json_documents import deeper_than, load_schema, mistakes
 from offline_cli.spaces import Space, describe
+from offline_cli.storage.local_files import not_found
 
 __all__ = ["Given", "PieceEntry", "PipelineSpec", "PlayPipelines", "Setting", "load_pipeline"]
 
