@@ -6,10 +6,7 @@ Options are the arguments that the constructors of a piece's class and of its ba
 
 from __future__ import annotations
 
-import ast
 import inspect
-import linecache
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,24 +24,9 @@ AS_LEARNER: Final = "as_learner_connector"
 
 
 def what_it_wants(err: BaseException) -> str:
-    """`ValueError: words`; for an assertion without words its condition: `AssertionError: len(space.shape) == 1`."""
+    """`ValueError: words`, on one line."""
     name, words = type(err).__name__, " ".join(str(err).split())
-    if not words and isinstance(err, AssertionError):
-        words = _condition(err)
     return f"{name}: {words}"[:MAX_SHOWN] if words else name
-
-
-def _condition(err: BaseException) -> str:
-    """The condition of the assertion that raised, on one line; empty where its source is not to be had."""
-    frames = traceback.extract_tb(err.__traceback__)
-    line = frames[-1].lineno or 0 if frames else 0
-    try:
-        tree = ast.parse("".join(linecache.getlines(frames[-1].filename)) if frames else "")
-    except SyntaxError:
-        return ""
-    asserted = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-    around = [node.test for node in asserted if node.lineno <= line <= (node.end_lineno or node.lineno)]
-    return ast.unparse(around[-1]) if around else ""
 
 
 def piece_of(err: BaseException) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,3 +159,20 @@ def test_a_piece_of_rllibs_kind_changes_and_adds_columns_after_whole_arrays_were
     assert_same_columns(found, {**plain, Columns.REWARDS: plain[Columns.REWARDS] / 2})
     rows = whose[plain[Columns.LOSS_MASK]] if stateful else whose
     assert rows.tolist() == [97, 97, 97, 98, 98]
+
+
+def test_rows_keep_the_order_of_the_episodes_whatever_their_modules_are_called(episodes: EpisodeBatch) -> None:
+    given = list(EpisodeBatch.concat([episodes, replace(episodes, ids=("c", "d"))]))
+    given[1].module_id = given[2].module_id = "default_policy"
+    found = learner_pipeline(OBS_SPACE, ACT_SPACE, custom=[Whose()])(episodes=given)
+    assert found["whose"].tolist() == [97] * 3 + [98] * 2 + [99] * 3 + [100] * 2
+    assert found[Columns.REWARDS].tolist() == [0, 1, 2, 3, 4] * 2
+
+
+class Whose(Looks):
+    """Adds the id of each step's episode, one episode after the other."""
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            self.add_n_batch_items(batch, "whose", [ord(episode.id_)] * len(episode), len(episode), episode)
+        return batch

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -84,11 +84,10 @@ class StepColumns(ConnectorV2):
         if isinstance(episodes, EpisodeBatch):
             found = self.columns(episodes, batch)
             return batch | {name: rows for name, rows in found.items() if name not in batch}
-        there, by_module = frozenset(batch), defaultdict[Any, list[SingleAgentEpisode]](list)
-        for episode in self.single_agent_episode_iterator(episodes, False):
-            if len(episode):
-                by_module[episode.module_id].append(episode)  # those of one module have one structure
-        for own in by_module.values():
+        there = frozenset(batch)
+        moving = (episode for episode in self.single_agent_episode_iterator(episodes, False) if len(episode))
+        for _, run in groupby(moving, lambda episode: episode.module_id):  # of one structure; columns keep the episodes' order
+            own = list(run)
             found = self.columns(as_arrays(own), batch)
             add_rows(batch, {name: rows for name, rows in found.items() if name not in there}, own)
         return batch
