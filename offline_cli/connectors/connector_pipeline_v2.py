@@ -1,4 +1,4 @@
-"""ConnectorPipelineV2: pieces called one after the other.
+"""ConnectorPipelineV2: pieces called one after the other, on arrays or on a list of episodes.
 
 State is keyed by a name that is unique within the pipeline (`ClipRewards`, `ClipRewards_2`), so two pieces of one class keep
 two states, and merged states return to the piece that they are from. The chain of spaces is computed whenever pieces change,
@@ -9,15 +9,13 @@ UnknownPiece.
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, overload
 
 import gymnasium as gym
 
-from offline_cli.connectors.batch_items import RowsOfEpisodes, SingleEpisodes
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.connectors.piece_options import what_it_wants
+from offline_cli.connectors.piece_options import NOTE, what_it_wants
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.spaces import Space
@@ -29,8 +27,6 @@ NameOrClass = str | type[ConnectorV2]
 
 class ConnectorPipelineV2(ConnectorV2):
     """Pieces in order; itself a piece, so pipelines nest."""
-
-    whole_arrays: ClassVar[bool] = True  # it takes care itself of pieces that do not
 
     def __init__(
         self,
@@ -44,6 +40,8 @@ class ConnectorPipelineV2(ConnectorV2):
         for piece in self.connectors:
             self._check(piece)
         super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    # ---- calls ----
 
     def __call__(
         self,
@@ -61,71 +59,61 @@ class ConnectorPipelineV2(ConnectorV2):
         `metrics` is handed to every piece. Raises BadPiece, naming the piece, where one gives no batch; errors of pieces pass
         through, with a note that names the piece.
         """
-        call = {"rl_module": rl_module, "explore": explore, "shared_data": {} if shared_data is None else shared_data}
-        call |= {"metrics": metrics, **kwargs}
-        return self._through({} if batch is None else batch, self._prepared(episodes), call)[0]
+        call = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
+        found = {} if batch is None else batch
+        for _, after, _left in self.stepwise(batch=found, episodes=episodes, **call):
+            found = after
+        return found
 
-    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, Episodes]:
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, EpisodeBatch]:
         """As a piece of another pipeline: what the pieces here change in the episodes is seen by those after it."""
-        if type(self).__call__ is not ConnectorPipelineV2.__call__:
-            return super().on_episode_batch(batch=batch, episodes=episodes, **call)
-        return self._through(batch, self._prepared(episodes), call)
+        left: Any = episodes
+        for _, after, changed in self.stepwise(batch=batch, episodes=episodes, **call):
+            batch, left = after, changed
+        return batch, left
 
-    def _prepared(self, episodes: Episodes) -> Episodes:
-        """The episodes as the pieces get them; for subclasses."""
-        return episodes
-
-    def stepwise(
-        self, *, episodes: Episodes, rl_module: Any = None, batch: Batch | None = None, **call: Any
-    ) -> Iterator[tuple[str, Batch, Episodes]]:
+    def stepwise(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Iterator[tuple[str, Batch, Episodes]]:
         """What a call does, piece by piece: after each its unique name, the batch, and the episodes as later pieces see them.
 
         Both are the ones that the next piece works on: look, and leave them as they are. Raises what a call raises.
         """
-        given = {"rl_module": rl_module, "explore": None, "shared_data": {}, "metrics": None, **call}
-        return self._steps({} if batch is None else batch, self._prepared(episodes), given)
-
-    def _through(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> tuple[Batch, Episodes]:
-        for _, after, left in self._steps(batch, episodes, call):
-            batch, episodes = after, left
-        return batch, episodes
-
-    def _steps(self, batch: Batch, episodes: Episodes, call: dict[str, Any]) -> Iterator[tuple[str, Batch, Episodes]]:
+        call = {"rl_module": None, "explore": None, "metrics": None, **call}
+        call["shared_data"] = {} if call.get("shared_data") is None else call["shared_data"]
+        found, left = {} if batch is None else batch, self._prepared(episodes)
         for name, piece in self.named():
-            batch, episodes = self._step(piece, batch, episodes, call)
-            yield name, batch, episodes
+            found, left = self._step(name, piece, found, left, call)
+            yield name, found, left
 
-    def _step(self, piece: ConnectorV2, batch: Batch, episodes: Any, call: dict[str, Any]) -> tuple[Batch, Any]:
+    def takes_arrays(self) -> bool:
+        """Whether each piece does, up to the one that stacks: after it columns are the same in both forms."""
+        if type(self).__call__ is not ConnectorPipelineV2.__call__:
+            return False
+        for piece in self.connectors:
+            if not piece.takes_arrays():
+                return False
+            if piece.stacks:
+                break
+        return True
+
+    def _prepared(self, episodes: Episodes) -> Episodes:
+        """The episodes as the pieces get them."""
+        return list(episodes) if isinstance(episodes, EpisodeBatch) and not self.takes_arrays() else episodes
+
+    def _step(self, name: str, piece: ConnectorV2, batch: Any, episodes: Any, call: dict[str, Any]) -> tuple[Batch, Any]:
         """One piece. Its errors stay what they are: they may be the user's own, and debuggers want them whole."""
         try:
-            if isinstance(episodes, EpisodeBatch) and piece.whole_arrays:
+            if isinstance(episodes, EpisodeBatch) and piece.takes_arrays():
                 batch, episodes = piece.on_episode_batch(batch=batch, episodes=episodes, **call)
             else:
-                if isinstance(episodes, EpisodeBatch):
-                    episodes = SingleEpisodes(episodes)
-                if isinstance(episodes, SingleEpisodes) and not (piece.whole_arrays or self._stacks_before(piece)):
-                    batch = RowsOfEpisodes(batch, episodes)
+                episodes = list(episodes) if isinstance(episodes, EpisodeBatch) else episodes
                 batch = piece(batch=batch, episodes=episodes, **call)
         except Exception as err:
-            err.add_note(f"in connector piece {self._name_of(piece)}")
+            err.add_note(f"{NOTE}{name}")
             raise
         if not isinstance(batch, dict):
-            raise BadPiece(
-                f"piece {self._name_of(piece)} gave {type(batch).__name__}, not the batch",
-                where=f"{type(self).__name__}, piece {self._name_of(piece)}",
-                fix="end its __call__ with `return batch`",
-            )
+            what = f"piece {name} gave {type(batch).__name__}, not the batch"
+            raise BadPiece(what, where=f"{type(self).__name__}, piece {name}", fix="end its __call__ with `return batch`")
         return batch, episodes
-
-    def _name_of(self, piece: ConnectorV2) -> str:
-        return next(name for name, one in self.named() if one is piece)
-
-    def _stacks_before(self, piece: ConnectorV2) -> bool:
-        """Whether columns are stacked for good before they come to this piece: no helper takes them apart again."""
-        from offline_cli.connectors.common.batching import BatchIndividualItems
-
-        before = itertools.takewhile(lambda one: one is not piece, self.pieces())
-        return any(isinstance(one, BatchIndividualItems) for one in before)
 
     # ---- pieces by name ----
 
@@ -160,44 +148,45 @@ class ConnectorPipelineV2(ConnectorV2):
 
     def remove(self, name_or_class: NameOrClass) -> ConnectorV2:
         """Take the piece out and give it. Raises UnknownPiece."""
-        return self._changed(pop=self.index_of(name_or_class))
+        index = self.index_of(name_or_class)
+        removed = self.connectors[index]
+        self._become([*self.connectors[:index], *self.connectors[index + 1 :]])
+        return removed
 
     def insert_before(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
         """Put `connector` right before the named piece, which is given back. Raises UnknownPiece."""
         index = self.index_of(name_or_class)
-        found = self.connectors[index]
-        self._changed(insert=(index, connector))
-        return found
+        self._insert(index, connector)
+        return self.connectors[index + 1]
 
     def insert_after(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
         """Put `connector` right after the named piece, which is given back. Raises UnknownPiece."""
         index = self.index_of(name_or_class)
-        found = self.connectors[index]
-        self._changed(insert=(index + 1, connector))
-        return found
+        self._insert(index + 1, connector)
+        return self.connectors[index]
 
     def prepend(self, connector: ConnectorV2) -> None:
         """Put `connector` first."""
-        self._changed(insert=(0, connector))
+        self._insert(0, connector)
 
     def append(self, connector: ConnectorV2) -> None:
         """Put `connector` last."""
-        self._changed(insert=(len(self.connectors), connector))
+        self._insert(len(self.connectors), connector)
 
-    def _changed(self, *, insert: tuple[int, ConnectorV2] | None = None, pop: int = 0) -> ConnectorV2:
-        """Insert a piece, or take one out; nothing is changed where the spaces then do not fit."""
-        before = list(self.connectors)
-        if insert is not None:
-            self._check(insert[1])
-            self.connectors.insert(*insert)
-        moved = insert[1] if insert is not None else self.connectors.pop(pop)
+    def _insert(self, index: int, connector: ConnectorV2) -> None:
+        self._check(connector)
+        self._become([*self.connectors[:index], connector, *self.connectors[index:]])
+
+    def _become(self, connectors: list[ConnectorV2]) -> None:
+        """Have these pieces; nothing is changed where the spaces then do not fit."""
+        before, self.connectors = self.connectors, connectors
+        spaces = self._input_observation_space, self._input_action_space
         try:
-            self.set_input_spaces(self._input_observation_space, self._input_action_space)
+            self.set_input_spaces(*spaces)
         except Exception:
             self.connectors = before
-            self.set_input_spaces(self._input_observation_space, self._input_action_space)
+            self.set_input_spaces(*spaces)
             raise
-        return moved
 
     def _check(self, piece: Any) -> None:
         if not isinstance(piece, ConnectorV2):
@@ -262,25 +251,22 @@ class ConnectorPipelineV2(ConnectorV2):
     ) -> dict[str, Any]:
         """The state of each piece that has one, by unique name; of those named alone, or of all but those."""
         wanted, refused = _names(components), _names(not_components) or ()
-        states: dict[str, Any] = {}
-        for name, piece in self.named():
-            if (wanted is None or name in wanted) and name not in refused:
-                state = piece.get_state(**kwargs)
-                if state:
-                    states[name] = state
-        return states
+        chosen = [(name, piece) for name, piece in self.named() if (wanted is None or name in wanted) and name not in refused]
+        return {name: state for name, piece in chosen if (state := piece.get_state(**kwargs))}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Give each piece its state back. Raises UnknownPiece, nothing changed, for a name that no piece has."""
-        for piece, part in self._pieces_of(state):
-            piece.set_state(part)
+        pieces = self._with_states(state)
+        for name, part in state.items():
+            pieces[name].set_state(part)
 
-    def _pieces_of(self, state: Mapping[str, Any]) -> list[tuple[ConnectorV2, Any]]:
+    def _with_states(self, names: Iterable[str]) -> dict[str, ConnectorV2]:
+        """Every piece by name. Raises UnknownPiece for one of `names` that no piece has."""
         pieces = dict(self.named())
-        for name in state:
+        for name in names:
             if name not in pieces:
                 raise self._unknown("state for a piece", name)
-        return [(pieces[name], part) for name, part in state.items()]
+        return pieces
 
     def reset_state(self) -> None:
         """Every piece forgets what it learned."""
@@ -296,8 +282,7 @@ class ConnectorPipelineV2(ConnectorV2):
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Each piece merges the states that runners have under its name. Raises UnknownPiece for a name no piece has."""
         names = dict.fromkeys(name for state in states for name in state)
-        self._pieces_of(names)
-        pieces = dict(self.named())
+        pieces = self._with_states(names)
         return {name: pieces[name].merge_states([state[name] for state in states if name in state]) for name in names}
 
 
@@ -309,16 +294,16 @@ def _names(components: str | Iterable[str] | None) -> set[str] | None:
 
 def _set_spaces(name: str, piece: ConnectorV2, observations: Space | None, actions: Space | None) -> None:
     """Set them, and turn whatever a hook raises into an error that names the piece and what it got."""
-    got = f"observations {observations} and actions {actions}"
+    place = f"piece {name}"
     try:
         piece.set_input_spaces(observations, actions)
     except OfflineCliError as err:
-        err.where = f"piece {name}"
+        err.where = place
         raise
     except Exception as err:  # hooks are the user's code: they assert, or trip over a space they do not know
-        what = f"piece {name} cannot take {got} ({what_it_wants(err)})"
-        raise SpaceMismatch(what, where=f"piece {name}", fix="another order of pieces, or another piece") from err
+        what = f"{place} cannot take observations {observations} and actions {actions} ({what_it_wants(err)})"
+        raise SpaceMismatch(what, where=place, fix="another order of pieces, or another piece") from err
     for space, given in ((piece.observation_space, observations), (piece.action_space, actions)):
         if given is not None and not isinstance(space, gym.Space):
-            what = f"piece {name} turned {given} into {space!r}, which is not a space"
-            raise SpaceMismatch(what, where=f"piece {name}", fix="return a gymnasium space from its recompute_output_... hooks")
+            what = f"{place} turned {given} into {space!r}, which is not a space"
+            raise SpaceMismatch(what, where=place, fix="return a gymnasium space from its recompute_output_... hooks")

@@ -3,9 +3,8 @@
 The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
 after changing its import line. What differs: both spaces are set at once; states that cannot be merged raise.
 
-`state_to_bytes` and `state_from_bytes` store what the pieces of a pipeline learned as msgpack without pickle. The form is that
-of episodes (`episodes/codec/arrays.py`): plain values, and arrays of numbers, bools or strings; tuples come back as lists. The
-same state gives the same bytes.
+`state_to_bytes` and `state_from_bytes` store what the pieces of a pipeline learned as msgpack without pickle: plain values, and
+arrays of numbers, bools or strings; tuples come back as lists. The same state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from offline_cli.spaces import Space, bounds_too_large
 from offline_cli.trees import same_leaf
 
 __all__ = [
-    "STANDARD",
     "Batch",
     "ConnectorV2",
     "Episodes",
@@ -42,8 +40,8 @@ STANDARD: Final = frozenset({"as_learner_connector", "multi_agent"})
 class ConnectorV2(BatchHelpers, ABC):
     """One piece of a pipeline: a call that takes a batch and episodes and gives the batch.
 
-    `whole_arrays`: the piece reads an `EpisodeBatch` as arrays and never writes into it. A pipeline hands every other piece a
-    list of episodes, the same objects to each, so that what a piece writes into them stays.
+    `whole_arrays`: the piece has a second form, for an `EpisodeBatch`: it reads the arrays, and never writes into them. All
+    pieces of a pipeline get the same form: arrays where each of them has that form, else the same list of episodes.
 
     `writes_episodes`: the piece changes the episodes it is given. With lists it does so in place; with an `EpisodeBatch`
     `on_episode_batch` gives the changed ones.
@@ -62,6 +60,7 @@ class ConnectorV2(BatchHelpers, ABC):
     aliases: ClassVar[tuple[str, ...]] = ()  # further names that pipelines find the piece by
     fills_obs: ClassVar[bool] = False  # puts observations into the batch
     before_obs: ClassVar[bool] = False  # comes too late once they are there, and raises
+    stacks: ClassVar[bool] = False  # pieces after this one find columns of arrays
 
     def __init__(
         self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **standard: Any
@@ -77,8 +76,8 @@ class ConnectorV2(BatchHelpers, ABC):
         self.set_input_spaces(input_observation_space, input_action_space)
 
     def _unknown_options(self, given: Mapping[str, Any]) -> BadPiece:
-        name, signature = type(self).__name__, signature_of(type(self))
-        mistakes = [mistake for option in given if option not in STANDARD for mistake in option_mistakes(signature, [option])]
+        name = type(self).__name__
+        mistakes = option_mistakes(signature_of(type(self)), given.keys() - STANDARD)
         unknown = "; ".join(mistake for mistake in mistakes if mistake.startswith("unknown"))
         fix = "correct the name; a class of your own takes its options out of what it passes on to super().__init__"
         return BadPiece(f"{name}: {unknown}", where=f"piece {name}", fix=fix)
@@ -97,9 +96,13 @@ class ConnectorV2(BatchHelpers, ABC):
     ) -> Batch:
         """The batch, changed in place or new."""
 
-    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, Episodes]:
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, EpisodeBatch]:
         """What a pipeline calls instead where `episodes` are arrays: the batch, and the episodes as later pieces see them."""
         return self(batch=batch, episodes=episodes, **call), episodes
+
+    def takes_arrays(self) -> bool:
+        """Whether the piece has the form for an `EpisodeBatch`."""
+        return self.whole_arrays
 
     # ---- spaces ----
 
@@ -114,11 +117,11 @@ class ConnectorV2(BatchHelpers, ABC):
         return space
 
     def recompute_observation_space_from_input_spaces(self) -> Any:
-        """The older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
+        """RLlib's older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
         return self.input_observation_space
 
     def recompute_action_space_from_input_spaces(self) -> Any:
-        """The older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
+        """RLlib's older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
         return self.input_action_space
 
     def set_input_spaces(self, observations: Space | None, actions: Space | None) -> None:
@@ -188,11 +191,8 @@ class ConnectorV2(BatchHelpers, ABC):
         """Take over what `get_state` gave. Raises BadPiece for names that this piece does not have."""
         if not isinstance(state, Mapping) or state:  # a state may come from a file
             name = type(self).__name__
-            raise BadPiece(
-                f"{name} has no state, yet was given {shown_names(state)}",
-                where=f"piece {name}",
-                fix="the pipeline that the state was saved from",
-            )
+            fix = "the pipeline that the state was saved from"
+            raise BadPiece(f"{name} has no state, yet was given {shown_names(state)}", where=f"piece {name}", fix=fix)
 
     def reset_state(self) -> None:  # most pieces learn nothing, so most have nothing to forget
         """Forget what was learned from data."""
@@ -206,10 +206,8 @@ class ConnectorV2(BatchHelpers, ABC):
 
         Raises BadPiece where states differ and the piece does not say how to merge them, by overriding this.
         """
-        if not states:
-            return {}
         if all(same_state(states[0], other) for other in states[1:]):
-            return dict(states[0])
+            return dict(states[0]) if states else {}
         name = type(self).__name__
         raise BadPiece(
             f"{name} keeps a state, and does not say how states of parallel runners merge",
@@ -224,16 +222,10 @@ class ConnectorV2(BatchHelpers, ABC):
 class TwoSidedPiece(ConnectorV2):
     """A piece that works in learner pipelines (`as_learner_connector`) and beside an environment."""
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        as_learner_connector: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, as_learner_connector: bool = False, **kwargs: Any) -> None:
+        """`spaces`: of observations and of actions, before the piece."""
         self._as_learner_connector = as_learner_connector
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
 
 # ---- states ----

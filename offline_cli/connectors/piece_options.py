@@ -1,44 +1,21 @@
-"""The options that a connector piece takes, and errors that name the piece which raised.
+"""The options that a connector piece takes, and what an exception of a piece says.
 
-* `signature_of`, `option_mistakes`: options are the arguments that the constructors of a piece's class and of its bases name,
-  and no others.
-* `blaming_pieces`, `piece_of`: pipelines note on every exception which piece it came from, and let it pass as it is, for
-  debuggers. A command must end with an error of its own instead, because pieces may be user code. An exception that no
-  piece raised is never hidden.
-* `what_it_wants`: the cause of an exception in one line, without additions. An assertion without a message says least, and yet
-  its own condition is the best answer to "what did it want".
+Options are the arguments that the constructors of a piece's class and of its bases name, and no others: every piece takes
+`**kwargs`, for RLlib's sake, and would swallow whatever it is given.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import linecache
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
-from offline_cli.errors import BadData, OfflineCliError
+__all__ = ["AS_LEARNER", "NOTE", "SPACES", "Maker", "Signature", "option_mistakes", "piece_of", "signature_of", "what_it_wants"]
 
-__all__ = [
-    "AS_LEARNER",
-    "NOTE",
-    "SPACES",
-    "Maker",
-    "Signature",
-    "blaming_pieces",
-    "option_mistakes",
-    "piece_of",
-    "signature_of",
-    "what_it_wants",
-]
-
-MAX_SHOWN = 300  # letters
-
-NOTE: Final = "in connector piece "
+MAX_SHOWN: Final = 300  # letters
+NOTE: Final = "in connector piece "  # of the notes by which pipelines say which piece an exception came from
 
 Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
 
@@ -47,52 +24,15 @@ AS_LEARNER: Final = "as_learner_connector"
 
 
 def what_it_wants(err: BaseException) -> str:
-    """`ValueError: words`; for an assertion without words its condition: `AssertionError: len(space.shape) == 1`."""
+    """`ValueError: words`, on one line."""
     name, words = type(err).__name__, " ".join(str(err).split())
-    if not words and isinstance(err, AssertionError):
-        words = _condition(err)
     return f"{name}: {words}"[:MAX_SHOWN] if words else name
-
-
-def _condition(err: BaseException) -> str:
-    """The condition of the assertion that raised, on one line; empty where its source is not to be had."""
-    frames = traceback.extract_tb(err.__traceback__)
-    if not frames:
-        return ""
-    line, source = frames[-1].lineno or 0, "".join(linecache.getlines(frames[-1].filename))
-    try:
-        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
-    except SyntaxError:
-        return ""
-    around = [node.test for node in nodes if node.lineno <= line <= (node.end_lineno or node.lineno)]
-    return ast.unparse(around[-1]) if around else ""
 
 
 def piece_of(err: BaseException) -> str | None:
     """The unique name of the piece that raised, those of pipelines around it before it with dots; None: no piece did."""
     notes = [note.removeprefix(NOTE) for note in getattr(err, "__notes__", ()) if note.startswith(NOTE)]
     return ".".join(reversed(notes)) or None
-
-
-@contextmanager
-def blaming_pieces(place: Callable[[], str]) -> Iterator[None]:
-    """Raise BadData, naming the piece and `place()`, for what a piece raises inside; our own errors get the place as well.
-
-    What no piece raised passes, and so do a lack of memory and a missing package: they have errors of their own.
-    """
-    try:
-        yield
-    except OfflineCliError as err:
-        err.where = f"{place()}: {err.where}"
-        raise
-    except (MemoryError, ImportError):
-        raise
-    except Exception as err:
-        piece = piece_of(err)
-        if piece is None:
-            raise
-        fix = "fix the piece; --debug shows the line that raised"
-        raise BadData(f"connector piece {piece} raised {err!r}", where=place(), fix=fix) from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +54,15 @@ def signature_of(maker: Maker) -> Signature:
 def _of_class(kind: type[Any]) -> dict[str, bool]:
     """Arguments of its constructor, and of its bases' as long as what comes by name is passed on to them."""
     found: dict[str, bool] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base) or base is object:
-            continue
-        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+    made_by = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
+    for constructor in made_by:
+        parameters = list(inspect.signature(constructor).parameters.values())[1:]
         for p in parameters:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                found.setdefault(p.name, p.default is p.empty and base is _first_with_init(kind))
+                found.setdefault(p.name, p.default is p.empty and constructor is made_by[0])
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
-
-
-def _first_with_init(kind: type[Any]) -> type[Any]:
-    return next(base for base in kind.__mro__ if "__init__" in vars(base))
 
 
 def _of_builder(builder: Maker) -> dict[str, bool]:

@@ -3,17 +3,15 @@
 * `PipelinePlayer`: growing episodes, the env-to-module pipeline, a forward pass, the module-to-env pipeline: actions. It steps
   no environment: the caller steps them with `actions_for_env`, and adds the outcome to each episode, with `actions` and
   `extra_of` as they are, because they carry the states of recurrent modules from step to step.
-* `PolicyInput`: checks what comes out of an env-to-module pipeline against what a policy takes. A piece may announce one space
-  and return another, or return the parts of a Dict in another order, which networks depend on; other shapes are an error.
-* `RecordedActions`: actions as recordings have them, beside those that an environment takes; the two share no memory. Boxes of
-  floats are recorded as the module-to-env pipeline leaves them in `actions`, before they are fitted to the environment; choices
-  and integer boxes as the environment takes them.
+* `RecordedActions`: actions as recordings have them, beside those that an environment takes. Boxes of floats are recorded as
+  the module-to-env pipeline leaves them in `actions`, before they are fitted to the environment; choices and integer boxes as
+  the environment takes them.
 * `check_lookback`, `frames_looked_at`, `steps_looked_at`: how far pieces of our own look back on an episode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,67 +30,13 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
-__all__ = ["Acts", "PipelinePlayer", "PolicyInput", "RecordedActions", "check_lookback", "frames_looked_at", "steps_looked_at"]
-
-PLACE = "env-to-module pipeline"
-
-Shapes = Mapping[str, tuple[int, ...]]
+__all__ = ["Acts", "PipelinePlayer", "RecordedActions", "check_lookback", "frames_looked_at", "steps_looked_at"]
 
 PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-class PolicyInput:
-    """The batches of one module."""
-
-    def __init__(self, module: RLModule) -> None:
-        self._space = module.observation_space
-        self._shapes = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(self._space).items()}
-        self._axes = 2 if module.is_stateful() else 1  # rows, and steps
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The batch with `obs` in the order of the module's space. Raises BadPiece for other parts and shapes."""
-        if Columns.OBS not in batch:
-            what = f"no {Columns.OBS!r} for the policy, but {sorted(map(str, batch))}"
-            raise BadPiece(what, where=PLACE, fix="keep the default pieces (defaults = true)")
-        observations = tree_from_lists(batch[Columns.OBS], self._space)
-        found = {path: tuple(getattr(leaf, "shape", ()))[self._axes :] for path, leaf in flatten(observations)}
-        if found != self._shapes:
-            what = f"observations of {_in_words(found)} for the policy, which takes {_in_words(self._shapes)}"
-            fix = "a piece that changes shapes says so in recompute_output_observation_space"
-            raise BadPiece(what, where=PLACE, fix=fix)
-        return {**batch, Columns.OBS: observations}
-
-
-def _in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
-
-
-class RecordedActions:
-    """Both forms of a module-to-env pipeline's output, in the dtypes of an action space."""
-
-    def __init__(self, space: Space) -> None:
-        parts = leaf_spaces(space)
-        self._shapes: Shapes = {path: part.shape or () for path, part in parts.items()}
-        self._dtypes = {path: np.dtype(part.dtype) for path, part in parts.items()}
-        self._raw = {path for path, part in parts.items() if isinstance(part, spaces.Box) and self._dtypes[path].kind == "f"}
-
-    def __call__(self, actions: Tree, for_env: Tree) -> tuple[Tree, Tree]:
-        """Recorded and taken, leaves (B, ...), of `actions` and `actions_for_env`. Raises BadPiece."""
-        taken = dict(self._typed(for_env))
-        recorded = {path: leaf if path in self._raw else taken[path] for path, leaf in self._typed(actions)}
-        # Environments may write into what they are given.
-        taken = {path: leaf.copy() if np.may_share_memory(leaf, recorded[path]) else leaf for path, leaf in taken.items()}
-        return unflatten_like(actions, list(recorded.values())), unflatten_like(for_env, list(taken.values()))
-
-    def _typed(self, actions: Tree) -> Iterator[tuple[str, Any]]:
-        leaves = dict(flatten(actions))
-        found = {path: leaf.shape[1:] for path, leaf in leaves.items()}
-        if found != self._shapes:
-            what = f"actions of the shapes {_in_words(found)}, and the environment takes {_in_words(self._shapes)}"
-            fix = "pieces that leave actions of the action space in the batch"
-            raise BadPiece(what, where="module-to-env pipeline", fix=fix)
-        for path, leaf in leaves.items():
-            yield path, leaf.astype(self._dtypes[path], copy=False)
+# ---- how far pieces look back ----
 
 
 def check_lookback(pipelines: PlayPipelines, lookback: int | None, *, where: str) -> None:
@@ -107,6 +51,11 @@ def check_lookback(pipelines: PlayPipelines, lookback: int | None, *, where: str
         raise BadConfig.of(problems, where=where, fix=f"--lookback {max(wants.values())}, or none: the whole episode")
 
 
+def _steps_back(piece: ConnectorV2) -> int:
+    """How many steps before the current one a piece of our own looks at, by its options."""
+    return max(int(getattr(piece, "num_frames", 1)) - 1, *(int(getattr(piece, name, 0)) for name in PREVIOUS))
+
+
 def frames_looked_at(pipelines: PlayPipelines) -> int:
     """How many observations our own pieces look at, the current one included."""
     return max([1, *(int(getattr(piece, "num_frames", 1)) for piece in pipelines.env_to_module.pieces())])
@@ -117,9 +66,40 @@ def steps_looked_at(pipelines: PlayPipelines) -> int:
     return max([0, *(int(getattr(piece, name, 0)) for piece in pipelines.env_to_module.pieces() for name in PREVIOUS)])
 
 
-def _steps_back(piece: ConnectorV2) -> int:
-    """How many steps before the current one a piece of our own looks at, by its options."""
-    return max(int(getattr(piece, "num_frames", 1)) - 1, *(int(getattr(piece, name, 0)) for name in PREVIOUS))
+# ---- actions ----
+
+
+class RecordedActions:
+    """Both forms of a module-to-env pipeline's output, in the dtypes of an action space; the two share no memory."""
+
+    def __init__(self, space: Space) -> None:
+        self._parts = leaf_spaces(space)
+
+    def __call__(self, actions: Tree, for_env: Tree) -> tuple[Tree, Tree]:
+        """Recorded and taken, leaves (B, ...), of `actions` and `actions_for_env`. Raises BadPiece."""
+        raw, taken = self._typed(actions), self._typed(for_env)
+        recorded = {path: leaf if _is_of_floats(self._parts[path]) else taken[path] for path, leaf in raw.items()}
+        # Environments may write into what they are given.
+        own = [leaf.copy() if np.may_share_memory(leaf, recorded[path]) else leaf for path, leaf in taken.items()]
+        return unflatten_like(actions, list(recorded.values())), unflatten_like(for_env, own)
+
+    def _typed(self, actions: Tree) -> dict[str, Any]:
+        leaves = dict(flatten(actions))
+        found = {path: leaf.shape[1:] for path, leaf in leaves.items()}
+        wanted = {path: part.shape or () for path, part in self._parts.items()}
+        if found != wanted:
+            what = f"actions of the shapes {_in_words(found)}, and the environment takes {_in_words(wanted)}"
+            fix = "pieces that leave actions of the action space in the batch"
+            raise BadPiece(what, where="module-to-env pipeline", fix=fix)
+        return {path: leaf.astype(np.dtype(self._parts[path].dtype), copy=False) for path, leaf in leaves.items()}
+
+
+def _is_of_floats(space: Space) -> bool:
+    return isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
+
+
+def _in_words(shapes: Shapes) -> str:
+    return ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +133,9 @@ def _row(actions: Tree, row: int) -> Any:
     return actions[row] if isinstance(actions, list) else map_leaves(lambda leaf: leaf[row], actions)
 
 
+# ---- playing ----
+
+
 class PipelinePlayer:
     """A module between its two pipelines.
 
@@ -173,7 +156,6 @@ class PipelinePlayer:
         self.env_to_module, self.module_to_env = env_to_module, module_to_env
         self.explore, self.metrics = explore, metrics
         self.shared_data: dict[str, Any] = {}
-        self._input = PolicyInput(rl_module) if isinstance(rl_module, RLModule) else _as_it_is
 
     def act(
         self,
@@ -186,39 +168,41 @@ class PipelinePlayer:
         """Actions for episodes that have been reset and are not done, not numpy'ized. `explore`: None: as the player was made.
 
         `chance`: uniform numbers (B, k) per episode that actions are drawn with, k as `chance_size` of the action head says;
-        else `generator` draws, or torch's own. Raises BadPiece where the pipelines give no actions; what pieces raise passes.
+        else `generator` draws, or torch's own. Raises BadPiece where the pipelines give no actions, or observations that the
+        module does not take; what pieces raise passes.
         """
-        call = self._call(self.explore if explore is None else explore)
-        drawing: dict[str, Any] = {
-            name: value for name, value in (("chance", chance), ("generator", generator)) if value is not None
-        }
+        explore = self.explore if explore is None else explore
+        call = {"rl_module": self.rl_module, "explore": explore, "shared_data": self.shared_data, "metrics": self.metrics}
+        drawing: dict[str, Any] = {"chance": chance, "generator": generator}
         with torch.inference_mode():
-            batch = self._input(self.env_to_module(batch={}, episodes=episodes, **call))
-            forward = self.rl_module.forward_exploration if call["explore"] else self.rl_module.forward_inference
-            outputs = self.module_to_env(batch=dict(forward(batch)), episodes=episodes, **call, **drawing)
-        return _acts(outputs)
-
-    def finish(self, episodes: Sequence[Any]) -> None:
-        """Have the env-to-module pieces see the last observations of episodes that are done, as RLlib's env runner does."""
-        with torch.inference_mode():
-            self.env_to_module(batch={}, episodes=episodes, **self._call(self.explore))
-
-    def _call(self, explore: bool) -> dict[str, Any]:
-        """What pieces get beside batch and episodes."""
-        call = {"rl_module": self.rl_module, "explore": explore}
-        return call | {"shared_data": self.shared_data, "metrics": self.metrics}
+            batch = self.env_to_module(batch={}, episodes=episodes, **call)
+            if isinstance(self.rl_module, RLModule):  # what comes to several modules, or to RLlib's own, is theirs to check
+                batch = _fitting(batch, self.rl_module)
+            outputs = self.rl_module.forward_exploration(batch) if explore else self.rl_module.forward_inference(batch)
+            given = {name: value for name, value in drawing.items() if value is not None}
+            found = self.module_to_env(batch=dict(outputs), episodes=episodes, **call, **given)
+        if Columns.ACTIONS not in found:
+            what = f"the module-to-env pipeline gave no {Columns.ACTIONS!r}, but {sorted(found)}"
+            raise BadPiece(what, where="module-to-env pipeline", fix="keep GetActions in it, or make actions in the module")
+        actions = found.pop(Columns.ACTIONS)
+        for_env = found.pop(Columns.ACTIONS_FOR_ENV, None)
+        return Acts(actions, deepcopy(actions) if for_env is None else for_env, found)  # environments may write into theirs
 
 
-def _acts(outputs: dict[str, Any]) -> Acts:
-    if Columns.ACTIONS not in outputs:
-        what = f"the module-to-env pipeline gave no {Columns.ACTIONS!r}, but {sorted(outputs)}"
-        raise BadPiece(what, where="module-to-env pipeline", fix="keep GetActions in it, or make actions in the module")
-    actions = outputs.pop(Columns.ACTIONS)
-    if Columns.ACTIONS_FOR_ENV not in outputs:
-        return Acts(actions, deepcopy(actions), outputs)  # environments may write into what they are given
-    return Acts(actions, outputs.pop(Columns.ACTIONS_FOR_ENV), outputs)
+def _fitting(batch: Mapping[str, Any], module: RLModule) -> dict[str, Any]:
+    """The batch with `obs` in the order of the module's space. Raises BadPiece for other parts and shapes.
 
-
-def _as_it_is(batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What comes to several modules, or to RLlib's own, is theirs to check."""
-    return batch
+    A piece may announce one space and return another, or return the parts of a Dict in another order, which networks depend on.
+    """
+    where = "env-to-module pipeline"
+    if Columns.OBS not in batch:
+        what = f"no {Columns.OBS!r} for the policy, but {sorted(map(str, batch))}"
+        raise BadPiece(what, where=where, fix="keep the default pieces (defaults = true)")
+    observations = tree_from_lists(batch[Columns.OBS], module.observation_space)
+    axes = 2 if module.is_stateful() else 1  # rows, and steps
+    found = {path: tuple(getattr(leaf, "shape", ()))[axes:] for path, leaf in flatten(observations)}
+    wanted = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(module.observation_space).items()}
+    if found != wanted:
+        what = f"observations of {_in_words(found)} for the policy, which takes {_in_words(wanted)}"
+        raise BadPiece(what, where=where, fix="a piece that changes shapes says so in recompute_output_observation_space")
+    return {**batch, Columns.OBS: observations}

@@ -2,8 +2,17 @@
 
 A spec says which pieces belong on which side (`kind`), where that is from, and what the pieces had learned. It is built for
 spaces (`Setting`), as often as needed. Pieces that are given as objects serve as patterns: each pipeline is built from copies
-of them, so that nothing that one run, or one round of playing, learned is in the next. Between processes a file's content
-travels, and each process imports the code that it names.
+of them, so that nothing that one run, or one round of playing, learned is in the next.
+
+A pipeline file is TOML. All mistakes in it are listed at once, before data is read:
+
+kind = "env_to_module"       # or "module_to_env", "learner"
+defaults = true              # add the default pieces of that kind
+[[pieces]]
+name = "frame_stacking"      # a registered piece, and its options
+num_frames = 4
+[[pieces]]
+use = "my_package.pieces:MyPiece"   # or a builder function; imported because this file names it
 
 A file that the user named may name code. What a run folder says may name our own pieces, and packages that the user named.
 """
@@ -11,35 +20,118 @@ A file that the user named may name code. What a run folder says may name our ow
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import inspect
 import json
+import tomllib
+import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final
 
+from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
 from offline_cli.connectors.env_to_module.default_pipeline import default_pieces as default_pieces_beside
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.learner.default_pipeline import default_pieces, learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.piece_makers import Custom, Kind
-from offline_cli.connectors.pipeline_files import (
-    PieceEntry,
-    Setting,
-    document_of,
-    entries_of,
-    made_pieces,
-    place_pieces,
-    read_document,
+from offline_cli.connectors.piece_makers import (
+    KINDS,
+    Custom,
+    Kind,
+    custom_pieces,
+    home_of,
+    imported,
+    registered,
+    snake,
 )
-from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch
+from offline_cli.connectors.piece_options import (
+    AS_LEARNER,
+    SPACES,
+    Maker,
+    Signature,
+    option_mistakes,
+    signature_of,
+    what_it_wants,
+)
+from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch
+from offline_cli.json_documents import deeper_than, load_schema, mistakes
+from offline_cli.spaces import Space, describe
+from offline_cli.storage.local_files import not_found
 
-__all__ = ["Given", "PipelineSpec", "PlayPipelines", "Setting", "load_pipeline"]
+__all__ = ["Given", "PieceEntry", "PipelineSpec", "PlayPipelines", "Setting", "load_pipeline"]
 
-LEARNERS_HOME: Final = "offline_cli.connectors.learner."  # our pieces that work on the learner's side alone
+SCHEMA: Final = "pipeline.v1.json"
+MAX_DEPTH: Final = 32
+MAX_PIECES: Final = 100  # every one is made again for each that comes after it
+ONLY_MODULE_TO_ENV: Final = ("normalize_actions", "clip_actions")
+NO_OPTIONS: Final = ("name", "use", "before", "after")  # keys of a piece that are not its options
+MULTI_AGENT: Final = "multi_agent"  # an option of many pieces, which follows from the setting
+PAGE: Final = "docs/connectors.md lists the pieces and shows such files"
 PLACE: Final = "learner pipeline"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a pipeline is built for."""
+
+    observation_space: Space
+    action_space: Space
+    env: Any = None  # the environment that is played, for builders; None: there is none
+    device: Any = None  # of tensors; None: the CPU
+    num_envs: int = 1
+    mapping: AgentToModuleMapping | None = None  # which agent plays with which module; None: a single agent
+    action_scale: str | None = None  # "env" | "normalized": of what the policy puts out; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class PieceEntry:
+    """One `[[pieces]]` of a file, found and checked."""
+
+    label: str  # for errors: `pieces[0] (frame_stacking)`
+    maker: Maker
+    signature: Signature
+    options: Mapping[str, Any]
+    before: str | None = None
+    after: str | None = None
+
+    @property
+    def place(self) -> str | None:
+        """The name of the piece that it belongs beside; None: the usual place."""
+        return self.before or self.after
+
+    def made(self, kind: Kind, setting: Setting, before: ConnectorPipelineV2) -> list[ConnectorV2]:
+        """The piece, or pieces, to follow those of `before`: some want to know the spaces that these lead to."""
+        given = dict(self.options)
+        if self.signature.takes_as_learner:
+            given[AS_LEARNER] = kind == "learner"
+        if MULTI_AGENT in self.signature.options and setting.mapping is not None:
+            given.setdefault(MULTI_AGENT, True)
+        spaces = dict(zip(SPACES, (before.observation_space, before.action_space), strict=True))
+        maker: Any = functools.partial(self.maker, **given)
+        if inspect.isclass(self.maker):
+            maker = self._constructed(given, {name: spaces[name] for name in self.signature.spaces})
+        observations, actions = spaces[SPACES[0]] or setting.observation_space, spaces[SPACES[1]] or setting.action_space
+        beside = {"env": setting.env, "device": setting.device, "num_envs": setting.num_envs}
+        return custom_pieces(maker, kind, observations, actions, **beside)
+
+    def _constructed(self, options: Mapping[str, Any], spaces: Mapping[str, Any]) -> Any:
+        """Raises SpaceMismatch where the constructor, given spaces, already finds that they do not fit."""
+        try:
+            return self.maker(**options, **spaces)
+        except OfflineCliError:
+            raise
+        except Exception as err:
+            if not any(frame.name.startswith("recompute_") for frame in traceback.extract_tb(err.__traceback__)):
+                raise
+            got = " and ".join(f"{name.split('_')[1]}s of {describe(space)}" for name, space in spaces.items())
+            fix = "another order of pieces, or another piece"
+            raise SpaceMismatch(f"{self.label} got {got} ({what_it_wants(err)})", where=self.label, fix=fix) from err
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +163,20 @@ class PipelineSpec:
     @classmethod
     def from_file(cls, path: str | PathLike[str], *kinds: Kind, plugins: Collection[str] | None = None) -> PipelineSpec:
         """The file at `path`, checked. Raises StorageNotFound, and what `from_document` raises."""
-        return cls.from_document(read_document(path), *kinds, where=str(path), plugins=plugins)
+        try:
+            text = Path(path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError) as err:
+            raise not_found(path, "no such pipeline file", where=str(path), fix="check the path") from err
+        return cls.from_bytes(text, *kinds, where=str(path), plugins=plugins)
 
     @classmethod
     def from_bytes(cls, text: bytes, *kinds: Kind, where: str, plugins: Collection[str] | None = None) -> PipelineSpec:
         """What the bytes of such a file say, checked. Raises what `from_document` raises."""
-        return cls.from_document(document_of(text, where=where), *kinds, where=where, plugins=plugins)
+        try:
+            document = tomllib.loads(text.decode("utf-8"))
+        except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, an invalid date
+            raise BadConfig(f"not TOML: {err}", where=where, fix="see https://toml.io for the syntax") from err
+        return cls.from_document(document, *kinds, where=where, plugins=plugins)
 
     @classmethod
     def from_document(
@@ -86,7 +186,7 @@ class PipelineSpec:
 
         Raises BadConfig with every mistake in `details["problems"]`, MissingPackage.
         """
-        entries = entries_of(document, kinds, where=where, plugins=plugins)
+        entries = _entries(document, kinds, where=where, plugins=plugins)
         return cls(document["kind"], dict(document), where=where, plugins=plugins, checked=entries)
 
     @classmethod
@@ -123,7 +223,7 @@ class PipelineSpec:
         return replace(self, custom=None, where=PLACE, names=tuple(name for name, _ in pipeline.named()), state=state)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "checked": None}  # builders need not travel: the names of their code do
+        return {**vars(self), "checked": None}  # each process imports the code that the document names
 
     # ---- what it is ----
 
@@ -155,7 +255,7 @@ class PipelineSpec:
         """The document's pieces, found and checked. Raises as `from_document` does."""
         if self.checked is not None or self.document is None:
             return self.checked or ()
-        return entries_of(self.document, (self.kind,), where=self.where, plugins=self.plugins)
+        return _entries(self.document, (self.kind,), where=self.where, plugins=self.plugins)
 
     def code(self) -> list[Any]:
         """What makes the pieces: classes and functions, or the pieces themselves. Raises as `entries` does."""
@@ -169,8 +269,8 @@ class PipelineSpec:
         what belongs beside the environment.
         """
         default = {type(piece) for piece in default_pieces()}
-        ours = (type(piece) in default or type(piece).__module__.startswith(LEARNERS_HOME) for piece in pieces)
-        return self.document is None and all(ours)
+        for_learners = (type(piece) in default or home_of(type(piece)) == "learner" for piece in pieces)
+        return self.document is None and all(for_learners)
 
     def beside_environment(self) -> PipelineSpec:
         """The env-to-module pipeline that belongs to a learner's file: the pieces that work on both sides, and no others.
@@ -180,8 +280,8 @@ class PipelineSpec:
         """
         if self.document is None or self.kind == "env_to_module":
             return self
-        entries = list(zip(self.document.get("pieces", []), self.entries(), strict=True))
-        both = [(piece, entry) for piece, entry in entries if entry.signature.takes_as_learner]
+        pairs = zip(self.document.get("pieces", []), self.entries(), strict=True)
+        both = [(piece, entry) for piece, entry in pairs if entry.signature.takes_as_learner]
         if not self.document.get("defaults", True):
             default = {type(piece) for piece in default_pieces_beside(None, None)}
             both = [(piece, entry) for piece, entry in both if entry.maker not in default]
@@ -195,9 +295,9 @@ class PipelineSpec:
         if self.document is None:
             return self._whole(setting, self._copied())
         try:
-            made = made_pieces(self.entries(), self.kind, setting, where=self.where)
+            made = self._made(setting)
             pipeline = self._whole(setting, [piece for entry, piece in made if not entry.place])
-            place_pieces(pipeline, [(entry, piece) for entry, piece in made if entry.place], where=self.where)
+            self._place(pipeline, [(entry, piece) for entry, piece in made if entry.place])
         except SpaceMismatch as err:
             err.where = f"{self.where}, {err.where}"
             raise
@@ -213,6 +313,41 @@ class PipelineSpec:
             what = f"pieces that cannot be copied: {err!r}"
             raise BadPiece(what, where="pipeline", fix="give a function that builds them") from err
 
+    def _made(self, setting: Setting) -> list[tuple[PieceEntry, ConnectorV2]]:
+        """Each entry's piece or pieces, in order. Raises SpaceMismatch for the first misfit, MissingPackage; BadConfig with
+        every other piece that cannot be made.
+        """
+        found: list[tuple[PieceEntry, ConnectorV2]] = []
+        problems: list[str] = []
+        for entry in self.entries():
+            try:
+                before = ConnectorPipelineV2(setting.observation_space, setting.action_space, connectors=[p for _, p in found])
+                found += [(entry, piece) for piece in entry.made(self.kind, setting, before)]
+            except (SpaceMismatch, MissingPackage):
+                raise
+            except OfflineCliError as err:
+                problems.append(f"{entry.label}: {err.what_in_one_line} ({err.fix})")
+            except Exception as err:  # noqa: BLE001  a constructor may raise whatever it likes at options that it minds
+                problems.append(f"{entry.label}: {what_it_wants(err)}")
+        if problems:
+            raise BadConfig.of(problems, where=self.where, fix="fix the options of these pieces")
+        return found
+
+    def _place(self, pipeline: ConnectorPipelineV2, made: Sequence[tuple[PieceEntry, ConnectorV2]]) -> None:
+        """Put pieces before or after others by name. Raises BadConfig with every name that no piece has."""
+        problems = []
+        for entry, piece in made:
+            names = {snake(name): name for name, _ in pipeline.named()}
+            anchor = names.get(snake(entry.place or ""))
+            if anchor is None:
+                problems.append(f"{entry.label}: no piece {entry.place!r} among {list(names.values())}")
+            elif entry.before:
+                pipeline.insert_before(anchor, piece)
+            else:
+                pipeline.insert_after(anchor, piece)
+        if problems:
+            raise BadConfig.of(problems, where=self.where, fix="name a piece that the pipeline has")
+
     def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
         """These pieces among the default ones, unless a file turns those off."""
         says, spaces = self.document or {}, (setting.observation_space, setting.action_space)
@@ -226,6 +361,77 @@ class PipelineSpec:
         normalize = says.get("normalize_actions", setting.action_scale != "env")
         options |= {"normalize_actions": normalize, "clip_actions": says.get("clip_actions", not normalize)}
         return module_to_env_pipeline(*spaces, multi_agent=setting.mapping is not None, **options)
+
+
+# ---- what a file says ----
+
+
+def _entries(
+    document: Mapping[str, Any], kinds: Collection[Kind], *, where: str, plugins: Collection[str] | None
+) -> tuple[PieceEntry, ...]:
+    """The pieces that a file's content names, found and checked. Raises as `PipelineSpec.from_document` does."""
+    if deeper_than(document, MAX_DEPTH):
+        raise BadConfig(f"nested deeper than {MAX_DEPTH}", where=where, fix=PAGE)
+    listed = document.get("pieces", [])
+    if isinstance(listed, list) and len(listed) > MAX_PIECES:
+        raise BadConfig(f"{len(listed)} pieces, and a pipeline has at most {MAX_PIECES}", where=where, fix=PAGE)
+    problems, kind = _key_mistakes(document), document.get("kind")
+    if kinds and kind in KINDS and kind not in kinds:
+        needed = " or ".join(f"'{one}'" for one in kinds)
+        problems.append(f"kind: this is a pipeline of kind '{kind}', and {needed} is needed here")
+    entries = [
+        _entry(piece, index, kind, plugins, problems)
+        for index, piece in enumerate(listed if isinstance(listed, list) else [])
+        if isinstance(piece, Mapping)
+    ]
+    if problems:
+        raise BadConfig.of(problems, where=where, fix=PAGE)
+    return tuple(entry for entry in entries if entry is not None)
+
+
+def _key_mistakes(document: Mapping[str, Any]) -> list[str]:
+    """Mistakes of the file itself, those of single pieces included where the schema knows of them."""
+    known = load_schema(SCHEMA)["properties"]
+    found = []
+    for name in document.keys() - known.keys():
+        near = get_close_matches(name, known, n=1)
+        hint = f", did you mean '{near[0]}'?" if near else f" (there are: {', '.join(known)})"
+        found.append(f"unknown key '{name}'{hint}")
+    found += mistakes({name: value for name, value in document.items() if name in known}, SCHEMA)
+    if document.get("kind") in KINDS and document["kind"] != "module_to_env":
+        found += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in ONLY_MODULE_TO_ENV if name in document]
+    return found
+
+
+def _entry(
+    piece: Mapping[str, Any], index: int, kind: Any, named: Collection[str] | None, problems: list[str]
+) -> PieceEntry | None:
+    """The piece, or None and its mistakes added to `problems`. `named`: see `plugins.plugin`."""
+    given = piece.get("name", piece.get("use"))
+    label = f"pieces[{index}]" + (f" ({given})" if isinstance(given, str) else "")
+    if ("name" in piece) == ("use" in piece):
+        problems.append(f'{label}: give either name = "..." or use = "package.module:Class"')
+        return None
+    if not isinstance(given, str):
+        return None  # the schema has said so
+    try:
+        if "use" in piece and named is not None:
+            fix = "name a pipeline file of your own on the command line"
+            raise BadConfig("code is only imported where your own file or option names it", where=label, fix=fix)
+        maker = imported(given, where=label) if "use" in piece else registered(given, named=named)
+    except BadConfig as err:
+        problems.append(f"{label}: {err.what_in_one_line} ({err.fix})")
+        return None
+    signature = signature_of(maker)
+    options = {name: value for name, value in piece.items() if name not in NO_OPTIONS}
+    found = option_mistakes(signature, options)
+    home = home_of(maker)
+    if kind in KINDS and home not in (None, "common", kind) and not (kind == "learner" and signature.takes_as_learner):
+        found.append(f"belongs to pipelines of kind '{home}', this is one of kind '{kind}'")
+    if "before" in piece and "after" in piece:
+        found.append("before and after: give one of the two")
+    problems += [f"{label}: {mistake}" for mistake in found]
+    return PieceEntry(label, maker, signature, options, piece.get("before"), piece.get("after"))
 
 
 Given = str | PathLike[str] | PipelineSpec | Custom
@@ -261,11 +467,6 @@ class PlayPipelines:
     def get_state(self) -> dict[str, Any]:
         """What the pieces of both have learned, by side and name; empty: nothing."""
         return {side: state for side, pipeline in self.sides().items() if (state := pipeline.get_state())}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Have the pieces begin with what they had learned. Raises UnknownPiece for a name that no piece has."""
-        for side, pipeline in self.sides().items():
-            pipeline.set_state(state.get(side, {}))
 
     def freeze(self) -> None:
         """No piece learns any more."""

@@ -58,8 +58,8 @@ def _drawn(head: ActionHead, inputs: Tensor, chance: Tensor) -> Tree:
         case Categorical():
             return _category(inputs, chance) + head.start
         case MultiCategorical():
-            pairs = zip(split(inputs, head.counts), split(chance, head.counts), strict=True)
-            return (torch.stack([_category(*pair) for pair in pairs], -1) + head.start).reshape(-1, *head.shape)
+            parts = zip(head.parts, split(inputs, head.counts), split(chance, head.counts), strict=True)
+            return head.joined([_category(logits, own) + part.start for part, logits, own in parts])
         case MultiBernoulli():
             return (chance < torch.sigmoid(inputs)).long().reshape(-1, *head.shape)
         case DiagonalGaussian():
@@ -67,9 +67,9 @@ def _drawn(head: ActionHead, inputs: Tensor, chance: Tensor) -> Tree:
             mean: Tensor = head.greedy(inputs)
             return mean + (torch.special.ndtri(chance) * log_std.exp()).reshape(mean.shape)
         case Nested():
-            parts = head.heads()
-            chances = split(chance, [chance_size(part) for part in parts])
-            return head.joined([_drawn(*part) for part in zip(parts, split(inputs, head.sizes), chances, strict=True)])
+            chances = split(chance, [chance_size(part) for part in head.heads()])
+            each = zip(head.heads(), split(inputs, head.sizes), chances, strict=True)
+            return head.joined([_drawn(part, row, own) for part, row, own in each])
     raise AssertionError(head)  # build_head makes no other
 
 

@@ -109,16 +109,16 @@ class _Bounded(nn.Module):
 
 
 class _Numbers(_LeafEncoder):
-    """Numbers in one row: as they are, times `scale`, or by their bounds."""
+    """Numbers in one row, bytes by the bounds of their space."""
 
-    def __init__(self, space: Space, *, scale: float = 1.0, bounded: _Bounded | None = None) -> None:
+    def __init__(self, space: Space) -> None:
         super().__init__()
-        self.size, self.scale, self.bounded = math.prod(space.shape or ()), scale, bounded
+        self.size = math.prod(space.shape or ())
+        self.bounded = _Bounded(space) if isinstance(space, spaces.Box) and space.dtype == np.uint8 else None
 
     def forward(self, leaf: Tensor) -> Tensor:
         numbers: Tensor = leaf.float() if self.bounded is None else self.bounded(leaf)
-        flat = numbers.reshape(leaf.shape[0], self.size)
-        return flat if self.scale == 1.0 else flat * self.scale
+        return numbers.reshape(leaf.shape[0], self.size)
 
 
 class _OneHot(_LeafEncoder):
@@ -173,9 +173,7 @@ def _leaf_encoder(space: Space, images: ImageForm) -> _LeafEncoder:
             return _OneHot(*(part.tolist() for part in choice_counts(space)))
         case spaces.Box() if axes is not None:
             return ImageEncoder(space, axes, images.encoder)
-        case spaces.Box() if space.dtype == np.uint8 and not _is_full(space):
-            return _Numbers(space, bounded=_Bounded(space))
-    return _Numbers(space, scale=1 / BYTE if space.dtype == np.uint8 else 1.0)
+    return _Numbers(space)
 
 
 def _is_full(space: spaces.Box) -> bool:

@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 MEMORY_SIZE: Final = 256
-MAX_LAYERS = 1000
-MAX_NUMBERS = 1 << 30  # 4 GiB of float32, and three times that while Adam trains them
+MAX_LAYERS: Final = 1000
+MAX_NUMBERS: Final = 1 << 30  # 4 GiB of float32, and three times that while Adam trains them
 
 
 class FeedForwardPolicy(RLModule):
@@ -68,57 +68,6 @@ class FeedForwardPolicy(RLModule):
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         outputs: Tensor = self.network(self.encoder(batch[Columns.OBS]))
         return {Columns.ACTION_DIST_INPUTS: outputs.float()}
-
-
-def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int], images: ImageForm = BY_SHAPE) -> int:
-    """The fewest weights that such a policy can have: counted before anything is made: a space may declare any size."""
-    first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
-    inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
-    seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
-    chosen = sum(_width(leaf) for leaf in leaf_spaces(action_space).values())
-    return first * seen + inner + last * chosen
-
-
-def fewest_remembering(options: Mapping[str, Any]) -> int:
-    """The fewest weights of a memory with the options of `build_recurrent_module`; 0 without one."""
-    if "memory" not in options:
-        return 0
-    return 3 * int(options.get("memory_layers", 1)) * int(options.get("memory_size", MEMORY_SIZE)) ** 2
-
-
-def _width(leaf: Space) -> int:
-    """Columns that a leaf has in a network: one for each choice, or each number."""
-    if isinstance(leaf, spaces.Discrete):
-        return int(leaf.n)
-    if isinstance(leaf, spaces.MultiDiscrete):
-        return sum(map(int, leaf.nvec.ravel()))
-    return math.prod(leaf.shape or ())
-
-
-def build_module(
-    observation_space: Space,
-    action_space: Space,
-    *,
-    hidden: Sequence[int] = HIDDEN,
-    activation: str = ACTIVATION,
-    action_scale: str = "unknown",
-    images: ImageForm = BY_SHAPE,
-    gaussian: GaussianForm = CLONING,
-    dropout: float = 0.0,
-    layer_norm: bool = False,
-    seed: int | None = 0,
-) -> RLModule:
-    """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
-
-    `activation` is a key of `networks.ACTIVATIONS`, else ValueError. Raises UnsupportedSpace, and
-    BadConfig for Box actions of unknown scale, and for a network that no machine holds.
-    """
-    _check_size(observation_space, action_space, hidden, activation, images)
-    head = build_head(action_space, action_scale=action_scale, form=gaussian)
-    form: dict[str, Any] = {"hidden": hidden, "activation": activation}
-    form |= {"images": images, "dropout": dropout, "layer_norm": layer_norm}
-    with _seeded(seed):
-        return FeedForwardPolicy(observation_space, action_space, head, **form)
 
 
 class RecurrentPolicy(RLModule):
@@ -202,6 +151,34 @@ class GRUPolicy(RecurrentPolicy):
 MEMORIES: Final[dict[str, type[RecurrentPolicy]]] = {"lstm": LSTMPolicy, "gru": GRUPolicy}
 
 
+# ---- from spaces ----
+
+
+def build_module(
+    observation_space: Space,
+    action_space: Space,
+    *,
+    hidden: Sequence[int] = HIDDEN,
+    activation: str = ACTIVATION,
+    action_scale: str = "unknown",
+    images: ImageForm = BY_SHAPE,
+    gaussian: GaussianForm = CLONING,
+    dropout: float = 0.0,
+    layer_norm: bool = False,
+    seed: int | None = 0,
+) -> RLModule:
+    """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
+
+    `activation` is a key of `encoders.ACTIVATIONS`, else ValueError. Raises UnsupportedSpace, and
+    BadConfig for Box actions of unknown scale, and for a network that no machine holds.
+    """
+    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "images": images}
+    _check(observation_space, action_space, **form)
+    head = build_head(action_space, action_scale=action_scale, form=gaussian)
+    with _seeded(seed):
+        return FeedForwardPolicy(observation_space, action_space, head, **form, dropout=dropout, layer_norm=layer_norm)
+
+
 def build_recurrent_module(
     observation_space: Space,
     action_space: Space,
@@ -222,28 +199,24 @@ def build_recurrent_module(
     lstm_size: int | None = None,
     lstm_layers: int | None = None,
 ) -> RecurrentPolicy:
-    """A policy with memory and fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
+    """A policy with memory, made as `build_module` makes one without.
 
-    `memory`: a key of `MEMORIES`, `activation` one of `encoders.ACTIVATIONS`, else ValueError. `max_seq_len`: timesteps per row
-    of a train batch, and `burn_in` those before them that lead in. `lstm_size`, `lstm_layers`: other names of `memory_size`,
-    `memory_layers`. Raises UnsupportedSpace, and BadConfig for Box actions of unknown scale, and for a network that no machine
-    holds.
+    `memory`: a key of `MEMORIES`, else ValueError. `max_seq_len`: timesteps per row of a train batch, and `burn_in` those
+    before them that lead in. `lstm_size`, `lstm_layers`: other names of `memory_size`, `memory_layers`.
     """
     size, layers = lstm_size or memory_size, lstm_layers or memory_layers
-    _check_size(observation_space, action_space, hidden, activation, images)
+    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "images": images}
+    _check(observation_space, action_space, **form)
     if memory not in MEMORIES:
         raise ValueError(f"memory {memory!r} is not one of {list(MEMORIES)}")
-    if (
-        fewest_remembering({"memory": memory, "memory_layers": layers, "memory_size": size}) > MAX_NUMBERS
-        or layers > MAX_LAYERS
-    ):
+    numbers = fewest_remembering({"memory": memory, "memory_layers": layers, "memory_size": size})
+    if numbers > MAX_NUMBERS or layers > MAX_LAYERS:
         raise BadConfig(f"a memory of {layers} layers of {size}", where="memory", fix="a smaller memory_size")
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
-    form: dict[str, Any] = {"hidden": hidden, "activation": activation}
     form |= {"size": size, "layers": layers, "max_seq_len": max_seq_len, "burn_in": burn_in}
-    form |= {"images": images, "dropout": dropout, "layer_norm": layer_norm}
     with _seeded(seed):
-        return MEMORIES[memory](observation_space, action_space, head, **form)
+        kind = MEMORIES[memory]
+        return kind(observation_space, action_space, head, **form, dropout=dropout, layer_norm=layer_norm)
 
 
 @contextmanager
@@ -257,10 +230,31 @@ def _seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-def _check_size(
-    observation_space: Space, action_space: Space, hidden: Sequence[int], activation: str, images: ImageForm
-) -> None:
-    numbers = fewest_numbers(observation_space, action_space, hidden, images)
+def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int], images: ImageForm = BY_SHAPE) -> int:
+    """The fewest weights that such a policy can have: counted before anything is made: a space may declare any size."""
+    first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
+    inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
+    seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
+    chosen = sum(_width(leaf) for leaf in leaf_spaces(action_space).values())
+    return first * seen + inner + last * chosen
+
+
+def fewest_remembering(options: Mapping[str, Any]) -> int:
+    """The fewest weights of a memory with the options of `build_recurrent_module`; 0 without one."""
+    if "memory" not in options:
+        return 0
+    return 3 * int(options.get("memory_layers", 1)) * int(options.get("memory_size", MEMORY_SIZE)) ** 2
+
+
+def _width(leaf: Space) -> int:
+    """Columns that a leaf has in a network: one for each choice, or each number."""
+    if isinstance(leaf, spaces.Discrete):
+        return int(leaf.n)
+    return sum(map(int, leaf.nvec.ravel())) if isinstance(leaf, spaces.MultiDiscrete) else math.prod(leaf.shape or ())
+
+
+def _check(observations: Space, actions: Space, hidden: Sequence[int], activation: str, images: ImageForm) -> None:
+    numbers = fewest_numbers(observations, actions, hidden, images)
     if len(hidden) > MAX_LAYERS:
         raise BadConfig(f"{len(hidden)} hidden layers", where="hidden layers", fix=f"at most {MAX_LAYERS}")
     if numbers > MAX_NUMBERS:

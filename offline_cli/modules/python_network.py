@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -41,18 +41,18 @@ def action_inputs(action_space: Space) -> int:
 
 def made_by(found: Any, name: str, observation_space: Space, action_space: Any, options: Mapping[str, Any]) -> nn.Module:
     """What the object `found`, which is called `name`, makes. Raises BadConfig where it is no builder, or makes no module."""
-    given = copy.deepcopy(dict(options))
+    where, given = f"--network {name}", copy.deepcopy(dict(options))
     if isinstance(found, type) and issubclass(found, RLModule):
         return module_in_rllibs_manner(found, observation_space, action_space, given)
     if not callable(found) or not _takes_three(found):
-        raise BadConfig(f"{name} is {_kind(found)}, and cannot be called so", where=f"--network {name}", fix=f"name {WANTED}")
+        raise BadConfig(f"{name} is {_kind(found)}, and cannot be called so", where=where, fix=f"name {WANTED}")
     made = found(observation_space, action_space, given)
     if not isinstance(made, nn.Module):
-        raise BadConfig(f"{name} returns {_kind(made)}, which is no torch.nn.Module", where=f"--network {name}", fix=WANTED)
+        raise BadConfig(f"{name} returns {_kind(made)}, which is no torch.nn.Module", where=where, fix=WANTED)
     return made
 
 
-def _takes_three(found: Callable[..., Any]) -> bool:
+def _takes_three(found: Any) -> bool:
     try:
         inspect.signature(found).bind(None, None, None)
     except TypeError:
@@ -63,24 +63,19 @@ def _takes_three(found: Callable[..., Any]) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return (
-        f"{value.__name__}{inspect.signature(value)}" if inspect.isfunction(value) else f"an object of {type(value).__name__}"
-    )
+    is_function = inspect.isfunction(value)
+    return f"{value.__name__}{inspect.signature(value)}" if is_function else f"an object of {type(value).__name__}"
 
 
 def module_in_rllibs_manner(
     kind: type[RLModule], observation_space: Space, action_space: Space, model_config: Mapping[str, Any]
 ) -> RLModule:
     """An object of a class that makes its networks in `setup()`, with as much of these as its `__init__` takes."""
-    parameters = inspect.signature(kind).parameters.values()
-    given: dict[str, Any] = {
-        "observation_space": observation_space,
-        "action_space": action_space,
-        "model_config": dict(model_config),
-    }
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
-    return kind(**given)
+    parameters = inspect.signature(kind).parameters
+    given: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
+    given["model_config"] = dict(model_config)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return kind(**{name: value for name, value in given.items() if takes_any or name in parameters})
 
 
 class OwnPolicy(RLModule):
@@ -110,12 +105,14 @@ def own_policy(made: nn.Module, name: str, observation_space: Space, action_spac
     """
     if not isinstance(made, RLModule):
         return OwnPolicy(observation_space, action_space, head, made, name)
-    own = type(made).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
-    if own or made.action_dist_cls is not None:
+    if made.names_distributions:
         fix = "leave get_inference_action_dist_cls and action_dist_cls out: the distribution that fits the space is taken"
         raise BadConfig(f"{type(made).__name__} names a distribution of its own", where=f"--network {name}", fix=fix)
     made.action_head, made.in_rllibs_manner = head, False
     return made
+
+
+# ---- what is checked ----
 
 
 def check_policy(policy: RLModule, name: str) -> RLModule:
@@ -123,14 +120,15 @@ def check_policy(policy: RLModule, name: str) -> RLModule:
     than its distribution takes, or without a gradient, a memory without `state_out`, or one without a length of sequences.
     """
     where = f"--network {name}"
-    batch: dict[str, Any] = {Columns.OBS: _made_up(policy.observation_space)}
+    batch: dict[str, Any] = {Columns.OBS: map_leaves(_made_up, space_tree(policy.observation_space))}
     if policy.is_stateful():
         try:
             max_seq_len(policy)
         except BadConfig as err:
             raise BadConfig(err.what, where=where, fix="[network] max_seq_len = 20 in the --config file") from err
-        state = map_leaves(lambda leaf: torch.from_numpy(np.repeat(leaf[None], ROWS, 0)), initial_state(policy))
-        batch = {Columns.OBS: map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS]), Columns.STATE_IN: state}
+        batch[Columns.OBS] = map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS])
+        repeated = map_leaves(lambda leaf: np.repeat(leaf[None], ROWS, 0), initial_state(policy))
+        batch[Columns.STATE_IN] = map_leaves(torch.from_numpy, repeated)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise BadConfig(f"the network of {name} has no parameter to train", where=where, fix="make its layers attributes")
     try:
@@ -139,7 +137,10 @@ def check_policy(policy: RLModule, name: str) -> RLModule:
     except OfflineCliError as err:
         err.where = err.where if err.where.startswith(where) else f"{where}, {err.where}"
         raise
-    _check_outputs(outputs, policy, batch, where)
+    shape = (*leaves(batch[Columns.OBS])[0].shape[: 2 if Columns.STATE_IN in batch else 1], policy.action_head.size)
+    if wrong := _fault(outputs, batch, shape):
+        fix = f"have its forward give {Columns.ACTION_DIST_INPUTS!r} {shape} made of its parameters, without detach() or "
+        raise BadConfig(f"the network of {name} {wrong}", where=where, fix=f"{fix}torch.no_grad()")
     return policy
 
 
@@ -157,38 +158,30 @@ def _naming(name: str) -> Iterator[None]:
         raise BadConfig(f"the network of {name} raised {err!r}", where=f"--network {name}", fix=fix) from err
 
 
-def _check_outputs(outputs: Any, policy: RLModule, batch: Mapping[str, Any], where: str) -> None:
-    kind = where.removeprefix("--network ")
-    inputs = outputs.get(Columns.ACTION_DIST_INPUTS) if isinstance(outputs, Mapping) else None
-    shape = (*leaves(batch[Columns.OBS])[0].shape[: 2 if Columns.STATE_IN in batch else 1], policy.action_head.size)
-    name, wrong = Columns.ACTION_DIST_INPUTS, ""
+def _fault(outputs: Any, batch: Mapping[str, Any], shape: tuple[int, ...]) -> str:
+    """What is wrong with the outputs for `batch`; empty: nothing."""
+    name = Columns.ACTION_DIST_INPUTS
+    inputs = outputs.get(name) if isinstance(outputs, Mapping) else None
     if not isinstance(inputs, Tensor):
-        wrong = f"puts out {sorted(map(str, outputs)) if isinstance(outputs, Mapping) else _kind(outputs)}, and no {name!r}"
-    elif inputs.shape != shape:
-        wrong = f"puts out {name!r} of shape {tuple(inputs.shape)}, where {shape} is needed"
-    elif not inputs.requires_grad:
-        wrong = f"puts out {name!r} without a gradient"
-    elif Columns.STATE_IN in batch and not _same_form(outputs.get(Columns.STATE_OUT), batch[Columns.STATE_IN]):
-        wrong = f"puts out no {Columns.STATE_OUT!r} of the form of its initial state, leaves (B, ...)"
-    if wrong:
-        fix = f"have its forward give {name!r} {shape} made of its parameters, without detach() or torch.no_grad()"
-        raise BadConfig(f"the network of {kind} {wrong}", where=where, fix=fix)
+        return f"puts out {sorted(map(str, outputs)) if isinstance(outputs, Mapping) else _kind(outputs)}, and no {name!r}"
+    if inputs.shape != shape:
+        return f"puts out {name!r} of shape {tuple(inputs.shape)}, where {shape} is needed"
+    if not inputs.requires_grad:
+        return f"puts out {name!r} without a gradient"
+    if Columns.STATE_IN in batch and not _same_form(outputs.get(Columns.STATE_OUT), batch[Columns.STATE_IN]):
+        return f"puts out no {Columns.STATE_OUT!r} of the form of its initial state, leaves (B, ...)"
+    return ""
 
 
 def _same_form(one: Any, other: Tree) -> bool:
     try:
-        shapes = map_leaves(lambda left, right: left.shape == right.shape, one, other)
+        return all(leaves(map_leaves(lambda left, right: left.shape == right.shape, one, other)))
     except (AttributeError, TypeError, KeyError, ValueError):
         return False
-    return all(leaves(shapes))
 
 
-def _made_up(space: Space) -> Tree:
-    """ROWS of values of `space`, as training gives them: float32 for wider floats, int64 for wider unsigned numbers."""
-    return map_leaves(_value, space_tree(space))
-
-
-def _value(leaf: Space) -> Tensor:
+def _made_up(leaf: Space) -> Tensor:
+    """ROWS of values of a leaf space, as training gives them: float32 for wider floats, int64 for wider unsigned numbers."""
     first = leaf.start if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else 0
     values = np.broadcast_to(np.asarray(first, leaf.dtype), (ROWS, *(leaf.shape or ())))
     if values.dtype.kind == "f" and values.dtype.itemsize > np.dtype(np.float32).itemsize:

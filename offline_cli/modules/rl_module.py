@@ -8,13 +8,11 @@ head's limits already: what is learned, played and recorded is one distribution.
 Classes written for RLlib run after changing their import line. They are made from spaces and a `model_config`, make networks in
 `setup()`, and define `_forward`, or `_forward_inference` and `_forward_exploration`. Their outputs are inputs of the action
 head that fits the action space, or of distribution classes that they name, or actions; as in RLlib, they are not limited.
-
-MultiRLModule holds several policies by id; a batch for a module that is not there is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
@@ -83,8 +81,7 @@ class RLModule(nn.Module):
         if not isinstance(getattr(self, "action_head", None), (ActionHead, type(None))):
             what = f"{type(self).__name__}.setup() makes a network called action_head, which is the name of the distribution"
             raise BadConfig(what, where="RLModule", fix="give the network another name, for example self.logits")
-        own = type(self).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
-        if action_head is None and not own and self.action_dist_cls is None:
+        if action_head is None and not self.names_distributions:
             action_head = build_head(action_space, action_scale="normalized")
         self.action_head = cast(ActionHead, action_head)
 
@@ -106,6 +103,18 @@ class RLModule(nn.Module):
     def _forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return self._forward(batch)
 
+    def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """For playing greedily."""
+        return self._limited(self._forward_inference(batch))
+
+    def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """For playing with sampled actions."""
+        return self._limited(self._forward_exploration(batch))
+
+    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """For an update: gradients flow."""
+        return self._limited(self._forward_train(batch))
+
     def _limited(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """`outputs` with ACTION_DIST_INPUTS within the limits of the action head. Raises BadConfig where they do not fit it."""
         inputs, head = outputs.get(Columns.ACTION_DIST_INPUTS), self.action_head
@@ -119,17 +128,11 @@ class RLModule(nn.Module):
             raise BadConfig(what, where=f"module {kind}", fix=f"have its forward methods give {name!r} (B, {head.size})")
         return outputs if self.in_rllibs_manner else {**outputs, Columns.ACTION_DIST_INPUTS: head.limited(inputs)}
 
-    def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing greedily."""
-        return self._limited(self._forward_inference(batch))
-
-    def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with sampled actions."""
-        return self._limited(self._forward_exploration(batch))
-
-    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For an update: gradients flow."""
-        return self._limited(self._forward_train(batch))
+    @property
+    def names_distributions(self) -> bool:
+        """Whether the class names distributions of its own."""
+        own = type(self).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
+        return own or self.action_dist_cls is not None
 
     def get_inference_action_dist_cls(self) -> Any:
         """The class of the distribution to play greedily by, where the module names one: RLlib's, or one with its methods."""
@@ -169,6 +172,58 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+class MultiRLModule(nn.Module, Mapping[str, RLModule]):
+    """A mapping from module ids to RLModules; batches are `{module id: batch}`, in RLlib's manner."""
+
+    def __init__(self, modules: Mapping[str, RLModule]) -> None:
+        """Raises BadConfig for ids that weights cannot be named by: a dot, or nothing at all."""
+        super().__init__()
+        bad = [name for name in modules if not name or "." in name]
+        if bad:
+            raise BadConfig(f"module ids {bad}", where="MultiRLModule", fix="ids without dots, such as left_policy")
+        self._modules_by_id: dict[str, RLModule] = dict(modules)
+        self.parts = nn.ModuleDict(self._modules_by_id)
+
+    def __getitem__(self, module_id: str) -> RLModule:
+        return self._modules_by_id[module_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules_by_id)
+
+    def __len__(self) -> int:
+        return len(self._modules_by_id)
+
+    __hash__ = nn.Module.__hash__  # one that is the same is equal, as of any module
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def is_stateful(self) -> bool:
+        """Whether any of them is."""
+        return any(module.is_stateful() for module in self.values())
+
+    def get_initial_state(self) -> dict[str, dict[str, Any]]:
+        """The initial state of each, by id."""
+        return {module_id: module.get_initial_state() for module_id, module in self.items()}
+
+    def foreach_module(self, func: Callable[..., Any], *, return_dict: bool = False, **kwargs: Any) -> Any:
+        """`func(module id, module)` of each, as a list, or a dict by id."""
+        found = {module_id: func(module_id, module, **kwargs) for module_id, module in self.items()}
+        return found if return_dict else list(found.values())
+
+    def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """For playing greedily: the outputs of each module that has a batch, by id. Raises KeyError for an unknown one."""
+        return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
+
+    def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """For playing with sampled actions, as above."""
+        return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
+
+    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """For an update, as above."""
+        return {module_id: self[module_id].forward_train(part) for module_id, part in batch.items()}
 
 
 # ---- what connector pieces ask of a module, one or several, ours or RLlib's ----
@@ -213,72 +268,9 @@ def _configured(module: Any, name: str) -> Any:
 
 
 def initial_state(module: Any) -> Tree:
-    """The state of one row before its first step, as arrays."""
-    return map_leaves(_array, module.get_initial_state())
+    """The state of one row before its first step, as arrays: copies, for the module may keep what it gives."""
 
+    def array(leaf: Any) -> Any:
+        return leaf.detach().cpu().numpy().copy() if isinstance(leaf, Tensor) else np.array(leaf)
 
-def _array(leaf: Any) -> Any:
-    """A copy: the module may keep what it gives."""
-    return leaf.detach().cpu().numpy().copy() if isinstance(leaf, Tensor) else np.array(leaf)
-
-
-class MultiRLModule(nn.Module):
-    """A mapping from module ids to RLModules; batches are `{module id: batch}`, in RLlib's manner."""
-
-    def __init__(self, modules: Mapping[str, RLModule]) -> None:
-        """Raises BadConfig for ids that weights cannot be named by: a dot, or nothing at all."""
-        super().__init__()
-        bad = [name for name in modules if not name or "." in name]
-        if bad:
-            raise BadConfig(f"module ids {bad}", where="MultiRLModule", fix="ids without dots, such as left_policy")
-        self._modules_by_id: dict[str, RLModule] = dict(modules)
-        self.parts = nn.ModuleDict(self._modules_by_id)
-
-    def __getitem__(self, module_id: str) -> RLModule:
-        return self._modules_by_id[module_id]
-
-    def __contains__(self, module_id: object) -> bool:
-        return module_id in self._modules_by_id
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules_by_id)
-
-    def __len__(self) -> int:
-        return len(self._modules_by_id)
-
-    def keys(self) -> KeysView[str]:
-        """The ids."""
-        return self._modules_by_id.keys()
-
-    def values(self) -> ValuesView[RLModule]:
-        """The modules."""
-        return self._modules_by_id.values()
-
-    def items(self) -> ItemsView[str, RLModule]:
-        """Both."""
-        return self._modules_by_id.items()
-
-    def is_stateful(self) -> bool:
-        """Whether any of them is."""
-        return any(module.is_stateful() for module in self.values())
-
-    def get_initial_state(self) -> dict[str, dict[str, Any]]:
-        """The initial state of each, by id."""
-        return {module_id: module.get_initial_state() for module_id, module in self.items()}
-
-    def foreach_module(self, func: Callable[..., Any], *, return_dict: bool = False, **kwargs: Any) -> Any:
-        """`func(module id, module)` of each, as a list, or a dict by id."""
-        found = {module_id: func(module_id, module, **kwargs) for module_id, module in self.items()}
-        return found if return_dict else list(found.values())
-
-    def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing greedily: the outputs of each module that has a batch, by id. Raises KeyError for an unknown one."""
-        return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
-
-    def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with sampled actions, as above."""
-        return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
-
-    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For an update, as above."""
-        return {module_id: self[module_id].forward_train(part) for module_id, part in batch.items()}
+    return map_leaves(array, module.get_initial_state())

@@ -33,11 +33,6 @@ def test_agents_that_have_not_stepped_are_left_out_unless_asked_for(two_agents: 
     assert agents(ConnectorV2.single_agent_episode_iterator([two_agents])) == ["ann"]
 
 
-def test_single_agent_episodes_are_walked_over_as_they_are() -> None:
-    episodes = [SingleAgentEpisode("a"), SingleAgentEpisode("b")]
-    assert list(ConnectorV2.single_agent_episode_iterator(episodes)) == episodes
-
-
 def test_each_episode_comes_with_its_item() -> None:
     episodes = [SingleAgentEpisode("a"), SingleAgentEpisode("b")]
     in_order = ConnectorV2.single_agent_episode_iterator(episodes, zip_with_batch_column=[10, 20])
@@ -55,11 +50,6 @@ def test_items_of_agents_are_filed_by_episode_agent_and_module(two_agents: Multi
 def test_items_are_refused_once_the_batch_is_by_module() -> None:
     with pytest.raises(ValueError, match="before AgentToModuleMapping"):
         ConnectorV2.add_batch_item({"m": {}}, "x", 1, SingleAgentEpisode("a", agent_id="ann", module_id="m"))
-
-
-def test_a_wrong_number_of_items_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 items for column 'x', 3 announced"):
-        ConnectorV2.add_n_batch_items({}, "x", [1, 2], 3)
 
 
 def test_single_items_and_stacked_ones_are_stacked_together_in_order() -> None:

@@ -31,11 +31,6 @@ def remembering(calls: list[Any], *arguments: Any) -> ConnectorV2:
     return NumpyToTensor()
 
 
-@pytest.mark.parametrize("kind", ["env_to_module", "module_to_env"])
-def test_a_builder_of_one_argument_gets_the_environment(kind: Kind) -> None:
-    assert received(kind, lambda calls: lambda env: remembering(calls, env), env="env") == ("env",)
-
-
 def test_a_builder_of_three_arguments_gets_spaces_and_device_too() -> None:
     env, given, device = received(
         "env_to_module",
@@ -46,11 +41,6 @@ def test_a_builder_of_three_arguments_gets_spaces_and_device_too() -> None:
     assert (env, device) == (None, "cpu")
     assert given["__env_single__"] == (OBS, ACT)
     assert given["__env__"] == (spaces.Box(-1, 1, (5, 3), np.float32), spaces.MultiDiscrete([2] * 5))
-
-
-def test_a_learner_s_builder_gets_the_two_spaces() -> None:
-    made = received("learner", lambda calls: lambda obs_space, act_space: remembering(calls, obs_space, act_space))
-    assert made == (OBS, ACT)
 
 
 def test_a_builder_that_takes_anything_gets_everything() -> None:

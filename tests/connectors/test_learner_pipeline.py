@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from default_pieces import LEARNER_DEFAULTS
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
-from offline_cli.connectors import BatchIndividualItems, ConnectorPipelineV2, ConnectorV2, NumpyToTensor
+from offline_cli.connectors import ConnectorV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
@@ -39,26 +39,6 @@ def episodes() -> EpisodeBatch:
         observation_space=OBS_SPACE,
         action_space=ACT_SPACE,
     )
-
-
-class AddToRewards(ConnectorV2):
-    """Writes into the episodes, as RLlib's intrinsic-reward example does."""
-
-    def __init__(self, amount: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.amount, self.calls = amount, 0
-
-    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            episode.set_rewards(new_data=episode.get_rewards() + self.amount)
-        self.calls += 1
-        return batch
-
-    def get_state(self) -> dict[str, Any]:
-        return {"calls": self.calls}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        self.calls = state["calls"]
 
 
 def same(one: Batch, two: Batch) -> None:
@@ -113,52 +93,17 @@ def test_a_column_that_a_custom_piece_has_made_stays(episodes: EpisodeBatch) -> 
     assert pipeline(episodes=episodes)[Columns.REWARDS].tolist() == [1.0] * 5
 
 
-def test_pieces_are_put_where_they_are_asked_for() -> None:
-    pipeline = ConnectorPipelineV2(connectors=[BatchIndividualItems()])
-    pipeline.insert_before(BatchIndividualItems, AddToRewards(1.0))
-    pipeline.insert_after("BatchIndividualItems", NumpyToTensor())
-    pipeline.append(AddToRewards(2.0))
-    assert [name for name, _ in pipeline.named()] == ["AddToRewards", "BatchIndividualItems", "NumpyToTensor", "AddToRewards_2"]
-    assert pipeline.remove("AddToRewards_2") not in pipeline.connectors
-
-
-def test_spaces_are_chained_through_the_pipeline_before_any_data() -> None:
-    class Widen(ConnectorV2):
-        def recompute_output_observation_space(self, observation: Any, action: Any) -> Any:
-            return spaces.Box(-1, 1, (observation.shape[0] * 2,))
-
-        def __call__(self, *, batch: Batch, **_: Any) -> Batch:
-            return batch
-
-    pipeline = ConnectorPipelineV2(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), connectors=[Widen(), Widen()])
-    assert pipeline.observation_space is not None
-    assert pipeline.observation_space.shape == (12,)
-    pipeline.remove("Widen")
-    assert pipeline.observation_space.shape == (6,)
-
-
-def test_items_are_filed_by_episode_and_stacked_in_order() -> None:
-    batch: Batch = {}
-    first, second = SingleAgentEpisode(id_="one"), SingleAgentEpisode(id_="two")
-    ConnectorV2.add_batch_item(batch, "x", 1.0, first)
-    ConnectorV2.add_n_batch_items(batch, "x", [2.0, 3.0], 2, second)
-    ConnectorV2.add_n_batch_items(batch, "x", np.array([4.0]), 1, first)
-    ConnectorV2.add_batch_item(batch, "y", 7)
-    ConnectorV2.add_batch_item(batch, "y", 8)
-    assert list(batch["x"]) == [("one",), ("two",)]
-    stacked = BatchIndividualItems()(batch=batch)
-    assert stacked["x"].tolist() == [1.0, 4.0, 2.0, 3.0]
-    assert stacked["y"].tolist() == [7, 8]
-
-
 class CountedSteps(ConnectorV2):
-    """Somebody's own piece for whole arrays: adds the timestep of each step."""
+    """Somebody's own piece with a form for whole arrays: adds the timestep of each step."""
 
     whole_arrays = True
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        assert isinstance(episodes, EpisodeBatch)
-        return {**batch, "t": episodes.timesteps()}
+        if isinstance(episodes, EpisodeBatch):
+            return {**batch, "t": episodes.timesteps()}
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            self.add_n_batch_items(batch, "t", np.arange(len(episode)), len(episode), episode)
+        return batch
 
 
 class Looks(ConnectorV2):
@@ -214,3 +159,20 @@ def test_a_piece_of_rllibs_kind_changes_and_adds_columns_after_whole_arrays_were
     assert_same_columns(found, {**plain, Columns.REWARDS: plain[Columns.REWARDS] / 2})
     rows = whose[plain[Columns.LOSS_MASK]] if stateful else whose
     assert rows.tolist() == [97, 97, 97, 98, 98]
+
+
+def test_rows_keep_the_order_of_the_episodes_whatever_their_modules_are_called(episodes: EpisodeBatch) -> None:
+    given = list(EpisodeBatch.concat([episodes, replace(episodes, ids=("c", "d"))]))
+    given[1].module_id = given[2].module_id = "default_policy"
+    found = learner_pipeline(OBS_SPACE, ACT_SPACE, custom=[Whose()])(episodes=given)
+    assert found["whose"].tolist() == [97] * 3 + [98] * 2 + [99] * 3 + [100] * 2
+    assert found[Columns.REWARDS].tolist() == [0, 1, 2, 3, 4] * 2
+
+
+class Whose(Looks):
+    """Adds the id of each step's episode, one episode after the other."""
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            self.add_n_batch_items(batch, "whose", [ord(episode.id_)] * len(episode), len(episode), episode)
+        return batch

@@ -70,13 +70,6 @@ def test_greedy_actions_are_the_likeliest_and_certain() -> None:
     assert isinstance(outputs[Columns.ACTION_DIST_INPUTS], list)
 
 
-def test_actions_of_the_module_itself_stay() -> None:
-    outputs = {Columns.ACTIONS: torch.tensor([2, 2]), Columns.ACTION_DIST_INPUTS: LOGITS}
-    found = through(module_to_env_pipeline(OBSERVATIONS, CHOICES), outputs)
-    assert found[Columns.ACTIONS].tolist() == [2, 2]
-    assert Columns.ACTION_LOGP not in found
-
-
 def test_a_time_axis_of_one_step_is_kept_while_drawing_and_taken_away_after() -> None:
     state = {"h": torch.ones(2, 5)}
     found = through(

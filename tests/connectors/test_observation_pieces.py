@@ -124,13 +124,6 @@ def test_both_sides_stack_alike_and_as_the_space_says(shape: tuple[int, ...], fo
     assert all(piece.observation_space.contains(item) for item in beside)
 
 
-def test_the_lookback_buffer_is_looked_at() -> None:
-    (episode,) = numbered(5)
-    chunk = episode.slice(slice(3, None), len_lookback_buffer=2)
-    rows = train_obs([FrameStacking(num_frames=4, as_learner_connector=True)], [chunk], VECTOR)
-    assert rows[:, ::2].tolist() == [[0, 2, 3, 4], [2, 3, 4, 5]]
-
-
 # ---- flattening ----
 
 
@@ -186,13 +179,6 @@ def test_both_sides_add_the_same_past(actions: Any, form: str) -> None:
     rows = train_obs([PrevActionsPrevRewards(as_learner_connector=True, **options)], given, VECTOR, actions)
     assert fits(rows, piece.observation_space)
     equal(rows, {key: np.stack([item[key] for item in beside]) for key in rows})
-
-
-def test_the_past_reaches_into_the_lookback_buffer_and_ends_with_zeros() -> None:
-    (episode,) = numbered(5)
-    chunk = episode.slice(slice(2, None), len_lookback_buffer=1)
-    rows = train_obs([PrevActionsPrevRewards(n_prev_rewards=3, as_learner_connector=True)], [chunk], VECTOR)
-    assert rows["prev_n_rewards"].tolist() == [[0, 0, 1], [0, 1, 2], [1, 2, 3]]
 
 
 # ---- several pieces ----

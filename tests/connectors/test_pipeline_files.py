@@ -114,11 +114,6 @@ def test_named_pieces_come_first_and_the_default_ones_after_them(write: Write) -
     assert obs.numel() == 8
 
 
-@pytest.mark.parametrize("kind", ["learner", "env_to_module", "module_to_env"])
-def test_a_file_of_a_kind_alone_is_the_default_pipeline(write: Write, kind: str) -> None:
-    assert len(load(write(f'kind = "{kind}"'))) >= 5
-
-
 def test_a_class_of_the_current_folder_gets_the_spaces_that_come_to_it(write: Write, my_pieces: None) -> None:
     path = write("""
         kind = "env_to_module"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from offline_cli import Columns, ConnectorV2, MultiAgentEpisode, SingleAgentEpisode
+from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
@@ -71,21 +71,6 @@ def test_a_module_with_memory_is_played_as_it_is_trained() -> None:
         trained = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][batch[Columns.LOSS_MASK]]
     played = np.concatenate([episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS) for episode in whole])
     np.testing.assert_allclose(trained.numpy(), played, rtol=1e-5, atol=1e-6)
-
-
-def test_pieces_of_both_pipelines_share_data_from_step_to_step() -> None:
-    class Notes(ConnectorV2):
-        def __call__(self, *, batch: Any, shared_data: Any, **_: Any) -> Any:
-            shared_data["seen"] = shared_data.get("seen", 0) + 1
-            return batch
-
-    player = PipelinePlayer(
-        build_module(VECTOR, CHOICES, hidden=[4]),
-        env_to_module_pipeline(VECTOR, CHOICES, custom=[Notes()]),
-        module_to_env_pipeline(VECTOR, CHOICES, custom=[Notes()]),
-    )
-    play(player, [begun("a")], 3)
-    assert player.shared_data["seen"] == 6
 
 
 def test_a_pipeline_that_gives_no_actions_says_so() -> None:

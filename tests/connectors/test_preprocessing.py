@@ -11,15 +11,16 @@ import pytest
 from rllib_answers import Answers, asked_nightly
 
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
+from offline_cli.connectors import FlattenObservations, OneHot
 from offline_cli.connectors.env_to_module.default_pipeline import WriteObservationsToEpisodes, env_to_module_pipeline
 from offline_cli.connectors.env_to_module.observation_preprocessor import (
-    AtariRam,
     GymnasiumWrapper,
     MultiAgentObservationPreprocessor,
     ObservationPreprocessor,
     built_in_preprocessing,
 )
 from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.errors import BadEpisode
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 CHOICES = gym.spaces.Discrete(2)
@@ -91,22 +92,6 @@ def test_choices_become_one_hot_vectors_side_by_side(space: Any, value: Any, exp
     assert pipeline.observation_space.contains(found[0].numpy())
 
 
-def test_nested_observations_are_flattened_with_their_choices_one_hot() -> None:
-    space = gym.spaces.Dict({"at": VECTOR, "mode": gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(3)])})
-    pipeline = env_to_module_pipeline(space, CHOICES, custom=built_in_preprocessing(space))
-    observation = {"at": np.array([5, 6], np.float32), "mode": (1, 2)}
-    assert pipeline(episodes=[going_on(space, [observation])], rl_module=None)[Columns.OBS].tolist() == [[5, 6, 0, 1, 0, 0, 1]]
-
-
-def test_ram_is_centred_around_zero() -> None:
-    pipeline = env_to_module_pipeline(RAM, CHOICES, custom=built_in_preprocessing(RAM))
-    assert isinstance(pipeline[0], AtariRam)
-    memory = np.arange(128, dtype=np.uint8) * 2
-    found = pipeline(episodes=[going_on(RAM, [memory])], rl_module=None)[Columns.OBS].numpy()[0]
-    np.testing.assert_array_equal(found, (memory.astype(np.float32) - 128) / 128)
-    assert pipeline.observation_space.contains(found)
-
-
 @pytest.mark.parametrize("grayscale", [False, True])
 @pytest.mark.parametrize("zero_mean", [False, True])
 def test_images_are_scaled_down_by_gymnasiums_own_wrappers(grayscale: bool, zero_mean: bool) -> None:
@@ -145,16 +130,6 @@ def test_observations_of_the_batch_are_written_into_the_episodes() -> None:
     assert [episode.get_observations(-1).tolist() for episode in episodes] == [[7, 7, 7], [8, 8, 8]]
     assert episodes[0].observation_space == changed
     assert episodes[0].get_observations(0).tolist() == [0, 0]
-
-
-def test_the_default_pieces_come_in_the_documented_order() -> None:
-    assert [name for name, _ in env_to_module_pipeline(VECTOR, CHOICES).named()] == [
-        "AddObservationsFromEpisodesToBatch",
-        "AddTimeDimToBatchAndZeroPad",
-        "AddStatesFromEpisodesToBatch",
-        "BatchIndividualItems",
-        "NumpyToTensor",
-    ]
 
 
 class Twin(MultiAgentObservationPreprocessor):
@@ -215,3 +190,21 @@ def test_the_built_in_preprocessing_is_that_of_rllib(answers: Answers, space: An
     for observation, wanted in zip(observations, answers(asked), strict=True):
         found = pipeline(episodes=[going_on(space, [observation])], rl_module=None)[Columns.OBS].numpy()[0]
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "said"),
+    [
+        (gym.spaces.MultiDiscrete([3, 4]), np.array([3, 0]), r"a value of 3 in component 0 is outside .* \(0 to 2\)"),
+        (gym.spaces.MultiDiscrete([[2, 2], [2, 3]]), np.array([[0, 0], [2, 0]]), r"a value of 2 in component \(1, 0\)"),
+        (gym.spaces.Discrete(3), 3, r"a value of 3 is outside Discrete\(3\) \(0 to 2\)"),
+        (gym.spaces.Discrete(3, start=4), 0, r"a value of 0 is outside .* \(4 to 6\)"),
+        (gym.spaces.Discrete(3), 1.5, r"a value of 1\.5 is not a whole number, as a choice of Discrete\(3\) \(0 to 2\)"),
+    ],
+)
+def test_a_choice_outside_its_space_is_an_error_that_names_value_and_component(space: Any, value: Any, said: str) -> None:
+    for piece in (OneHot(), FlattenObservations()):
+        pipeline = env_to_module_pipeline(space, CHOICES, custom=[piece])
+        with pytest.raises(BadEpisode, match=said) as caught:
+            pipeline(episodes=[going_on(space, [space.start]), going_on(space, [value])], rl_module=None)
+        assert "row 1" in caught.value.where

@@ -89,11 +89,6 @@ def test_states_are_those_before_each_sequence(module: Any) -> None:
     assert state_in["h"][:, 0, 0].tolist() == [0, 3, 0]
 
 
-def test_without_recorded_states_every_sequence_begins_with_the_initial_one(module: Any) -> None:
-    state_in = learner_pipeline(OBS, ACT)(rl_module=module, episodes=batch_of(4, 2))[Columns.STATE_IN]
-    assert state_in["c"].tolist() == torch.zeros(3, 1, 2).tolist()
-
-
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("lengths", [(4, 2), (3,), (1, 1, 7), (0, 4), (2, 0, 3)])
 def test_arrays_episodes_and_lists_of_steps_give_one_batch(module: Any, lengths: tuple[int, ...], states: bool) -> None:

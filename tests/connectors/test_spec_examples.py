@@ -292,12 +292,6 @@ def test_the_model_receives_observations_with_the_most_recent_reward_attached() 
     assert obs_in_batch(pipeline, [going_on(0, "a"), going_on(2, "b")]) == [[0, 0, 0], [2, -2, 11]]
 
 
-def test_what_was_written_into_the_episode_is_seen_by_later_pipelines() -> None:
-    episode = going_on(2)
-    obs_in_batch(env_to_module_pipeline(VECTOR, CHOICES, custom=lambda env: AddLastRewardToObservations()), [episode])
-    assert episode.get_observations(-1).tolist() == [2, -2, 11]
-
-
 def test_ten_observations_are_stacked_and_zeros_stand_before_the_beginning() -> None:
     pipeline = env_to_module_pipeline(VECTOR, CHOICES, custom=lambda env: StackLast10Observations())
     assert pipeline.observation_space.shape == (20,)
@@ -333,14 +327,6 @@ def test_four_observations_are_stacked_on_the_side_of_the_learner_for_every_step
     assert rows == [stacked(max(0, t - 3), t, 4) for t in range(5)] + [stacked(0, 0, 4)]
 
 
-def test_a_chunk_looks_back_into_its_buffer_on_the_learner_side() -> None:
-    whole = going_on(5)
-    chunk = whole.cut(len_lookback_buffer=3)
-    chunk.add_env_step(np.array([6, -6], np.float32), 0, 1.0)
-    pipeline = learner_pipeline(VECTOR, CHOICES, custom=lambda *_: four(VECTOR, CHOICES, as_learner=True))
-    assert obs_in_batch(pipeline, [chunk.to_numpy()]) == [stacked(2, 5, 4)]
-
-
 BUILDERS: dict[str, Callable[..., Any]] = {
     "lambda env": lambda env: CountBasedIntrinsicRewards(),
     "lambda obs_space, act_space": lambda obs_space, act_space: [CountBasedIntrinsicRewards()],
@@ -355,34 +341,3 @@ def test_the_loss_receives_rewards_with_the_inverse_number_of_visits_added(build
     assert batch[Columns.REWARDS].tolist() == [11, 12, 10.5, 11.5, 13]
     again = pipeline(episodes=[finished(1, "c")], rl_module=None)
     assert again[Columns.REWARDS].tolist() == pytest.approx([10 + 1 / 3])
-
-
-def test_several_pieces_run_in_the_order_given_and_before_the_default_ones() -> None:
-    pipeline = env_to_module_pipeline(
-        VECTOR, CHOICES, custom=lambda env: [AddLastRewardToObservations(), StackLast10Observations()]
-    )
-    names = [name for name, _ in pipeline.named()]
-    assert names[:3] == ["AddLastRewardToObservations", "StackLast10Observations", "AddObservationsFromEpisodesToBatch"]
-    assert pipeline.observation_space.shape == (30,)
-
-
-@pytest.mark.parametrize("spelled", ["env", "env, spaces, device"])
-def test_frame_stacking_off_the_shelf_does_what_the_example_does(spelled: str) -> None:
-    from offline_cli.connectors.common.frame_stacking import FrameStacking
-
-    builders = {
-        "env": lambda env: FrameStacking(num_frames=4),
-        "env, spaces, device": lambda env, spaces, device: FrameStacking(num_frames=4),
-    }
-    ready_made = env_to_module_pipeline(VECTOR, CHOICES, custom=builders[spelled])
-    example = env_to_module_pipeline(VECTOR, CHOICES, custom=[four(VECTOR, CHOICES, as_learner=False)])
-    episodes = [going_on(1, "a"), going_on(5, "b")]
-    theirs = np.array(obs_in_batch(example, episodes)).reshape(2, 4, 2)
-    ours = np.array(obs_in_batch(ready_made, episodes)).reshape(2, 4, 2)
-    np.testing.assert_array_equal(ours, theirs)
-    learner = learner_pipeline(
-        VECTOR,
-        CHOICES,
-        custom=lambda obs_space, act_space: FrameStacking(num_frames=4, as_learner_connector=True),  # mended: spelling
-    )
-    assert len(obs_in_batch(learner, [finished(3, "a")])) == 3

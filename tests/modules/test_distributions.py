@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from rllib_answers import Answers
 
 from offline_cli.errors import BadConfig, UnsupportedSpace
 from offline_cli.modules.distributions import build_head
@@ -146,3 +147,29 @@ def test_an_output_above_its_limit_can_come_down_and_nothing_else_beyond_a_limit
     assert outputs.grad.tolist() == [[1.0, 1.0, 1.0, 0.0], [-1.0, -1.0, 0.0, 0.0], [1.0, -1.0, 1.0, -1.0]]
     with torch.no_grad():
         assert head.limited(outputs).equal(limited)
+
+
+@pytest.mark.parametrize("name", ["discrete", "multi-discrete", "box without bounds"])
+def test_actions_are_drawn_and_weighed_as_rllib_does_it(answers: Answers, name: str) -> None:
+    space = SPACES[name]
+    head = build_head(space, action_scale="normalized")
+    inputs = torch.randn(ROWS, head.size, generator=torch.Generator().manual_seed(7))
+
+    def asked() -> Any:
+        from ray.rllib.core.distribution.torch import torch_distribution as theirs
+
+        if isinstance(space, spaces.MultiDiscrete):
+            found = theirs.TorchMultiCategorical.from_logits(inputs, input_lens=space.nvec.tolist())
+        else:
+            kind = theirs.TorchCategorical if isinstance(space, spaces.Discrete) else theirs.TorchDiagGaussian
+            found = kind.from_logits(inputs)
+        torch.manual_seed(3)
+        drawn = found.sample()
+        return drawn, found.logp(drawn), found.entropy()
+
+    drawn, logp, entropy = answers(asked)
+    torch.manual_seed(3)
+    for mine in (head.sample(inputs), head.sample(inputs, torch.Generator().manual_seed(3))):
+        torch.testing.assert_close(mine.reshape(drawn.shape), drawn)
+    torch.testing.assert_close(head.logp(inputs, drawn), logp)
+    torch.testing.assert_close(head.entropy(inputs), entropy)

@@ -1,64 +1,114 @@
-"""Observations of episodes into a batch, and the columns of a batch to tensors and back.
+"""Columns of a batch: one row for each step of episodes, and tensors of arrays and back.
 
+* `StepColumns`: the base of pieces that add columns with a row for each step; they say once how arrays give these rows.
 * `AddObservationsFromEpisodesToBatch`: puts observations into a batch; one that has them already stays as it is.
 * `NumpyToTensor`: turns arrays into tensors on a device. Arrays that have no tensor type (text, objects) raise BadPiece.
 * `TensorToNumpy`: turns tensors into arrays; everything else stays as it is.
-* `first_rows`: the rows of one episode without the cost of general indices; a lookback buffer is left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import filed_rows, key_of
+from offline_cli.connectors.batch_items import add_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["AddObservationsFromEpisodesToBatch", "NumpyToTensor", "TensorToNumpy", "as_tensors", "first_rows"]
+__all__ = [
+    "AddObservationsFromEpisodesToBatch",
+    "NumpyToTensor",
+    "StepColumns",
+    "TensorToNumpy",
+    "as_arrays",
+    "as_tensors",
+]
 
-KINDS = "biuf"
-CPU = torch.device("cpu")
+NUMBERS: Final = "biuf"
+CPU: Final = torch.device("cpu")
 
 
-def first_rows(buffer: InfiniteLookbackBuffer, count: int) -> Any:
-    """The first `count` records after the lookback buffer: leaves (count, ...), views, or a list where not numpy'ized."""
-    if buffer.finalized and type(buffer.data) is np.ndarray:
-        return buffer.data[buffer.lookback : buffer.lookback + count]
-    return buffer.get(slice(0, count))
+def as_arrays(episodes: Sequence[SingleAgentEpisode]) -> EpisodeBatch:
+    """Episodes of a step or more as arrays, lookback buffers left out. One that is numpy'ized gives views.
+
+    Extra model outputs are those that all of them have.
+    """
+
+    def rows(buffers: Iterable[InfiniteLookbackBuffer]) -> Tree:
+        parts = [stack(held, buffer.space) if isinstance(held := buffer.get(), list) else held for buffer in buffers]
+        return map_leaves(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
+
+    names = [name for name in episodes[0].extra_model_outputs if all(name in one.extra_model_outputs for one in episodes)]
+    infos = [info for one in episodes for info in one.get_infos()] if any(one.has_infos for one in episodes) else None
+    return EpisodeBatch(
+        ids=tuple(one.id_ for one in episodes),
+        starts=np.cumsum([0, *map(len, episodes)]),
+        obs=rows(one.observations for one in episodes),
+        actions=rows(one.actions for one in episodes),
+        rewards=np.asarray(rows(one.rewards for one in episodes), np.float64),
+        terminated=np.array([one.is_terminated for one in episodes]),
+        truncated=np.array([one.is_truncated for one in episodes]),
+        extra={name: rows(one.extra_model_outputs[name] for one in episodes) for name in names},
+        infos=infos,
+    )
 
 
-class AddObservationsFromEpisodesToBatch(TwoSidedPiece):
-    """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
+class StepColumns(ConnectorV2):
+    """Adds columns with a row for each step of the episodes; those that are in the batch stay."""
 
     whole_arrays = True
-    fills_obs = True
+    column: ClassVar[str] = ""  # with it in the batch there is nothing to do
+
+    @abstractmethod
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """Leaves (N, ...) that nobody else holds, or lists of N items, by name of column, for N steps."""
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch with these columns."""
+        if self.column in batch:
+            return batch
+        if isinstance(episodes, EpisodeBatch):
+            found = self.columns(episodes, batch)
+            return batch | {name: rows for name, rows in found.items() if name not in batch}
+        there = frozenset(batch)
+        moving = (episode for episode in self.single_agent_episode_iterator(episodes, False) if len(episode))
+        for _, run in groupby(moving, lambda episode: episode.module_id):  # of one structure; columns keep the episodes' order
+            own = list(run)
+            found = self.columns(as_arrays(own), batch)
+            add_rows(batch, {name: rows for name, rows in found.items() if name not in there}, own)
+        return batch
+
+
+class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
+    """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
+
+    fills_obs = True
+    column = Columns.OBS
+
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """`obs`."""
+        return {Columns.OBS: episodes.acted_obs()}
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
         """`obs` with N rows in a learner pipeline, one per episode otherwise."""
-        if Columns.OBS in batch:
-            return batch
-        if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
-            batch[Columns.OBS] = episodes.acted_obs()
-            return batch
-        singles = self.single_agent_episode_iterator(episodes, not self._as_learner_connector)
-        if not self._as_learner_connector:
-            for episode in singles:
-                self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
-            return batch
-        moved = [(key_of(episode), episode.observations, len(episode)) for episode in singles if len(episode)]
-        if moved:
-            rows = (first_rows(held, count) for _, held, count in moved)
-            batch[Columns.OBS] = filed_rows((key for key, *_ in moved), rows, (count for *_, count in moved))
+        if self._as_learner_connector or Columns.OBS in batch:
+            return super().__call__(batch=batch, episodes=episodes, **call)
+        for episode in self.single_agent_episode_iterator(episodes):
+            self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
         return batch
 
 
@@ -72,17 +122,11 @@ class NumpyToTensor(ConnectorV2):
     whole_arrays = True
 
     def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        pin_memory: bool = False,
-        device: str | torch.device | None = "cpu",
-        **kwargs: Any,
+        self, *spaces: Space | None, pin_memory: bool = False, device: str | torch.device | None = "cpu", **kwargs: Any
     ) -> None:
         self._device = torch.device("cpu" if device is None else device)
         self._pin = pin_memory and self._device.type != "cpu"
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, **_: Any) -> Batch:
         """The batch with tensors; raises BadPiece, naming the column, for arrays of text or objects."""
@@ -112,7 +156,7 @@ def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     kind, size = array.dtype.kind, array.dtype.itemsize
-    if kind not in KINDS:
+    if kind not in NUMBERS:
         raise TypeError(f"no tensor type for {array.dtype}")
     if kind == "f" and size > 4:
         array = array.astype(np.float32)

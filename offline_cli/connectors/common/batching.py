@@ -1,7 +1,6 @@
 """Stacks the items of columns into arrays, and moves columns between agents and modules.
 
-* `stacked`, `joined`: individual items as arrays with a leading axis; ValueError for items of different shapes.
-* `BatchIndividualItems`: does this for each column of a batch.
+* `BatchIndividualItems`: stacks each column of a batch; items of different shapes are an error.
 * `AgentToModuleMapping`: from columns by agent to columns by module. Agents of one module must have the same spaces, and every
   module must have an agent.
 * `ModuleToAgentUnmapping`: from columns by module back to columns by episode and agent; the columns must be filed by agent.
@@ -9,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -17,40 +16,28 @@ import numpy as np
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items
+from offline_cli.connectors.batch_items import SharedData, is_filed
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items, TwoSidedPiece
+from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["AgentToModuleMapping", "BatchIndividualItems", "ModuleToAgentUnmapping", "joined", "stacked"]
+__all__ = ["AgentToModuleMapping", "BatchIndividualItems", "ModuleToAgentUnmapping", "stacked"]
 
 ModuleSpecs = Mapping[Any, Any] | Collection[Any]
 
 
 def stacked(entries: Iterable[Any]) -> Tree:
     """One tree of leaves (N, ...) of items and `Items`. Raises ValueError where they do not stack, or there are none."""
-    entries = list(entries)
-    if set(map(type, entries)) == {Items}:
-        trees = [entry.tree for entry in entries]
-        return joined(trees) if len(trees) > 1 else map_leaves(np.array, trees[0])  # what `Items` show may be an episode's own
     parts: list[Tree] = []
     for already, group in groupby(entries, lambda entry: isinstance(entry, Items)):
         run = list(group)
         parts += [entry.tree for entry in run] if already else [map_leaves(_stack, *run)]
-    return joined(parts)
-
-
-def joined(parts: Sequence[Tree]) -> Tree:
-    """One tree of leaves (N, ...) of several, one after the other; the same tree for one alone. Raises ValueError for none."""
     if not parts:
         raise ValueError("no items")
-    if len(parts) == 1:
-        return parts[0]
-    if set(map(type, parts)) == {np.ndarray}:  # by far the most frequent case
-        return np.concatenate(parts)
-    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
+    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts)  # a copy: what `Items` show may be an episode's own
 
 
 def _stack(*leaves: Any) -> Any:
@@ -66,17 +53,11 @@ class BatchIndividualItems(ConnectorV2):
     """
 
     whole_arrays = True
+    stacks = True
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, multi_agent: bool = False, **kwargs: Any) -> None:
         self._multi_agent = multi_agent
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, shared_data: dict[str, Any] | None = None, **_: Any) -> Batch:
         """The batch. Raises BadPiece, naming the column, where items do not stack."""
@@ -104,11 +85,8 @@ def _stacked(column: str, held: Any) -> Tree:
     try:
         return stacked(entries)
     except ValueError as err:
-        raise BadPiece(
-            f"column {column!r}: {err}",
-            where="BatchIndividualItems",
-            fix="items of one structure, shape and type in each column",
-        ) from err
+        fix = "items of one structure, shape and type in each column"
+        raise BadPiece(f"column {column!r}: {err}", where="BatchIndividualItems", fix=fix) from err
 
 
 def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict[str, Any]) -> None:
@@ -118,7 +96,7 @@ def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict
         shared_data["memorized_map_structure"] = rows
 
 
-class AgentToModuleMapping(ConnectorV2):
+class AgentToModuleMapping(TwoSidedPiece):
     """`{column: {(episode, agent, module): items}}` becomes `{module: {column: items}}`, and Dict spaces go by module, too.
 
     Args:
@@ -133,20 +111,15 @@ class AgentToModuleMapping(ConnectorV2):
 
     def __init__(
         self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
+        *spaces: Space | None,
         rl_module_specs: ModuleSpecs,
         agent_to_module_mapping_fn: Callable[..., Any],
-        as_learner_connector: bool = False,
         **kwargs: Any,
     ) -> None:
-        self._specs: Mapping[Any, Any] = (
-            rl_module_specs if isinstance(rl_module_specs, Mapping) else dict.fromkeys(rl_module_specs)
-        )
+        is_mapping = isinstance(rl_module_specs, Mapping)
+        self._specs: Mapping[Any, Any] = rl_module_specs if is_mapping else dict.fromkeys(rl_module_specs)  # type: ignore[assignment]
         self._mapping_fn = agent_to_module_mapping_fn
-        self._as_learner_connector = as_learner_connector
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     # ---- spaces ----
 
@@ -172,33 +145,20 @@ class AgentToModuleMapping(ConnectorV2):
         every = list(by_agent.spaces.values())
         if every and all(space == every[0] for space in every):
             return every[0]
-        found = {agent: space for agent, space in by_agent.spaces.items() if self._module_of(agent) == module_id}
-        if not found:
+        agents = [agent for agent in by_agent.spaces if self._mapping_fn(agent, MultiAgentEpisode()) == module_id]
+        if not agents:
             what = f"no agent among {list(by_agent.spaces)} that is mapped to module {module_id!r}"
             raise self.misfit(what, f"an {which} for it", fix=f"give the module's {which} in rl_module_specs")
-        first = next(iter(found.values()))
-        if any(space != first for space in found.values()):
-            what = f"agents {list(found)} of module {module_id!r} with different spaces"
+        first = by_agent[agents[0]]
+        if any(by_agent[agent] != first for agent in agents):
+            what = f"agents {agents} of module {module_id!r} with different spaces"
             raise self.misfit(what, f"one {which}", fix="map them to modules of their own")
         return first
-
-    def _module_of(self, agent_id: Any) -> Any:
-        from offline_cli.episodes.multi_agent_episode import (
-            MultiAgentEpisode,
-        )  # only mapping functions of Dict spaces need it
-
-        return self._mapping_fn(agent_id, MultiAgentEpisode())
 
     # ---- batches ----
 
     def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: Batch,
-        episodes: Episodes,
-        shared_data: dict[str, Any] | None = None,
-        **_: Any,
+        self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
     ) -> Batch:
         """The batch by module. Raises BadPiece for a column that is not filed by agent."""
         whole: Any = episodes  # multi-agent ones: others have no keys of three parts

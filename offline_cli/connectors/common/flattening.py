@@ -65,24 +65,14 @@ class FlattenObservations(ObservationTransform):
 
     def __init__(
         self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool = False,
+        *spaces: Space | None,
         agent_ids: Collection[Any] | None = None,
-        as_learner_connector: bool = False,
         keys_to_remove: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         self.keys_to_remove = list(keys_to_remove or ())
         self._agent_ids = agent_ids
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-            **kwargs,
-        )
+        super().__init__(*spaces, **kwargs)
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """Box(size,). Raises SpaceMismatch where keys to remove do not exist."""
@@ -132,25 +122,9 @@ class PrevActionsPrevRewards(ObservationTransform):
     PREV_ACTIONS_KEY: ClassVar[str] = "prev_n_actions"
     PREV_REWARDS_KEY: ClassVar[str] = "prev_n_rewards"
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool = False,
-        as_learner_connector: bool = False,
-        n_prev_actions: int = 1,
-        n_prev_rewards: int = 1,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, n_prev_actions: int = 1, n_prev_rewards: int = 1, **kwargs: Any) -> None:
         self.n_prev_actions, self.n_prev_rewards = n_prev_actions, n_prev_rewards
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-            **kwargs,
-        )
+        super().__init__(*spaces, **kwargs)
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """A Dict of the three. Raises SpaceMismatch where the action space is not known."""
@@ -176,9 +150,9 @@ class PrevActionsPrevRewards(ObservationTransform):
         count = max(self.n_prev_actions, self.n_prev_rewards)
         for episode in episodes:
             last = stack([episode.get_observations(-1)])
-            actions = _Steps.until_now(episode.get_actions(slice(-count, None)))
-            rewards = _Steps.until_now(episode.get_rewards(slice(-count, None)))
-            changed = self._joined(last, actions, rewards, agent_id)
+            actions, rewards = episode.get_actions(slice(-count, None)), episode.get_rewards(slice(-count, None))
+            done, paid = (_Steps.of(data, np.array([_length(data) - 1])) for data in (actions, rewards))
+            changed = self._joined(last, done, paid, agent_id)
             episode.observation_space = self.space_after(agent_id)
             episode.set_observations(at_indices=-1, new_data=map_leaves(lambda leaf: leaf[0], changed))
 
@@ -228,11 +202,6 @@ class _Steps:
         if not _length(data):
             return cls(None, ends)
         return cls(stack(data) if isinstance(data, list) else data, ends)
-
-    @classmethod
-    def until_now(cls, data: Any) -> _Steps:
-        """All of `data`, before one observation."""
-        return cls.of(data, np.array([_length(data) - 1]))
 
 
 def _length(data: Any) -> int:

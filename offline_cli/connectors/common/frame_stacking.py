@@ -6,7 +6,8 @@ Episodes keep their single observations, so the same piece is needed on both sid
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -14,20 +15,20 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.observation_transform import changed_leaves
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.connector_v2 import Batch, Episodes, TwoSidedPiece
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import row_count, stack
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["AGES", "FRAMES", "FrameStacking", "taken", "windows"]
+__all__ = ["AGES", "FRAMES", "FrameStacking", "FrameStackingEnvToModule", "FrameStackingLearner", "taken", "windows"]
 
-FRAMES, AGES = "obs_frames", "obs_ages"
+FRAMES: Final = "obs_frames"
+AGES: Final = "obs_ages"
 
 
-class FrameStacking(ConnectorV2):
+class FrameStacking(TwoSidedPiece):
     """Observations (..., C) become (..., N * C), the oldest first: images (H, W, 1) become (H, W, N), vectors (C,) (N * C,).
 
     `add_channel_axis`: images (H, W) are taken for (H, W, 1), and become (H, W, N) and not (H, N * W).
@@ -44,13 +45,10 @@ class FrameStacking(ConnectorV2):
 
     def __init__(
         self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
+        *spaces: Space | None,
         num_frames: int = 1,
         add_channel_axis: bool = False,
         multi_agent: bool = False,
-        as_learner_connector: bool = False,
         **kwargs: Any,
     ) -> None:
         if num_frames < 1:
@@ -58,9 +56,8 @@ class FrameStacking(ConnectorV2):
         self.num_frames = num_frames
         self._add_channel_axis = add_channel_axis
         self._multi_agent = multi_agent
-        self._as_learner_connector = as_learner_connector
         self.by_rows = False
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     @property
     def may_give_rows(self) -> bool:
@@ -85,51 +82,48 @@ class FrameStacking(ConnectorV2):
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """`obs` with N rows (a learner pipeline), or one per episode. Raises BadPiece where the batch has `obs` already."""
-        self._check(batch)
+        if Columns.OBS in batch:
+            fix = "put it before other pieces that fill obs, and only once"
+            raise BadPiece("obs are in the batch already", where="FrameStacking", fix=fix)
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
-            firsts, rows = np.repeat(episodes.obs_starts[:-1], episodes.lengths), episodes.step_rows()
-            if self.by_rows:
-                ages = np.minimum(rows - firsts, self.num_frames - 1).astype(np.uint8)
-                return batch | {Columns.OBS: rows, FRAMES: map_leaves(self._with_channel, episodes.obs), AGES: ages}
-            batch[Columns.OBS] = self._stacked(episodes.obs, rows, firsts)
-            return batch
+            return batch | self._of_arrays(episodes)
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
-            if self._as_learner_connector:
-                self.add_n_batch_items(batch, Columns.OBS, self._every(episode), len(episode), episode)
-            else:
-                self.add_batch_item(batch, Columns.OBS, self._latest(episode), episode)
+            held, count = episode.observations, len(episode)
+            if self._as_learner_connector:  # for each observation that was acted on
+                rows = held.data if held.finalized else stack(held.data, held.space)
+                self.add_n_batch_items(
+                    batch, Columns.OBS, self._stacked(rows, held.lookback + np.arange(count), 0), count, episode
+                )
+                continue
+            recent = episode.get_observations(slice(-self.num_frames, None))
+            rows = stack(recent, held.space) if isinstance(recent, list) else recent
+            latest = self._stacked(rows, np.array([row_count(rows) - 1]), 0)
+            self.add_batch_item(batch, Columns.OBS, map_leaves(lambda leaf: leaf[0], latest), episode)
         return batch
 
-    def _check(self, batch: Batch) -> None:
-        if Columns.OBS in batch:
-            what = "obs are in the batch already"
-            raise BadPiece(what, where="FrameStacking", fix="put it before other pieces that fill obs, and only once")
-
-    def _every(self, episode: SingleAgentEpisode) -> Tree:
-        """Leaves (T, ...): for each observation that was acted on."""
-        held = episode.observations
-        rows = held.data if held.finalized else stack(held.data, held.space)
-        return self._stacked(rows, held.lookback + np.arange(len(episode)), 0)
-
-    def _latest(self, episode: SingleAgentEpisode) -> Tree:
-        recent = episode.get_observations(slice(-self.num_frames, None))
-        rows = stack(recent, episode.observations.space) if isinstance(recent, list) else recent
-        return map_leaves(lambda leaf: leaf[0], self._stacked(rows, np.array([row_count(rows) - 1]), 0))
+    def _of_arrays(self, episodes: EpisodeBatch) -> dict[str, Tree]:
+        firsts, rows = np.repeat(episodes.obs_starts[:-1], episodes.lengths), episodes.step_rows()
+        if not self.by_rows:
+            return {Columns.OBS: self._stacked(episodes.obs, rows, firsts)}
+        ages = np.minimum(rows - firsts, self.num_frames - 1).astype(np.uint8)
+        return {Columns.OBS: rows, FRAMES: map_leaves(self._with_channel, episodes.obs), AGES: ages}
 
     def _stacked(self, rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int) -> Tree:
         return map_leaves(_joined, windows(map_leaves(self._with_channel, rows), ends, firsts, self.num_frames))
 
-    def _with_channel(self, leaf: NDArray[Any], axes: int = 1) -> NDArray[Any]:
-        """Values behind so many `axes`; images (H, W) as (H, W, 1) where that was asked for."""
-        return leaf[..., None] if self._add_channel_axis and leaf.ndim == axes + 2 else leaf
+    def _with_channel(self, leaf: NDArray[Any]) -> NDArray[Any]:
+        """Values (N, *shape); images (H, W) as (H, W, 1) where that was asked for."""
+        return leaf[..., None] if self._add_channel_axis and leaf.ndim == 3 else leaf
+
+
+FrameStackingEnvToModule = partial(FrameStacking, as_learner_connector=False)  # RLlib's names for the two sides
+FrameStackingLearner = partial(FrameStacking, as_learner_connector=True)
 
 
 def _joined(frames: NDArray[Any]) -> NDArray[Any]:
     """(K, N, ..., C) -> (K, ..., N * C)."""
     if frames.ndim == 2:
         return frames
-    if frames.ndim == 3:  # the usual case, and quicker
-        return frames.reshape(len(frames), -1)
     return np.moveaxis(frames, 1, -2).reshape(len(frames), *frames.shape[2:-1], -1)
 
 

@@ -12,26 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.connectors.common.observation_transform import ObservationTransform, changed_leaves
-from offline_cli.connectors.common.rllib_filter_states import PLACE, is_from_rllib, moments_from_rllib, options_from_rllib
 from offline_cli.connectors.connector_v2 import same_state, shown_names
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack
-from offline_cli.errors import BadPiece
+from offline_cli.errors import BadPiece, UnsafeData
+from offline_cli.space_bounds import BoundReader
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, unflatten_like
 
-__all__ = ["MeanStdFilter", "Moments"]
+__all__ = ["SMALL", "MeanStdFilter", "Moments"]
 
-SMALL = 1e-6  # RLlib's: keeps a dimension that never changes from dividing by zero
-NAMES = {"shared", "own"}
+SMALL: Final = 1e-6  # RLlib's: keeps a dimension that never changes from dividing by zero
+NAMES: Final = {"shared", "own"}
+OPTIONS: Final = ("de_mean_to_zero", "de_std_to_one", "clip_by_value")
+PLACE: Final = "state of RLlib's MeanStdFilter"
+MALFORMED: Final = (AttributeError, LookupError, TypeError, ValueError, OverflowError, UnsafeData)  # states come from files
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,24 +72,13 @@ class Moments:
         """The standard deviation of a sample (N - 1); zeros for fewer than two rows."""
         return np.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else np.zeros_like(self.m2)
 
-    def along(self, rows: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(N, *shape) each: mean and std after each of `rows` (N, *shape) in turn, as if they came one by one."""
-        counts = np.arange(self.count + 1.0, self.count + 1.0 + len(rows)).reshape(-1, *[1] * self.mean.ndim)
-        from_start = rows - self.mean
-        means = self.mean + np.add.accumulate(from_start, 0) / counts
-        from_last = from_start  # each row's distance from the mean before it
-        np.subtract(rows[1:], means[:-1], out=from_last[1:])
-        m2 = self.m2 + np.add.accumulate(from_last * (rows - means), 0)
-        fewer = counts - 1 if self.count else np.maximum(counts - 1, 1)
-        return means, np.sqrt(np.maximum(m2, 0) / fewer)
-
     def state(self) -> dict[str, Any]:
         """As plain values and arrays."""
         return {"count": self.count, "mean": self.mean.copy(), "m2": self.m2.copy()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Moments:
-        """What `state` gave. Raises KeyError, TypeError, ValueError, OverflowError for what is none."""
+        """What `state` gave. Raises one of MALFORMED for what is none."""
         count = int(state["count"])
         mean, m2 = np.array(state["mean"], np.float64), np.array(state["m2"], np.float64)
         if count < 0 or np.any(m2 < 0):
@@ -112,11 +104,7 @@ class MeanStdFilter(ObservationTransform):
 
     def __init__(
         self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool = False,
-        as_learner_connector: bool = False,
+        *spaces: Space | None,
         de_mean_to_zero: bool = True,
         de_std_to_one: bool = True,
         clip_by_value: float | None = 10.0,
@@ -127,14 +115,7 @@ class MeanStdFilter(ObservationTransform):
         self.clip_by_value, self.update_stats = clip_by_value, update_stats
         self._shared: ByLeaf = {}
         self._own: ByLeaf = {}
-        self._names_of_boxes: dict[Any, tuple[Space, set[str]]] = {}  # by agent, with the space that they are of
-        super().__init__(
-            input_observation_space,
-            input_action_space,
-            multi_agent=multi_agent,
-            as_learner_connector=as_learner_connector,
-            **kwargs,
-        )
+        super().__init__(*spaces, **kwargs)
 
     # ---- spaces ----
 
@@ -157,19 +138,17 @@ class MeanStdFilter(ObservationTransform):
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Leaves (N, ...), all by what is known now."""
+        return self._each_box(rows, space, agent_id, self._filtered)
 
-        def filtered(leaf: NDArray[Any], known: Moments) -> NDArray[Any]:
-            return self._filtered(leaf, known.mean, known.std) if known.count else leaf
-
-        return self._each(rows, space, agent_id, filtered)
-
-    def transform_last(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
-        """Leaves (E, ...), each row counted and changed before the next one is."""
+    def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
+        """Count the last observation of each, one after the other, and overwrite it before the next is counted."""
         if not self.counts:
-            return self.transform(rows, space, agent_id)
-        changed = self._each(rows, space, agent_id, lambda leaf, known: self._filtered(leaf, *known.along(leaf)))
-        self._count(rows, space, agent_id)
-        return changed
+            super().change_last(episodes, agent_id)
+            return
+        space = self.space_before(agent_id)
+        for episode in episodes:
+            self._count(stack([episode.get_observations(-1)], space), space, agent_id)
+            super().change_last([episode], agent_id)
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
         """Count all observations that were acted on, then write over all."""
@@ -186,40 +165,33 @@ class MeanStdFilter(ObservationTransform):
             self._count(episodes.acted_obs(), self.space_before(None), None)
         return super().transformed_batch(episodes)
 
-    def _filtered(self, leaf: NDArray[Any], mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[Any]:
-        values = leaf - mean if self.de_mean_to_zero else leaf
-        values = values / (std + SMALL) if self.de_std_to_one else values
+    def _filtered(self, path: str, leaf: NDArray[Any]) -> NDArray[Any]:
+        none = Moments.none(leaf.shape[1:])
+        known = self._shared.get(path, none).with_(self._own.get(path, none))
+        dtype = leaf.dtype if leaf.dtype.kind == "f" else np.float32
+        if not known.count:
+            return leaf.astype(dtype, copy=False)
+        values = leaf - known.mean if self.de_mean_to_zero else leaf
+        values = values / (known.std + SMALL) if self.de_std_to_one else values
         bound = self.clip_by_value  # at every step of playing, where np.clip takes longer than both of these
-        return np.minimum(np.maximum(values, -bound), bound) if bound else values
-
-    def _each(self, rows: Tree, space: Space, agent_id: Any, change: Callable[[NDArray[Any], Moments], NDArray[Any]]) -> Tree:
-        changed = []
-        boxes = self._boxes(space, agent_id)
-        for path, leaf in flatten(rows, self._prefix(agent_id)):
-            if path in boxes:
-                dtype = leaf.dtype if leaf.dtype.kind == "f" else np.float32
-                leaf = change(leaf, self._known(path, leaf.shape[1:])).astype(dtype, copy=False)
-            changed.append(leaf)
-        return unflatten_like(rows, changed)
+        return (np.minimum(np.maximum(values, -bound), bound) if bound else values).astype(dtype, copy=False)
 
     def _count(self, rows: Tree, space: Space, agent_id: Any) -> None:
-        boxes = self._boxes(space, agent_id)
-        for path, leaf in flatten(rows, self._prefix(agent_id)):
-            if path in boxes:
-                own = self._own.get(path) or Moments.none(leaf.shape[1:])
-                self._own[path] = own.with_(Moments.of(leaf))
+        def counted(path: str, leaf: NDArray[Any]) -> NDArray[Any]:
+            own = self._own.get(path) or Moments.none(leaf.shape[1:])
+            self._own[path] = own.with_(Moments.of(leaf))
+            return leaf
 
-    def _known(self, path: str, shape: tuple[int, ...]) -> Moments:
-        none = Moments.none(shape)
-        return self._shared.get(path, none).with_(self._own.get(path, none))
+        self._each_box(rows, space, agent_id, counted)
 
-    def _boxes(self, space: Space, agent_id: Any) -> set[str]:
-        """The names of leaves that are filtered."""
-        known = self._names_of_boxes.get(agent_id)
-        if known is None or known[0] is not space:
-            named = leaf_spaces(space, self._prefix(agent_id)).items()
-            known = self._names_of_boxes[agent_id] = space, {path for path, part in named if isinstance(part, spaces.Box)}
-        return known[1]
+    def _each_box(self, rows: Tree, space: Space, agent_id: Any, change: Callable[[str, NDArray[Any]], NDArray[Any]]) -> Tree:
+        """`rows` with `change(path, leaf)` in the place of each leaf of a Box."""
+        parts = leaf_spaces(space, self._prefix(agent_id))
+        changed = [
+            change(path, leaf) if isinstance(parts[path], spaces.Box) else leaf
+            for path, leaf in flatten(rows, self._prefix(agent_id))
+        ]
+        return unflatten_like(rows, changed)
 
     def _prefix(self, agent_id: Any) -> str:
         return str(agent_id) if self._multi_agent else "obs"
@@ -228,57 +200,28 @@ class MeanStdFilter(ObservationTransform):
 
     def moments(self) -> ByLeaf:
         """Of every leaf that was counted, by name: what observations are changed by."""
-        every = [*self._shared, *self._own]
-        return {name: _sum([part[name] for part in (self._shared, self._own) if name in part]) for name in dict.fromkeys(every)}
+        return _sums([self._shared, self._own])
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
         """Moments by leaf (`obs`, `obs.camera`, with several agents `agent.camera`), `shared` and `own`; empty before any."""
-        if not (self._shared or self._own):
-            return {}
-        return {"shared": _states(self._shared), "own": _states(self._own)}
+        return {"shared": _states(self._shared), "own": _states(self._own)} if self._shared or self._own else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over all of a state as `shared`, and begin `own` anew.
 
-        States of RLlib's MeanStdFilter are taken as well (see `rllib_filter_states`). Raises BadPiece for another piece's
-        state, and for one of RLlib's filters that had other options.
+        The `get_state()` of RLlib's connector is taken as well, to the last bit. Raises BadPiece for another piece's state, and
+        for one of RLlib's filters that had other options.
         """
-        shared, own = (self._of_rllib(state), ByLeaf()) if is_from_rllib(state) else _parts(state)
-        names = dict.fromkeys((*shared, *own))
-        self._check_shapes([*shared.items(), *own.items()])
-        self._own = {}
-        self._shared = {name: _sum([part[name] for part in (shared, own) if name in part]) for name in names}
+        parts = [self._of_rllib(state)] if _is_from_rllib(state) else list(_parts(state))
+        for part in parts:
+            self._check_shapes(part)
+        self._shared, self._own = _sums(parts), {}
 
-    def _of_rllib(self, state: Any) -> ByLeaf:
-        """By leaf what RLlib's filters counted. Raises BadPiece for filters that change observations in another way."""
-        differing = {name: value for name, value in options_from_rllib(state) if getattr(self, name) != value}
-        if differing:
-            theirs = ", ".join(f"{name}={value!r}" for name, value in differing.items())
-            mine = ", ".join(f"{name}={getattr(self, name)!r}" for name in differing)
-            raise BadPiece(f"a state of RLlib's filter with {theirs}, here {mine}", where=PLACE, fix=f"MeanStdFilter({theirs})")
-        found: ByLeaf = {}
-        for agent_id, parts in moments_from_rllib(state, Moments.from_state).items():
-            names = self._names_as_rllib(agent_id)
-            if len(names) != len(parts):
-                what = f"a state of RLlib's filter with {len(parts)} leaves for agent {agent_id!r}, and here are {names}"
-                raise BadPiece(what, where=PLACE, fix="the state that was learned from these observations")
-            found |= zip(names, parts, strict=True)
-        return {name: part for name, part in found.items() if part.count}
-
-    def _names_as_rllib(self, agent_id: Any) -> list[str]:
-        """Our names of the leaves that RLlib's filter of an agent has counted, in RLlib's order."""
-        if (agent_id is not None) != self._multi_agent:
-            what = f"a state of RLlib's filter for agent {agent_id!r}, and multi_agent={self._multi_agent} here"
-            raise BadPiece(what, where=PLACE, fix=f"MeanStdFilter(multi_agent={not self._multi_agent})")
-        if self.input_observation_space is None:
-            return [self._prefix(agent_id)]
-        return list(_sorted_boxes(self.space_before(agent_id), self._prefix(agent_id)))
-
-    def _check_shapes(self, parts: Sequence[tuple[str, Moments]]) -> None:
+    def _check_shapes(self, parts: ByLeaf) -> None:
         """Raise BadPiece for moments of observations of another shape: numpy would stretch one to the other."""
         space = self.input_observation_space
         leaves = {} if space is None else leaf_spaces(space, "" if self._multi_agent else "obs")
-        for name, part in parts:
+        for name, part in parts.items():
             wanted = leaves[name].shape if name in leaves else part.mean.shape
             if not part.mean.shape == part.m2.shape == wanted:
                 what = f"a state of shapes {part.mean.shape} and {part.m2.shape} for {name[:80]}, which has shape {wanted}"
@@ -296,25 +239,78 @@ class MeanStdFilter(ObservationTransform):
         if any(not same_state(_states(parts[0][0]), _states(shared)) for shared, _ in parts[1:]):
             what = "states of runners that did not start from the same one"
             raise BadPiece(what, where="MeanStdFilter", fix="set_state of every runner before it goes on")
-        every = [part for pair in (parts[0], *((ByLeaf(), own) for _, own in parts[1:])) for part in pair]
-        names = dict.fromkeys(name for part in every for name in part)
-        return {"shared": _states({name: _sum([part[name] for part in every if name in part]) for name in names}), "own": {}}
+        return {"shared": _states(_sums([parts[0][0], *(own for _, own in parts)])), "own": {}}
+
+    # ---- states of RLlib's filter ----
+
+    def _of_rllib(self, state: Mapping[Any, Mapping[str, Any]]) -> ByLeaf:
+        """By leaf what RLlib's filters counted. Raises BadPiece for filters that change observations in another way."""
+        found: ByLeaf = {}
+        for agent_id, told in state.items():
+            differing = {name: told[name] for name in OPTIONS if name in told and told[name] != getattr(self, name)}
+            if differing:
+                theirs = ", ".join(f"{name}={value!r}" for name, value in differing.items())
+                mine = ", ".join(f"{name}={getattr(self, name)!r}" for name in differing)
+                what = f"a state of RLlib's filter with {theirs}, here {mine}"
+                raise BadPiece(what, where=PLACE, fix=f"MeanStdFilter({theirs})")
+            if (agent_id is not None) != self._multi_agent:
+                what = f"a state of RLlib's filter for agent {agent_id!r}, and multi_agent={self._multi_agent} here"
+                raise BadPiece(what, where=PLACE, fix=f"MeanStdFilter(multi_agent={not self._multi_agent})")
+            prefix = self._prefix(agent_id)
+            names = [prefix] if self.input_observation_space is None else list(_boxes(self.space_before(agent_id), prefix))
+            try:
+                parts = [_moments_of_rllib(stat) for stat in _in_dm_tree_order(told["running_stats"])]
+            except MALFORMED as err:
+                what = f"not a state of RLlib's MeanStdFilter: {err!r}"[:300]
+                raise BadPiece(what, where=PLACE, fix="the get_state() of RLlib's connector") from err
+            if len(names) != len(parts):
+                what = f"a state of RLlib's filter with {len(parts)} leaves for agent {agent_id!r}, and here are {names}"
+                raise BadPiece(what, where=PLACE, fix="the state that was learned from these observations")
+            found |= {name: part for name, part in zip(names, parts, strict=True) if part.count}
+        return found
 
 
-def _sorted_boxes(space: Any, path: str) -> Iterator[str]:
-    """The paths of Box leaves, Dict parts by sorted key."""
+def _is_from_rllib(state: Any) -> bool:
+    """RLlib's connector has a dict for each agent (None: there is one)."""
+    parts = list(state.values()) if isinstance(state, Mapping) else []
+    return bool(parts) and all(isinstance(part, Mapping) and "running_stats" in part for part in parts)
+
+
+def _in_dm_tree_order(tree: Any) -> list[Any]:
+    """The states of RLlib's `RunningStat`s: Dict leaves by sorted key."""
+    if isinstance(tree, Mapping) and "num_pushes" not in tree:
+        return [stat for key in sorted(tree) for stat in _in_dm_tree_order(tree[key])]
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [stat for part in tree for stat in _in_dm_tree_order(part)]
+    return [tree]
+
+
+def _boxes(space: Any, path: str) -> Iterator[str]:
+    """Our names of the leaves that RLlib's filter has counted, in the same order."""
     if isinstance(space, spaces.Dict):
         for key in sorted(space.spaces):
-            yield from _sorted_boxes(space[key], f"{path}.{key}")
+            yield from _boxes(space[key], f"{path}.{key}")
     elif isinstance(space, spaces.Tuple):
         for index, part in enumerate(space.spaces):
-            yield from _sorted_boxes(part, f"{path}.{index}")
+            yield from _boxes(part, f"{path}.{index}")
     elif isinstance(space, spaces.Box):
         yield path
 
 
-def _sum(parts: Sequence[Moments]) -> Moments:
-    return reduce(Moments.with_, parts)
+def _moments_of_rllib(stat: Mapping[str, Any]) -> Moments:
+    """Sums of squares are called `std_array` before RLlib 2.48. Arrays that are text are read without pickle."""
+    squares = "sum_sq_diff_array" if "sum_sq_diff_array" in stat else "std_array"
+    read = BoundReader(PLACE).read
+    mean, m2 = (read(array) if isinstance(array, str) else array for array in (stat["mean_array"], stat[squares]))
+    return Moments.from_state({"count": stat["num_pushes"], "mean": mean, "m2": m2})
+
+
+# ---- parts of states ----
+
+
+def _sums(parts: Sequence[ByLeaf]) -> ByLeaf:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: reduce(Moments.with_, [part[name] for part in parts if name in part]) for name in names}
 
 
 def _states(moments: ByLeaf) -> dict[str, Any]:
@@ -323,14 +319,14 @@ def _states(moments: ByLeaf) -> dict[str, Any]:
 
 def _parts(state: Mapping[str, Any]) -> tuple[ByLeaf, ByLeaf]:
     """(shared, own) of a state; an empty one has neither."""
+    fix = "the state of a MeanStdFilter"
     if not isinstance(state, Mapping) or (state and set(state) != NAMES):
-        what = f"a state with {shown_names(state)}, not {sorted(NAMES)}"
-        raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter")
+        raise BadPiece(f"a state with {shown_names(state)}, not {sorted(NAMES)}", where="MeanStdFilter", fix=fix)
     try:
         shared, own = (
             {str(name): Moments.from_state(part) for name, part in state.get(key, {}).items()} for key in ("shared", "own")
         )
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as err:  # a state may come from a file
+    except MALFORMED as err:
         what = f"not a state of means and standard deviations: {err!r}"[:300]
-        raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter") from err
+        raise BadPiece(what, where="MeanStdFilter", fix=fix) from err
     return shared, own

@@ -16,7 +16,7 @@ from typing import Any
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
+from offline_cli.connectors.connector_v2 import Batch, Episodes, TwoSidedPiece
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack, unstack
@@ -27,7 +27,7 @@ from offline_cli.trees import Tree
 __all__ = ["ObservationTransform", "change_observations", "changed_leaves"]
 
 
-class ObservationTransform(ConnectorV2):
+class ObservationTransform(TwoSidedPiece):
     """Subclasses say how rows of observations change (`transform`), and to which space (`transformed_space`).
 
     `multi_agent`: the spaces are Dicts by agent, and each agent's observations are changed by its own.
@@ -37,30 +37,21 @@ class ObservationTransform(ConnectorV2):
     writes_episodes = True
     before_obs = True
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        multi_agent: bool = False,
-        as_learner_connector: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, multi_agent: bool = False, **kwargs: Any) -> None:
         self._multi_agent = multi_agent
-        self._as_learner_connector = as_learner_connector
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     @abstractmethod
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Leaves (N, ...) for observations (N, ...) of `space`, those of one agent."""
 
-    def transform_last(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
-        """The same for the last observations (E, ...) of E episodes beside an environment."""
-        return self.transform(rows, space, agent_id)
-
     @abstractmethod
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """The space of one agent's observations after this piece. Raises SpaceMismatch."""
+
+    def takes_arrays(self) -> bool:
+        """For learners of one agent."""
+        return self._as_learner_connector and not self._multi_agent
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """The changed space, agent by agent where there are several."""
@@ -73,6 +64,19 @@ class ObservationTransform(ConnectorV2):
         every = input_observation_space.spaces.items()
         return spaces.Dict({agent: self.transformed_space(space, actions.get(agent)) for agent, space in every})  # type: ignore[arg-type]
 
+    # ---- arrays ----
+
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, EpisodeBatch]:
+        """The batch as it is, and the episodes with all observations changed. Raises BadPiece as `__call__` does."""
+        self._check(batch)
+        return batch, replace(episodes, obs=self.transformed_batch(episodes), observation_space=self.observation_space)
+
+    def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
+        """Leaves (N+E, ...) for the observations of a batch of episodes of a single agent."""
+        return self.transform(episodes.obs, self.space_before(None), None)
+
+    # ---- a list of episodes ----
+
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch as it is; the episodes have other observations.
 
@@ -81,8 +85,10 @@ class ObservationTransform(ConnectorV2):
         self._check(batch)
         if isinstance(episodes, EpisodeBatch):
             raise TypeError("an EpisodeBatch cannot be written to: call on_episode_batch, or call a pipeline")
-        singles = list(self.single_agent_episode_iterator(episodes, not self._as_learner_connector))
-        for agent_id, own in self._by_agent(singles).items():
+        groups: dict[Any, list[SingleAgentEpisode]] = {}  # changed together: all of them, or each agent's
+        for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
+            groups.setdefault(episode.agent_id if self._multi_agent else None, []).append(episode)
+        for agent_id, own in groups.items():
             if self._as_learner_connector:
                 self.change_all(own, agent_id)
             else:
@@ -95,19 +101,11 @@ class ObservationTransform(ConnectorV2):
             fix = f"put {name} before pieces that fill obs, such as FrameStacking"
             raise BadPiece("obs are in the batch already, and would not change", where=f"piece {name}", fix=fix)
 
-    def _by_agent(self, episodes: list[SingleAgentEpisode]) -> dict[Any, list[SingleAgentEpisode]]:
-        """Episodes that are changed together: all of them, or each agent's."""
-        if not self._multi_agent:
-            return {None: episodes} if episodes else {}
-        groups: dict[Any, list[SingleAgentEpisode]] = {}
-        for episode in episodes:
-            groups.setdefault(episode.agent_id, []).append(episode)
-        return groups
-
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
         """Overwrite the last observation of each."""
-        rows = stack([episode.get_observations(-1) for episode in episodes], self.space_before(agent_id))
-        changed = unstack(self.transform_last(rows, self.space_before(agent_id), agent_id))
+        space = self.space_before(agent_id)
+        rows = stack([episode.get_observations(-1) for episode in episodes], space)
+        changed = unstack(self.transform(rows, space, agent_id))
         for episode, observation in zip(episodes, changed, strict=True):
             episode.observation_space = self.space_after(agent_id)  # first: the old space need not contain the new observation
             episode.set_observations(at_indices=-1, new_data=observation)
@@ -118,17 +116,7 @@ class ObservationTransform(ConnectorV2):
         for episode in episodes:
             change_observations(episode, lambda rows: self.transform(rows, before, agent_id), after)
 
-    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, Episodes]:
-        """The batch as it is, and the episodes with all observations changed. Raises BadPiece as above."""
-        self._check(batch)
-        if self._multi_agent or not self._as_learner_connector:
-            singles = list(episodes)
-            return self(batch=batch, episodes=singles), singles
-        return batch, replace(episodes, obs=self.transformed_batch(episodes), observation_space=self.observation_space)
-
-    def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
-        """Leaves (N+E, ...) for the observations of a batch of episodes of a single agent."""
-        return self.transform(episodes.obs, self.space_before(None), None)
+    # ---- spaces ----
 
     def space_before(self, agent_id: Any) -> Any:
         """The space of one agent's observations before this piece; the whole one for a single agent."""
@@ -138,17 +126,15 @@ class ObservationTransform(ConnectorV2):
         """The space of one agent's observations after this piece; the whole one for a single agent."""
         return self._of_agent(self.observation_space, agent_id)
 
-    def _of_agent(self, space: Space | None, agent_id: Any) -> Any:
+    def _of_agent(self, space: Any, agent_id: Any) -> Any:
         if space is None:
-            raise self.misfit(
-                "no spaces", "to know them before any data", fix="put it in a pipeline, or give it its input spaces"
-            )
+            fix = "put it in a pipeline, or give it its input spaces"
+            raise self.misfit("no spaces", "to know them before any data", fix=fix)
         if not self._multi_agent:
             return space
-        by_agent: Any = space
-        if agent_id not in by_agent.spaces:
-            raise self.misfit(f"an observation of agent {agent_id!r}", f"one of {list(by_agent.spaces)}", fix="another space")
-        return by_agent[agent_id]
+        if agent_id not in space.spaces:
+            raise self.misfit(f"an observation of agent {agent_id!r}", f"one of {list(space.spaces)}", fix="another space")
+        return space[agent_id]
 
 
 def changed_leaves(space: Any, change: Callable[[Any], Space]) -> Space:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import is_filed, key_of, refiled
+from offline_cli.connectors.batch_items import SharedData, is_filed, key_of
+from offline_cli.connectors.common.batch_columns import as_arrays
 from offline_cli.connectors.common.batching import stacked
 from offline_cli.connectors.common.frame_stacking import taken
 from offline_cli.connectors.connector_v2 import Batch, Episodes, Items, TwoSidedPiece
@@ -81,10 +82,13 @@ class Cut:
             )
 
     def pad(self, column: str, tree: Tree) -> Tree:
-        """Leaves (B, T, ...) of leaves (N, ...). Raises BadPiece, naming the column, for another number of rows."""
+        """Leaves (B, T, ...) of leaves (N, ...); a `loss_mask` masks what leads in, too. Raises BadPiece, naming the column,
+        for another number of rows.
+        """
         for _, leaf in flatten(tree):
             self.check(column, len(leaf))
-        return map_leaves(lambda leaf: taken(leaf, self.rows, self.there), tree)
+        padded = map_leaves(lambda leaf: taken(leaf, self.rows, self.there), tree)
+        return padded & self.own if column == Columns.LOSS_MASK else padded
 
     def unpad(self, rows: NDArray[Any]) -> NDArray[Any]:
         """(N, ...) of (B, T, ...)."""
@@ -105,19 +109,21 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
         """The batch. Raises BadEpisode for a chunk with `state_out`s but without the one before its first step."""
         if not is_stateful(rl_module) or Columns.STATE_IN in batch:
             return batch
-        if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
-            return batch | _states_of_batch(module_of(rl_module, None), episodes, Columns.NEXT_OBS in batch)
         with_next = Columns.NEXT_OBS in batch
+        if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
+            module = module_of(rl_module, None)
+            return batch | _states(module, episodes, _before_all(module, episodes), with_next)
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             module = module_of(rl_module, episode.module_id)
             if not module.is_stateful():
                 continue
             if not self._as_learner_connector:
                 self.add_batch_item(batch, Columns.STATE_IN, _latest(module, episode), episode)
-                continue
-            cut = Cut.for_module([len(episode)], module)
-            for column, states in _states_of_episode(module, episode, cut, with_next).items():
-                self.add_n_batch_items(batch, column, states, len(cut), episode)
+            elif len(episode):
+                states = _states(module, as_arrays([episode]), _before(module, episode), with_next)
+                for column, rows in states.items():
+                    count = len(Cut.for_module([len(episode)], module))
+                    self.add_n_batch_items(batch, column, rows, count, episode)
         return batch
 
 
@@ -128,24 +134,22 @@ def _latest(module: Any, episode: SingleAgentEpisode) -> Tree:
     return episode.get_extra_model_outputs(Columns.STATE_OUT, -1)
 
 
-def _states_of_episode(module: Any, episode: SingleAgentEpisode, cut: Cut, with_next: bool) -> dict[str, Tree]:
-    """`state_in`, and `next_state_in` if asked for: leaves (B, ...)."""
-    if not len(cut):
-        return {}
-    if Columns.STATE_OUT not in episode.extra_model_outputs:
-        return _repeated(initial_state(module), len(cut), with_next)
-    outs = episode.get_extra_model_outputs(Columns.STATE_OUT)
-    outs = stacked(outs) if isinstance(outs, list) else outs
-    before = initial_state(module) if episode.t_started == 0 else _before(episode)
-    return _at(cut.firsts, outs, before, cut.firsts == 0, with_next)
-
-
-def _before(episode: SingleAgentEpisode) -> Tree:
-    """The state before the first step of a chunk, from its lookback buffer."""
+def _before(module: Any, episode: SingleAgentEpisode) -> Tree:
+    """The state before the first step of an episode, or of a chunk, which has it in its lookback buffer."""
+    if episode.t_started == 0 or Columns.STATE_OUT not in episode.extra_model_outputs:
+        return initial_state(module)
     try:
         return episode.get_extra_model_outputs(Columns.STATE_OUT, -1, neg_index_as_lookback=True)
     except EpisodeIndexError as err:
         raise _unknown(episode.id_, episode.t_started) from err
+
+
+def _before_all(module: Any, episodes: EpisodeBatch) -> Tree:
+    """The state before the first step of each; chunks have no lookback buffers here."""
+    if Columns.STATE_OUT in episodes.extra and episodes.t_started is not None:
+        for episode in np.flatnonzero((episodes.t_started > 0) & (episodes.lengths > 0))[:1]:
+            raise _unknown(episodes.ids[episode], int(episodes.t_started[episode]))
+    return initial_state(module)
 
 
 def _unknown(id_: str, t_started: int) -> BadEpisode:
@@ -156,32 +160,22 @@ def _unknown(id_: str, t_started: int) -> BadEpisode:
     )
 
 
-def _states_of_batch(module: Any, episodes: EpisodeBatch, with_next: bool) -> dict[str, Tree]:
+def _states(module: Any, episodes: EpisodeBatch, before: Tree, with_next: bool) -> dict[str, Tree]:
+    """`state_in`, and `next_state_in` if asked for: leaves (B, ...). `before`: the state where an episode starts."""
     cut = Cut.for_module(episodes.lengths, module)
     if Columns.STATE_OUT not in episodes.extra:
-        return _repeated(initial_state(module), len(cut), with_next)
-    late = np.zeros(0) if episodes.t_started is None else np.flatnonzero((episodes.t_started > 0) & (episodes.lengths > 0))
-    if len(late) and episodes.t_started is not None:
-        raise _unknown(episodes.ids[late[0]], int(episodes.t_started[late[0]]))
-    at_start = np.isin(cut.firsts, episodes.starts[:-1])
-    return _at(cut.firsts, episodes.extra[Columns.STATE_OUT], initial_state(module), at_start, with_next)
+        rows = map_leaves(lambda leaf: np.repeat(leaf[None], len(cut), axis=0), before)
+        return {Columns.STATE_IN: rows} | ({Columns.NEXT_STATE_IN: map_leaves(np.copy, rows)} if with_next else {})
+    outs = episodes.extra[Columns.STATE_OUT]
+    firsts, at_start = cut.firsts, np.isin(cut.firsts, episodes.starts[:-1])
 
-
-def _at(firsts: NDArray[np.int64], outs: Tree, before: Tree, at_start: NDArray[np.bool_], with_next: bool) -> dict[str, Tree]:
-    """The states in front of the timesteps `firsts` (B,): `before` where an episode starts, else the one put out before."""
-
-    def states(first: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    def states(first: Any, rows: NDArray[Any]) -> NDArray[Any]:
         chosen = rows[np.maximum(firsts - 1, 0)].astype(np.result_type(first, rows), copy=False)
         chosen[at_start] = first
         return chosen
 
     found = {Columns.STATE_IN: map_leaves(states, before, outs)}
     return found | ({Columns.NEXT_STATE_IN: map_leaves(lambda rows: rows[firsts], outs)} if with_next else {})
-
-
-def _repeated(state: Tree, count: int, with_next: bool) -> dict[str, Tree]:
-    rows = map_leaves(lambda leaf: np.repeat(leaf[None], count, axis=0), state)
-    return {Columns.STATE_IN: rows} | ({Columns.NEXT_STATE_IN: map_leaves(np.copy, rows)} if with_next else {})
 
 
 class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
@@ -196,42 +190,39 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
     whole_arrays = True
 
     def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: Batch,
-        episodes: Episodes,
-        shared_data: dict[str, Any] | None = None,
-        **_: Any,
+        self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
     ) -> Batch:
         """The batch. Raises BadPiece for columns that do not fit the episodes, BadConfig for a module without max_seq_len."""
         if not is_stateful(rl_module) or Columns.STATE_IN in batch:
             return batch
         if self._as_learner_connector:
-            return self._sequences(rl_module, batch, episodes)
-        for column, held in batch.items():
-            if column != Columns.INFOS:
-                batch[column] = _one_step(rl_module, held)
+            return self._in_sequences(rl_module, batch, episodes)
         if shared_data is not None:
             shared_data["_added_single_ts_time_rank"] = True
-        return batch
+        return {name: held if name == Columns.INFOS else _one_step(rl_module, held) for name, held in batch.items()}
 
-    def _sequences(self, rl_module: Any, batch: Batch, episodes: Episodes) -> Batch:
+    def _in_sequences(self, rl_module: Any, batch: Batch, episodes: Episodes) -> Batch:
         columns = [column for column in batch if column != Columns.INFOS]
-        add_mask = Columns.LOSS_MASK not in batch
-        if isinstance(episodes, EpisodeBatch) or not any(map(is_filed, batch.values())):
-            lengths = episodes.lengths if isinstance(episodes, EpisodeBatch) else list(map(len, episodes))
-            cut = Cut.for_module(lengths, module_of(rl_module, None))
-            batch |= {column: cut.pad(column, _rows(batch[column])) for column in columns}
-            batch[Columns.SEQ_LENS] = cut.seq_lens
-            return batch | {Columns.LOSS_MASK: cut.own if add_mask else batch[Columns.LOSS_MASK] & cut.own}
-        batch |= refiled(batch, list(self.single_agent_episode_iterator(episodes, False)), columns)  # some may be stacked
-        for key, cut in self._cuts(rl_module, episodes).items():
+        filed = [column for column in columns if is_filed(batch[column])]
+        new_mask = [] if Columns.LOSS_MASK in batch else [Columns.LOSS_MASK]
+        if len(filed) < len(columns):  # rows of a single agent's episodes, in order
+            whole = Cut.for_module(_lengths(episodes), module_of(rl_module, None))
             for column in columns:
-                _pad_filed(column, batch[column], key, cut)
-            self._file(batch, Columns.SEQ_LENS, key, Items(cut.seq_lens, len(cut)))
-            if add_mask:
-                self._file(batch, Columns.LOSS_MASK, key, Items(cut.own, len(cut)))
+                if column not in filed:
+                    rows = batch[column]
+                    batch[column] = whole.pad(column, stacked(rows) if isinstance(rows, list) else rows)
+            if not filed:
+                return batch | {Columns.SEQ_LENS: whole.seq_lens} | dict.fromkeys(new_mask, whole.own)
+        for key, cut in self._cuts(rl_module, episodes).items():
+            for column in filed:
+                entries = batch[column].get(key)
+                if entries:
+                    batch[column][key] = [Items(cut.pad(column, stacked(entries)), len(cut))]
+                else:
+                    cut.check(column, 0)
+            for column in [Columns.SEQ_LENS, *new_mask] if len(cut) else []:
+                made = cut.seq_lens if column == Columns.SEQ_LENS else cut.own
+                batch.setdefault(column, {})[key] = [Items(made, len(cut))]
         return batch
 
     def _cuts(self, rl_module: Any, episodes: Episodes) -> dict[tuple[Any, ...], Cut]:
@@ -243,37 +234,21 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
             modules[key_of(episode)] = module_of(rl_module, episode.module_id)
         return {key: Cut.for_module(steps, modules[key]) for key, steps in lengths.items() if modules[key].is_stateful()}
 
-    @staticmethod
-    def _file(batch: Batch, column: str, key: tuple[Any, ...], items: Items) -> None:
-        if items.count:
-            batch.setdefault(column, {})[key] = [items]
 
-
-def _rows(held: Any) -> Tree:
-    return stacked(held) if isinstance(held, list) else held
-
-
-def _pad_filed(column: str, held: Any, key: tuple[Any, ...], cut: Cut) -> None:
-    """Put the sequences of one key in the place of its items."""
-    entries = held.get(key) if is_filed(held) else None
-    if entries:
-        padded = cut.pad(column, stacked(entries))
-        held[key] = [Items(padded & cut.own if column == Columns.LOSS_MASK else padded, len(cut))]
-    else:
-        cut.check(column, 0)
+def _lengths(episodes: Episodes) -> Any:
+    return episodes.lengths if isinstance(episodes, EpisodeBatch) else list(map(len, episodes))
 
 
 def _one_step(rl_module: Any, held: Any) -> Any:
     """A column with a time axis of one step, after the axis of the batch where there is one yet."""
     if is_filed(held):
         stateless = [key for key in held if len(key) == 3 and not module_of(rl_module, key[2]).is_stateful()]
-        return {key: items if key in stateless else [_expanded(item) for item in items] for key, items in held.items()}
-    if isinstance(held, list):
-        return [_expanded(item) for item in held]
-    return map_leaves(lambda leaf: leaf[:, None], held)
-
-
-def _expanded(item: Any) -> Any:
-    if isinstance(item, Items):
-        return Items(map_leaves(lambda leaf: leaf[:, None], item.tree), item.count)
-    return map_leaves(lambda leaf: np.expand_dims(leaf, 0), item)
+        return {key: items if key in stateless else _one_step(rl_module, items) for key, items in held.items()}
+    if not isinstance(held, list):
+        return map_leaves(lambda leaf: leaf[:, None], held)
+    return [
+        Items(_one_step(rl_module, item.tree), item.count)
+        if isinstance(item, Items)
+        else map_leaves(lambda leaf: np.expand_dims(leaf, 0), item)
+        for item in held
+    ]

@@ -1,6 +1,1 @@
-"""Pieces between an environment's observations and a module's inputs; imports them when asked for."""
-
-from offline_cli.connectors import give_paths, lookup_in
-
-give_paths(__name__)
-__getattr__ = lookup_in(__name__)
+"""Pieces of env-to-module pipelines; the names are those of `offline_cli.connectors`."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -48,8 +48,6 @@ __all__ = [
     "built_in_preprocessing",
 ]
 
-BY_PLACE, BY_NAME = "by place", "by name"
-
 IMAGE_SHAPE, RAM_SHAPE = (210, 160, 3), (128,)
 MIDDLE = np.float32(128)  # of a byte, and what zero-mean numbers are counted from
 _NOT_USABLE = (TransformObservation, AddRenderObservation)
@@ -65,19 +63,14 @@ class _Preprocessor(ConnectorV2):
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:
         """`preprocess(self, observation)` or `preprocess(self, observation, episode)`: what comes in its place."""
 
-    def _preprocessed(self, observation: Any, episode: Any) -> Any:
-        if self._takes_episode == BY_NAME:
-            return self.preprocess(observation, episode=episode)
-        return self.preprocess(observation, episode) if self._takes_episode == BY_PLACE else self.preprocess(observation)
-
-    @cached_property
-    def _takes_episode(self) -> str | None:
-        """How `preprocess` takes the episode; None: not at all."""
+    def _preprocessing(self) -> Callable[[Any, Any], Any]:
+        """`preprocess` of (observation, episode): it gets the latter where it has a parameter of that name, or a second one."""
         parameters = inspect.signature(self.preprocess).parameters.values()
         if any(p.name == "episode" and p.kind is p.KEYWORD_ONLY for p in parameters):
-            return BY_NAME
+            return lambda observation, episode: self.preprocess(observation, episode=episode)
         placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        return BY_PLACE if len(placed) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters) else None
+        takes_two = len(placed) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        return self.preprocess if takes_two else lambda observation, _: self.preprocess(observation)
 
 
 class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
@@ -88,18 +81,21 @@ class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch as it is; the episodes have other observations."""
+        preprocess = self._preprocessing()
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
-            space = _own_part(self.observation_space, episode)
+            space = _own_part(self.observation_space, episode.agent_id)
             if self._as_learner_connector:
-                change_observations(episode, partial(self._each, episode=episode, space=space), space)
+                each = partial(_each, preprocess=preprocess, episode=episode, space=space)
+                change_observations(episode, each, space)
             else:
-                changed = self._preprocessed(episode.get_observations(-1), episode)
+                changed = preprocess(episode.get_observations(-1), episode)
                 episode.observation_space = space  # first: the new observation may lie outside the old one
                 episode.set_observations(at_indices=-1, new_data=changed)
         return batch
 
-    def _each(self, rows: Tree, episode: Any, space: Space | None) -> Tree:
-        return stack([self._preprocessed(one, episode) for one in unstack(rows)], space)
+
+def _each(rows: Tree, preprocess: Callable[[Any, Any], Any], episode: Any, space: Space | None) -> Tree:
+    return stack([preprocess(one, episode) for one in unstack(rows)], space)
 
 
 class MultiAgentObservationPreprocessor(_Preprocessor):
@@ -109,7 +105,7 @@ class MultiAgentObservationPreprocessor(_Preprocessor):
         """The batch as it is. Raises BadPiece for an agent that the episode does not have."""
         for episode in episodes:
             given: Any = episode
-            changed = self._preprocessed(given.get_observations(-1), given)
+            changed = self._preprocessing()(given.get_observations(-1), given)
             for agent_id, observation in changed.items():
                 if agent_id not in given.agent_episodes:
                     name = type(self).__name__
@@ -117,7 +113,7 @@ class MultiAgentObservationPreprocessor(_Preprocessor):
                     raise BadPiece(what, where=f"piece {name}", fix="give observations of the agents that it was called with")
                 agent = given.agent_episodes[agent_id]
                 if self.observation_space is not None:
-                    agent.observation_space = _part_of(self.observation_space, agent_id)
+                    agent.observation_space = _own_part(self.observation_space, agent_id)
                 agent.set_observations(at_indices=-1, new_data=observation)
         return batch
 
@@ -125,15 +121,10 @@ class MultiAgentObservationPreprocessor(_Preprocessor):
 ObservationPreprocessor = SingleAgentObservationPreprocessor
 
 
-def _part_of(space: Any, agent_id: Any) -> Space:
-    part: Space = space[agent_id]
-    return part
-
-
-def _own_part(space: Space | None, episode: Any) -> Space | None:
+def _own_part(space: Any, agent_id: Any) -> Space | None:
     """The space of one episode's observations: its agent's part, where the space is a Dict by agent."""
-    by_agent = isinstance(space, spaces.Dict) and episode.agent_id in space.spaces
-    return _part_of(space, episode.agent_id) if by_agent else space
+    part: Space | None = space[agent_id] if isinstance(space, spaces.Dict) and agent_id in space.spaces else space
+    return part
 
 
 class GymnasiumWrapper(ObservationTransform):
@@ -142,19 +133,11 @@ class GymnasiumWrapper(ObservationTransform):
     Wrappers take one observation at a time, in learner pipelines too.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        wrapper: str,
-        options: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, wrapper: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """`options` are the wrapper's. Raises BadConfig for a wrapper, or an option, that there is not."""
         self._options = dict(options or {})
         self._wrapper = _checked(wrapper, self._options)
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """The wrapper's own. Raises SpaceMismatch where it does not take the space, MissingPackage."""
@@ -228,17 +211,10 @@ class AtariImages(ObservationTransform):
     """
 
     def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        dim: int = 84,
-        grayscale: bool = False,
-        zero_mean: bool = False,
-        **kwargs: Any,
+        self, *spaces: Space | None, dim: int = 84, grayscale: bool = False, zero_mean: bool = False, **kwargs: Any
     ) -> None:
         self._dim, self._grayscale, self._zero_mean = dim, grayscale, zero_mean
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(0 or -1, 1). Raises SpaceMismatch for other observations, MissingPackage without OpenCV."""

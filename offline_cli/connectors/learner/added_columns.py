@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import STATE_COLUMNS, Columns
-from offline_cli.connectors.batch_items import filed_rows, key_of, owned
-from offline_cli.connectors.common.batch_columns import first_rows
+from offline_cli.connectors.batch_items import owned
+from offline_cli.connectors.common.batch_columns import StepColumns
 from offline_cli.connectors.common.frame_stacking import FRAMES
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.trees import map_leaves
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
     "IS_FOLLOWED",
@@ -41,124 +41,66 @@ NEXT_ACTIONS: Final = "next_actions"
 IS_FOLLOWED: Final = "is_followed"
 
 
-class AddColumnsFromEpisodesToBatch(ConnectorV2):
+class AddColumnsFromEpisodesToBatch(StepColumns):
     """N rows each of `actions`, `rewards`, `terminateds`, `truncateds` and every extra output; a column that is there stays."""
 
-    whole_arrays = True
     aliases: ClassVar[tuple[str, ...]] = ("AddColumnsFromEpisodesToTrainBatch",)  # RLlib's class; its documents have ours
 
-    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+    def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
         """The batch with these columns. Raises EpisodeKeyError for an extra output that an episode lacks."""
-        if isinstance(episodes, EpisodeBatch):
-            for column, tree in episodes.step_columns().items():
-                if column not in batch:
-                    batch[column] = map_leaves(np.array, tree)  # pieces may write into it, and the recording stays
-            return batch
-        singles = [episode for episode in self.single_agent_episode_iterator(episodes, False) if len(episode)]
-        if singles:
-            batch |= {column: held for column, held in _columns_of_episodes(singles, batch).items() if column not in batch}
-        return batch
+        if not isinstance(episodes, EpisodeBatch):
+            self._check_extras([one for one in self.single_agent_episode_iterator(episodes, False) if len(one)], batch)
+        return super().__call__(batch=batch, episodes=episodes, **call)
+
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """All of them."""
+        return {name: map_leaves(np.array, tree) for name, tree in episodes.step_columns().items()}
+
+    @staticmethod
+    def _check_extras(episodes: list[SingleAgentEpisode], batch: Batch) -> None:
+        """All episodes of the modules that put out an extra output have to have it, and others need not."""
+        by_module = {(name, episode.module_id) for episode in episodes for name in episode.extra_model_outputs}
+        for name, module_id in by_module:
+            for episode in episodes if name not in batch and name not in STATE_COLUMNS else ():
+                if episode.module_id == module_id:
+                    episode.get_extra_model_outputs(name, slice(0, 0))
 
 
 AddColumnsFromEpisodesToTrainBatch = AddColumnsFromEpisodesToBatch
 
 
-def _columns_of_episodes(episodes: list[SingleAgentEpisode], batch: Batch) -> dict[str, Any]:
-    """Every column filed by episode; those that are in the batch need not be."""
-    keys, lengths = [key_of(episode) for episode in episodes], [len(episode) for episode in episodes]
-    terminateds = _last_flags(lengths, [episode.is_terminated for episode in episodes])
-    truncateds = _last_flags(lengths, [episode.is_truncated for episode in episodes])
-    columns = {
-        Columns.ACTIONS: filed_rows(keys, map(first_rows, (episode.actions for episode in episodes), lengths), lengths),
-        Columns.REWARDS: filed_rows(keys, map(first_rows, (episode.rewards for episode in episodes), lengths), lengths),
-        Columns.TERMINATEDS: filed_rows(keys, terminateds, lengths),
-        Columns.TRUNCATEDS: filed_rows(keys, truncateds, lengths),
-    }
-    for name, modules in _extras(episodes).items():
-        if name not in batch:
-            own = [episode for episode in episodes if episode.module_id in modules]
-            rows = (episode.get_extra_model_outputs(name, slice(0, len(episode))) for episode in own)
-            columns[name] = filed_rows(map(key_of, own), rows, map(len, own))
-    return columns
-
-
-def _last_flags(lengths: list[int], flags: list[bool]) -> list[NDArray[np.bool_]]:
-    """(T,) for each episode, its flag at the last step: views of one array."""
-    ends = np.cumsum(lengths)
-    rows = np.zeros(ends[-1], np.bool_)
-    rows[ends - 1] = flags
-    return [rows[end - length : end] for end, length in zip(ends.tolist(), lengths, strict=True)]
-
-
-def _extras(episodes: list[SingleAgentEpisode]) -> dict[str, set[Any]]:
-    """The modules that put out each extra output: all episodes of those have to have it, and others need not."""
-    modules: dict[str, set[Any]] = {}
-    for episode in episodes:
-        for name in episode.extra_model_outputs:
-            if name not in STATE_COLUMNS:
-                modules.setdefault(name, set()).add(episode.module_id)
-    return modules
-
-
-class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
+class AddInfosFromEpisodesToTrainBatch(StepColumns):
     """`infos`: N dicts, those that came with the observations that were acted on; never with a time axis."""
 
-    whole_arrays = True
+    column = Columns.INFOS
 
-    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch with the new column, unless it is there."""
-        if Columns.INFOS in batch:
-            return batch
-        if isinstance(episodes, EpisodeBatch):
-            infos = episodes.infos
-            batch[Columns.INFOS] = [{} if infos is None else owned(infos[row]) for row in episodes.step_rows().tolist()]
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes, False):
-            if count := len(episode):
-                self.add_n_batch_items(batch, Columns.INFOS, episode.get_infos(slice(0, count)), count, episode)
-        return batch
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """`infos`, a list."""
+        infos = episodes.infos
+        return {Columns.INFOS: [{} if infos is None else owned(infos[row]) for row in episodes.step_rows().tolist()]}
 
 
-class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
+class AddNextObservationsFromEpisodesToTrainBatch(StepColumns):
     """`new_obs` with N rows, leaves (N, *obs_shape); `by_rows`: as FrameStacking has it."""
 
-    whole_arrays = True
+    column = Columns.NEXT_OBS
     by_rows: bool = False
 
-    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch with the new column."""
-        if Columns.NEXT_OBS in batch:
-            return batch
-        if isinstance(episodes, EpisodeBatch):
-            batch[Columns.NEXT_OBS] = episodes.step_rows() + 1 if self.by_rows and FRAMES in batch else episodes.next_obs()
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes, False):
-            if count := len(episode):
-                led_to = episode.get_observations(slice(1, count + 1))
-                self.add_n_batch_items(batch, Columns.NEXT_OBS, led_to, count, episode)
-        return batch
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """`new_obs`."""
+        is_by_rows = self.by_rows and FRAMES in batch
+        return {Columns.NEXT_OBS: episodes.step_rows() + 1 if is_by_rows else episodes.next_obs()}
 
 
-class AddNextActionsFromEpisodesToTrainBatch(ConnectorV2):
+class AddNextActionsFromEpisodesToTrainBatch(StepColumns):
     """`next_actions` (N, *action_shape), and `is_followed` (N,): False at the last steps, which have their own action again."""
 
-    whole_arrays = True
+    column = NEXT_ACTIONS
 
-    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch with both columns."""
-        if isinstance(episodes, EpisodeBatch):
-            rows, followed = _following(episodes.lengths)
-            batch[NEXT_ACTIONS] = map_leaves(lambda leaf: leaf[rows], episodes.actions)
-            batch[IS_FOLLOWED] = followed
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes, False):
-            if count := len(episode):
-                rows, followed = _following(np.array([count]))
-                actions = first_rows(episode.actions, count)
-                taken = map_leaves(lambda leaf, rows=rows: np.asarray(leaf)[rows], actions)
-                self.add_n_batch_items(batch, NEXT_ACTIONS, taken, count, episode)
-                self.add_n_batch_items(batch, IS_FOLLOWED, followed, count, episode)
-        return batch
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """Both."""
+        rows, followed = _following(episodes.lengths)
+        return {NEXT_ACTIONS: map_leaves(lambda leaf: leaf[rows], episodes.actions), IS_FOLLOWED: followed}
 
 
 def _following(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -192,7 +134,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
                     self.add_n_batch_items(batch, column, values, len(episode), episode)
         return batch
 
-    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, Episodes]:
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, EpisodeBatch]:
         """The batch with the three columns, and the longer episodes."""
         longer = _lengthened(episodes)
         return batch | _columns_of_longer(longer.lengths, longer.terminated, longer.truncated), longer

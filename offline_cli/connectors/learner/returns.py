@@ -24,15 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.common.batch_columns import StepColumns
 from offline_cli.connectors.common.states_and_time import Cut
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi, module_of
 from offline_cli.spaces import Space
-from offline_cli.trees import map_leaves
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ClipRewards", "ComputeReturnsToGo", "GeneralAdvantageEstimation", "NStepReturns", "discounted", "factors"]
 
@@ -60,73 +59,43 @@ def factors(lengths: NDArray[np.int64], gamma: float) -> NDArray[np.float64]:
     return steps
 
 
-class ComputeReturnsToGo(ConnectorV2):
+class ComputeReturnsToGo(StepColumns):
     """`returns_to_go` (N,) float64, in the units of rewards: r[t] + gamma * r[t+1] + ... up to the end of the chunk."""
 
-    whole_arrays = True
+    column = Columns.RETURNS_TO_GO
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        gamma: float,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, gamma: float, **kwargs: Any) -> None:
         self.gamma = gamma
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
-    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch with the new column."""
-        if isinstance(episodes, EpisodeBatch):
-            batch[Columns.RETURNS_TO_GO] = discounted(episodes.rewards, factors(episodes.lengths, self.gamma))
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes, False):
-            rewards: NDArray[np.float64] = np.asarray(episode.get_rewards(), np.float64)
-            sums = discounted(rewards, np.full(len(rewards), float(self.gamma)))
-            self.add_n_batch_items(batch, Columns.RETURNS_TO_GO, sums, len(sums), episode)
-        return batch
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """`returns_to_go`."""
+        return {Columns.RETURNS_TO_GO: discounted(episodes.rewards, factors(episodes.lengths, self.gamma))}
 
 
-class NStepReturns(ConnectorV2):
+class NStepReturns(StepColumns):
     """With k = min(n_step, steps left): `rewards` r[t] + ... + gamma^(k-1) r[t+k-1], `new_obs` o[t+k], `n_step` k, end flags.
 
     `terminateds` and `truncateds` are those of the last of the k steps. Bootstrap with gamma^`n_step` * value(`new_obs`).
     """
 
-    whole_arrays = True
-
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        n_step: int,
-        gamma: float,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, n_step: int, gamma: float, **kwargs: Any) -> None:
         if n_step < 1:
             raise BadPiece(f"n_step={n_step}", where="NStepReturns", fix="a number from 1 on")
         self.n_step, self.gamma = int(n_step), float(gamma)
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
-    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+    def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
         """The batch with these columns. Raises BadPiece where one of them is there already."""
         names = [Columns.REWARDS, Columns.NEXT_OBS, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.N_STEP]
         there = [name for name in names if name in batch]
         if there:
-            raise BadPiece(
-                f"{there} are in the batch already", where="NStepReturns", fix="put it before the pieces that add them"
-            )
-        if isinstance(episodes, EpisodeBatch):
-            return batch | self._columns(episodes)
-        for episode in self.single_agent_episode_iterator(episodes, False):
-            if len(episode):
-                for column, rows in self._columns(_as_batch(episode)).items():
-                    self.add_n_batch_items(batch, column, rows, len(episode), episode)
-        return batch
+            fix = "put it before the pieces that add them"
+            raise BadPiece(f"{there} are in the batch already", where="NStepReturns", fix=fix)
+        return super().__call__(batch=batch, episodes=episodes, **call)
 
-    def _columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
+    def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
+        """All five."""
         ends = np.repeat(episodes.starts[1:], episodes.lengths)
         steps = np.arange(episodes.num_steps)
         count = np.minimum(self.n_step, ends - steps)
@@ -148,20 +117,6 @@ class NStepReturns(ConnectorV2):
         return sums
 
 
-def _as_batch(episode: SingleAgentEpisode) -> EpisodeBatch:
-    """One episode as a batch, of what is needed here."""
-    seen = episode.get_observations()
-    return EpisodeBatch(
-        ids=(episode.id_,),
-        starts=np.array([0, len(episode)]),
-        obs=stack(seen, episode.observations.space) if isinstance(seen, list) else seen,
-        actions=np.zeros(len(episode)),
-        rewards=np.asarray(episode.get_rewards(), np.float64),
-        terminated=np.array([episode.is_terminated]),
-        truncated=np.array([episode.is_truncated]),
-    )
-
-
 class GeneralAdvantageEstimation(ConnectorV2):
     """`advantages` and `value_targets`, float32 tensors shaped as `rewards`, for every module that has `compute_values`.
 
@@ -173,18 +128,9 @@ class GeneralAdvantageEstimation(ConnectorV2):
 
     whole_arrays = True
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        gamma: float,
-        lambda_: float,
-        standardize: Rows = "all",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, gamma: float, lambda_: float, standardize: Rows = "all", **kwargs: Any) -> None:
         self.gamma, self.lambda_, self.standardize = gamma, lambda_, standardize
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch with both columns. Raises BadPiece where no module has values, or episodes lack their artificial step."""
@@ -268,18 +214,11 @@ class ClipRewards(ConnectorV2):
     whole_arrays = True
     writes_episodes = True
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        bound: float = 1.0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, bound: float = 1.0, **kwargs: Any) -> None:
         if not bound > 0:
             raise BadPiece(f"bound={bound}", where="ClipRewards", fix="a number above 0")
         self.bound = float(bound)
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+        super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch as it is; the episodes have other rewards."""
@@ -289,6 +228,6 @@ class ClipRewards(ConnectorV2):
                 episode.set_rewards(new_data=clipped if episode.is_numpy else clipped.tolist())
         return batch
 
-    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, Episodes]:
+    def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, EpisodeBatch]:
         """The batch as it is, and the episodes with other rewards."""
         return batch, replace(episodes, rewards=np.clip(episodes.rewards, -self.bound, self.bound))

@@ -9,7 +9,6 @@ is put there by `pipeline.insert_before("GetActions", piece)`, or with `before =
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from offline_cli.connectors.module_to_env.unbatching import (
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
-from offline_cli.modules.action_units import Span, for_environment, span_of
+from offline_cli.modules.action_units import for_environment, span_of
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
@@ -47,34 +46,22 @@ class NormalizeAndClipActions(ConnectorV2):
     those by which a policy's data was scaled down. Who plays the policy sets it.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        normalize_actions: bool,
-        clip_actions: bool,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, normalize_actions: bool, clip_actions: bool, **kwargs: Any) -> None:
         self.normalize_actions, self.clip_actions = normalize_actions, clip_actions
         self.stretched_by: Space | None = None
-        self._spans: dict[int, Span | None] = {}  # by the identity of the space, which the piece keeps alive
-        super().__init__(input_observation_space, input_action_space, **kwargs)
-
-    def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """The same space; what was worked out for another is forgotten."""
-        self._spans = {}
-        return input_action_space
+        super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadPiece without actions, and without an action space to fit them to."""
         if not (self.normalize_actions or self.clip_actions):
             return batch
-        space = self.input_action_space
+        place, space = "piece NormalizeAndClipActions", self.input_action_space
         if space is None:
-            raise self._lacking("no action space to fit them to", "put it into a pipeline that has an input_action_space")
+            fix = "put it into a pipeline that has an input_action_space"
+            raise BadPiece("NormalizeAndClipActions found no action space to fit them to", where=place, fix=fix)
         if Columns.ACTIONS not in batch:
-            raise self._lacking(f"no actions among the columns {sorted(batch)}", "put GetActions before it")
+            what = f"NormalizeAndClipActions found no actions among the columns {sorted(batch)}"
+            raise BadPiece(what, where=place, fix="put GetActions before it")
         held = batch[Columns.ACTIONS]
         if is_filed(held):
             batch[Columns.ACTIONS_FOR_ENV] = self._filed(held, space)
@@ -82,16 +69,16 @@ class NormalizeAndClipActions(ConnectorV2):
             batch[Columns.ACTIONS_FOR_ENV] = self._items(held, space) if isinstance(held, list) else self._rows(held, space)
         return batch
 
-    def _lacking(self, what: str, fix: str) -> BadPiece:
-        return BadPiece(f"NormalizeAndClipActions found {what}", where=f"piece {type(self).__name__}", fix=fix)
-
-    def _filed(self, held: dict[tuple[Any, ...], list[Any]], space: Space) -> dict[tuple[Any, ...], list[Any]]:
-        """All items of one space at once: a call for each of many environments would take longer than the network."""
-        spaces_of = {key: _of_agent(space, key) for key in held}
-        fitted: dict[int, Iterator[Any]] = {}
-        for part in {id(part): part for part in spaces_of.values()}.values():
-            fitted[id(part)] = iter(self._items([item for key in held if spaces_of[key] is part for item in held[key]], part))
-        return {key: [next(fitted[id(spaces_of[key])]) for _ in items] for key, items in held.items()}
+    def _filed(self, held: dict[tuple[Any, ...], list[Any]], space: Any) -> dict[tuple[Any, ...], list[Any]]:
+        """All items of one agent at once: a call for each of many environments would take longer than the network."""
+        agents = [key[1] if len(key) > 1 and isinstance(space, spaces.Dict) else None for key in held]
+        fitted: dict[tuple[Any, ...], list[Any]] = {key: [] for key in held}
+        for agent in dict.fromkeys(agents):
+            own = [key for key, of in zip(held, agents, strict=True) if of == agent]
+            part = space if agent is None else space[agent]
+            items = iter(self._items([item for key in own for item in held[key]], part))
+            fitted |= {key: [next(items) for _ in held[key]] for key in own}
+        return fitted
 
     def _items(self, items: list[Any], space: Space) -> list[Any]:
         if not items:
@@ -115,14 +102,7 @@ class NormalizeAndClipActions(ConnectorV2):
             return for_environment(values, space, None)
         if values.dtype.kind in "iub" and np.dtype(space.dtype).kind in "iu":  # choices, counted from the lowest
             return for_environment(space.low + values, space, None)
-        if id(by) not in self._spans:
-            self._spans[id(by)] = span_of(by)
-        return for_environment(values, space, self._spans[id(by)])
-
-
-def _of_agent(space: Space, key: tuple[Any, ...]) -> Space:
-    """The part of a multi-agent space that belongs to the agent of a key; the space itself for a single agent."""
-    return space[key[1]] if len(key) > 1 and isinstance(space, spaces.Dict) else space
+        return for_environment(values, space, span_of(by))
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
@@ -148,24 +128,14 @@ def module_to_env_pipeline(
     """
     pieces = custom_pieces(custom, "module_to_env", observation_space, action_space, env=env, num_envs=num_envs)
     if add_default_connectors_to_module_to_env_pipeline:
-        before, after = default_pieces(multi_agent, normalize_actions, clip_actions)
-        pieces = [*before, *pieces, *after]
+        pieces = [
+            GetActions(),
+            TensorToNumpy(),
+            UnBatchToIndividualItems(),
+            *([ModuleToAgentUnmapping()] if multi_agent else []),
+            RemoveSingleTsTimeRankFromBatch(),
+            *pieces,
+            NormalizeAndClipActions(normalize_actions=normalize_actions, clip_actions=clip_actions),
+            ListifyDataForVectorEnv(),
+        ]
     return ModuleToEnvPipeline(observation_space, action_space, connectors=pieces)
-
-
-def default_pieces(
-    multi_agent: bool, normalize_actions: bool, clip_actions: bool
-) -> tuple[list[ConnectorV2], list[ConnectorV2]]:
-    """The default pieces before custom ones and after them, in order."""
-    before: list[ConnectorV2] = [
-        GetActions(),
-        TensorToNumpy(),
-        UnBatchToIndividualItems(),
-        *([ModuleToAgentUnmapping()] if multi_agent else []),
-        RemoveSingleTsTimeRankFromBatch(),
-    ]
-    after: list[ConnectorV2] = [
-        NormalizeAndClipActions(normalize_actions=normalize_actions, clip_actions=clip_actions),
-        ListifyDataForVectorEnv(),
-    ]
-    return before, after

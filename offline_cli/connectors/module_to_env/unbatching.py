@@ -3,10 +3,9 @@
 A single-agent batch is `batch[column]`. A multi-agent one, between the pieces that map agents to modules and back, is
 `batch[module id][column]`; before and after those, its columns are filed by (episode id, agent id, module id).
 
-* `is_multi_agent`, `module_parts`, `keys_of`: which form a batch is in, and whose rows it has.
-* `RemoveSingleTsTimeRankFromBatch`: removes the time axis of one step that stateful modules need; more steps are an error.
-* `UnBatchToIndividualItems`: one item per episode and agent; rows without an owner are an error.
 * `GetActions`: actions from the parameters of their distribution; outputs that hold actions already stay as they are.
+* `UnBatchToIndividualItems`: one item per episode and agent; rows without an owner are an error.
+* `RemoveSingleTsTimeRankFromBatch`: removes the time axis of one step that stateful modules need; more steps are an error.
 * `ListifyDataForVectorEnv`: lists with one entry per episode, in order; gaps and leftovers are errors.
 """
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.batch_items import SharedData, is_filed
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.stacking import unstack
@@ -30,124 +29,21 @@ from offline_cli.modules.drawing import drawn_actions
 from offline_cli.modules.rl_module import module_of
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = [
-    "GetActions",
-    "ListifyDataForVectorEnv",
-    "RemoveSingleTsTimeRankFromBatch",
-    "UnBatchToIndividualItems",
-    "is_multi_agent",
-    "keys_of",
-    "module_parts",
-]
+__all__ = ["GetActions", "ListifyDataForVectorEnv", "RemoveSingleTsTimeRankFromBatch", "UnBatchToIndividualItems"]
 
 
-def is_multi_agent(episodes: Episodes) -> bool:
+def _is_multi_agent(episodes: Episodes) -> bool:
     """Whether these are episodes of several agents each."""
     return not isinstance(episodes, EpisodeBatch) and bool(episodes) and hasattr(episodes[0], "agent_episodes")
 
 
-def module_parts(batch: Batch, rl_module: Any, episodes: Episodes) -> Iterator[tuple[str | None, Any, Batch]]:
+def _module_parts(batch: Batch, rl_module: Any, episodes: Episodes) -> Iterator[tuple[str | None, Any, Batch]]:
     """Each (module id, module, its columns); one, with the id None, where there is a single agent."""
-    if not is_multi_agent(episodes):
+    if not _is_multi_agent(episodes):
         yield None, rl_module, batch
         return
     for module_id, part in batch.items():
         yield module_id, None if rl_module is None else module_of(rl_module, module_id), part
-
-
-def keys_of(episodes: Episodes, shared_data: Mapping[str, Any] | None, module_id: str | None) -> list[tuple[Any, ...]]:
-    """The key under which each row of a stacked batch was filed, in order.
-
-    As the piece that stacked the rows noted it in `shared_data` (RLlib's name, `memorized_map_structure`); without that note
-    one row per episode. Raises BadPiece for a module that nothing was stacked for.
-    """
-    noted = (shared_data or {}).get("memorized_map_structure")
-    if module_id is None:
-        return [(id_,) for id_ in noted] if isinstance(noted, list) else [(episode.id_,) for episode in episodes]
-    if not isinstance(noted, Mapping) or module_id not in noted:
-        what = f"module {module_id!r} put out rows, but none were put in (those were: {list(noted or {})})"
-        raise BadPiece(what, where="module-to-env pipeline", fix="call env-to-module first, with the same shared_data")
-    return [(episode_id, agent_id, module_id) for episode_id, agent_id in noted[module_id]]
-
-
-class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
-    """Items (1, ...) become items (...), in every column but `state_out`, which has no time axis.
-
-    Only where env-to-module noted in `shared_data` (RLlib's name, `_added_single_ts_time_rank`) that it had added one, and with
-    several modules only for the items of stateful ones.
-    """
-
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: Batch,
-        episodes: Episodes,
-        shared_data: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> Batch:
-        """The batch without that axis. Raises BadPiece, naming the column, for items without an axis of one step."""
-        if not (shared_data or {}).get("_added_single_ts_time_rank"):
-            return batch
-        for column in batch:
-            if column == Columns.STATE_OUT:
-                continue
-
-            def squeezed(item: Any, _episode: Any, _agent: Any, module_id: Any, column: str = column) -> Any:
-                if module_id is not None and not module_of(rl_module, module_id).is_stateful():
-                    return item
-                return map_leaves(lambda leaf: _first(leaf, column), item)
-
-            self.foreach_batch_item_change_in_place(batch, column, squeezed)
-        return batch
-
-
-def _first(leaf: Any, column: str, *, axis: int = 0) -> Any:
-    shape = getattr(leaf, "shape", ())[axis:]
-    if not shape or shape[0] != 1:
-        what = f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
-        raise BadPiece(what, where="RemoveSingleTsTimeRankFromBatch", fix="let stateful modules keep the time axis")
-    return leaf[:, 0] if axis else leaf[0]
-
-
-class UnBatchToIndividualItems(ConnectorV2):
-    """Each column from leaves (B, ...) to items under the keys that their rows had before they were stacked.
-
-    Items are views of the rows. Columns that are made of items already stay as they are.
-    """
-
-    whole_arrays = True
-
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: Batch,
-        episodes: Episodes,
-        shared_data: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> Batch:
-        """The batch in items. Raises BadPiece where a column has another number of rows than were put in."""
-        for module_id, _module, part in module_parts(batch, rl_module, episodes):
-            keys = keys_of(episodes, shared_data, module_id)
-            for column, held in part.items():
-                if not isinstance(held, list) and not is_filed(held):
-                    part[column] = _filed(column, unstack(held), keys)
-        return batch
-
-
-def _check(column: str, rows: int, wanted: int) -> None:
-    if rows != wanted:
-        what = f"column {column!r} has {rows} rows, and {wanted} observations were put in"
-        raise BadPiece(what, where="UnBatchToIndividualItems", fix="let the module put out one row per row put in")
-
-
-def _filed(column: str, items: list[Any], keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
-    _check(column, len(items), len(keys))
-    filed: dict[tuple[Any, ...], list[Any]] = {}
-    for key, item in zip(keys, items, strict=True):
-        filed.setdefault(key, []).append(item)
-    return filed
 
 
 class GetActions(ConnectorV2):
@@ -171,16 +67,16 @@ class GetActions(ConnectorV2):
         **_: Any,
     ) -> Batch:
         """The batch with actions. `chance` is for the rows of a single module."""
-        for _module_id, module, part in module_parts(batch, rl_module, episodes):
+        for _module_id, module, part in _module_parts(batch, rl_module, episodes):
             if Columns.ACTIONS not in part and Columns.ACTION_DIST_INPUTS in part:
                 inputs = part[Columns.ACTION_DIST_INPUTS]
                 head = getattr(module, "action_head", None)
                 if isinstance(head, ActionHead):
-                    found = _from_head(head, inputs, explore=bool(explore), chance=chance, generator=generator)
+                    actions, logp = _from_head(head, inputs, explore=bool(explore), chance=chance, generator=generator)
                 else:
-                    found = _from_distribution(module, inputs, explore=bool(explore))
-                part[Columns.ACTIONS] = found[0]
-                part.setdefault(Columns.ACTION_LOGP, found[1])
+                    actions, logp = _from_distribution(module, inputs, explore=bool(explore))
+                part[Columns.ACTIONS] = actions
+                part.setdefault(Columns.ACTION_LOGP, logp)
         return batch
 
 
@@ -208,6 +104,84 @@ def _from_distribution(module: Any, inputs: Tensor, *, explore: bool) -> tuple[T
     return actions, distribution.logp(actions)
 
 
+class UnBatchToIndividualItems(ConnectorV2):
+    """Each column from leaves (B, ...) to items under the keys that their rows had before they were stacked.
+
+    Items are views of the rows. Columns that are made of items already stay as they are.
+    """
+
+    whole_arrays = True
+
+    def __call__(
+        self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
+    ) -> Batch:
+        """The batch in items. Raises BadPiece where a column has another number of rows than were put in."""
+        for module_id, _module, part in _module_parts(batch, rl_module, episodes):
+            keys = _keys(episodes, shared_data, module_id)
+            for column, held in part.items():
+                if not isinstance(held, list) and not is_filed(held):
+                    part[column] = _filed(column, unstack(held), keys)
+        return batch
+
+
+def _keys(episodes: Episodes, shared_data: Mapping[str, Any] | None, module_id: str | None) -> list[tuple[Any, ...]]:
+    """The key under which each row of a stacked batch was filed, in order.
+
+    As the piece that stacked the rows noted it in `shared_data` (RLlib's name, `memorized_map_structure`); without that note
+    one row per episode. Raises BadPiece for a module that nothing was stacked for.
+    """
+    noted = (shared_data or {}).get("memorized_map_structure")
+    if module_id is None:
+        return [(id_,) for id_ in noted] if isinstance(noted, list) else [(episode.id_,) for episode in episodes]
+    if not isinstance(noted, Mapping) or module_id not in noted:
+        what = f"module {module_id!r} put out rows, but none were put in (those were: {list(noted or {})})"
+        raise BadPiece(what, where="module-to-env pipeline", fix="call env-to-module first, with the same shared_data")
+    return [(episode_id, agent_id, module_id) for episode_id, agent_id in noted[module_id]]
+
+
+def _filed(column: str, items: list[Any], keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
+    if len(items) != len(keys):
+        what = f"column {column!r} has {len(items)} rows, and {len(keys)} observations were put in"
+        raise BadPiece(what, where="UnBatchToIndividualItems", fix="let the module put out one row per row put in")
+    filed: dict[tuple[Any, ...], list[Any]] = {}
+    for key, item in zip(keys, items, strict=True):
+        filed.setdefault(key, []).append(item)
+    return filed
+
+
+class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
+    """Items (1, ...) become items (...), in every column but `state_out`, which has no time axis.
+
+    Only where env-to-module noted in `shared_data` (RLlib's name, `_added_single_ts_time_rank`) that it had added one, and with
+    several modules only for the items of stateful ones.
+    """
+
+    def __call__(
+        self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
+    ) -> Batch:
+        """The batch without that axis. Raises BadPiece, naming the column, for items without an axis of one step."""
+        if not (shared_data or {}).get("_added_single_ts_time_rank"):
+            return batch
+        for column in batch:
+            if column == Columns.STATE_OUT:
+                continue
+
+            def squeezed(item: Any, _episode: Any, _agent: Any, module_id: Any, column: str = column) -> Any:
+                has_no_axis = module_id is not None and not module_of(rl_module, module_id).is_stateful()
+                return item if has_no_axis else map_leaves(lambda leaf: _first(leaf, column), item)
+
+            self.foreach_batch_item_change_in_place(batch, column, squeezed)
+        return batch
+
+
+def _first(leaf: Any, column: str) -> Any:
+    shape = getattr(leaf, "shape", ())
+    if not shape or shape[0] != 1:
+        what = f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
+        raise BadPiece(what, where="RemoveSingleTsTimeRankFromBatch", fix="let stateful modules keep the time axis")
+    return leaf[0]
+
+
 class ListifyDataForVectorEnv(ConnectorV2):
     """Columns become lists with an item per episode, in the order of the episodes; `actions` and `actions_for_env` stacked.
 
@@ -216,11 +190,12 @@ class ListifyDataForVectorEnv(ConnectorV2):
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadPiece where a column has an item too many, too few or for an unknown episode."""
+        ids = [episode.id_ for episode in episodes]
         for column, held in batch.items():
-            if is_multi_agent(episodes) and (held == {} or is_filed(held)):
-                batch[column] = _by_agent(column, held, [episode.id_ for episode in episodes])
+            if _is_multi_agent(episodes) and (held == {} or is_filed(held)):
+                batch[column] = _by_agent(column, held, ids)
             elif is_filed(held):
-                items = _in_order(column, held, [episode.id_ for episode in episodes])
+                items = _in_order(column, held, ids)
                 stacked = column in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
                 batch[column] = map_leaves(lambda *leaves: np.stack(leaves), *items) if stacked else items
         return batch

@@ -9,13 +9,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor, distributions, nn
 
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["ACCURACY", "MSE", "ActionHead", "Categorical", "MultiBernoulli", "MultiCategorical", "rows", "split"]
+__all__ = ["ACCURACY", "MSE", "ActionHead", "Categorical", "MultiBernoulli", "MultiCategorical", "TorchHead", "rows", "split"]
 
 ACCURACY: Final = "accuracy"  # share of actions whose greedy guess is right in every component
 MSE: Final = "mse"  # mean over dimensions of the squared error, in the units of networks: 2 is the width of the bounds
@@ -62,8 +61,7 @@ class ActionHead(nn.Module, ABC):
 
     def forms(self) -> list[Any]:
         """The GaussianForm of each part that is one: where a network's outputs are read in more than one way."""
-        found: list[Any] = [part.form for part in self.modules() if hasattr(part, "form")]
-        return found
+        return [part.form for part in self.modules() if hasattr(part, "form")]
 
     @abstractmethod
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
@@ -79,7 +77,7 @@ class ActionHead(nn.Module, ABC):
 
     @abstractmethod
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tree:
-        """Drawn actions (B, ...)."""
+        """Actions (B, ...), drawn as RLlib draws them: the same random numbers give the same actions."""
 
     def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
         """How close the greedy actions come, per row (B,): `accuracy` (1 where every component is right, else 0) or `mse`."""
@@ -107,68 +105,91 @@ def rows(actions: Tensor) -> Tensor:
     return actions.reshape(actions.shape[0], -1)
 
 
-class Categorical(ActionHead):
+class TorchHead(ActionHead):
+    """An action head over one of torch's distributions."""
+
+    @abstractmethod
+    def distribution(self, inputs: Tensor) -> Any:
+        """A `torch.distributions.Distribution` of B rows."""
+
+    @abstractmethod
+    def events(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """`actions` (B, ...) as the distribution takes them."""
+
+    def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
+        """(B,) log-likelihood, or log-density, of actions (B, ...)."""
+        found: Tensor = self.distribution(inputs).log_prob(self.events(inputs, actions))
+        return found
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """(B,) nats; differential entropy of densities."""
+        found: Tensor = self.distribution(inputs).entropy()
+        return found
+
+
+class Categorical(TorchHead):
     """Discrete(n, start): one logit per choice."""
 
     def __init__(self, space: spaces.Discrete[Any]) -> None:
         super().__init__()
         self.size, self.start, self.dtype = int(space.n), int(space.start), np.dtype(space.dtype)
 
-    def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
-        """(B,) for actions (B,)."""
-        choice = actions - self.start if self.start else actions
-        return -functional.cross_entropy(inputs, choice.long(), reduction="none")
+    def distribution(self, inputs: Tensor) -> Any:
+        """See TorchHead."""
+        return distributions.Categorical(logits=inputs, validate_args=False)
 
-    def entropy(self, inputs: Tensor) -> Tensor:
-        """(B,) nats."""
-        return _categorical_entropy(inputs)
+    def events(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """(B,) counted from 0."""
+        return actions - self.start
 
     def greedy(self, inputs: Tensor) -> Tensor:
         """(B,) int64."""
-        choice = inputs.argmax(-1)
-        return choice + self.start if self.start else choice
+        return inputs.argmax(-1) + self.start
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """(B,) int64."""
-        return _draw_category(inputs, generator) + self.start
+        return torch.multinomial(torch.softmax(inputs.detach(), -1), 1, True, generator=generator)[:, 0] + self.start
 
 
 class MultiCategorical(ActionHead):
-    """MultiDiscrete(nvec, start): the logits of each component, one after the other."""
+    """MultiDiscrete(nvec, start): the logits of each component, one after the other; components are independent."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         super().__init__()
         self.shape, self.dtype = space.nvec.shape, np.dtype(space.dtype)
         self.counts = [int(n) for n in space.nvec.ravel()]
         self.size = sum(self.counts)
-        self.start: Tensor
-        self.register_buffer("start", torch.as_tensor(space.start.ravel().astype(np.int64)), persistent=False)
+        starts = space.start.ravel().tolist()
+        self.parts = [
+            Categorical(spaces.Discrete(count, start=start)) for count, start in zip(self.counts, starts, strict=True)
+        ]
+
+    def _fed(self, inputs: Tensor) -> list[tuple[Categorical, Tensor]]:
+        return list(zip(self.parts, split(inputs, self.counts), strict=True))
 
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
-        """(B,) for actions (B, *nvec.shape): components are independent, so theirs add up."""
-        choices = (rows(actions) - self.start).long()
-        parts = split(inputs, self.counts)
-        losses = [functional.cross_entropy(part, choices[:, i], reduction="none") for i, part in enumerate(parts)]
-        return -torch.stack(losses).sum(0)
+        """(B,) for actions (B, *nvec.shape)."""
+        pairs = zip(self._fed(inputs), rows(actions).unbind(-1), strict=True)
+        return torch.stack([part.logp(logits, choices) for (part, logits), choices in pairs]).sum(0)
 
     def entropy(self, inputs: Tensor) -> Tensor:
         """(B,) nats."""
-        return torch.stack([_categorical_entropy(part) for part in split(inputs, self.counts)]).sum(0)
+        return torch.stack([part.entropy(logits) for part, logits in self._fed(inputs)]).sum(0)
 
     def greedy(self, inputs: Tensor) -> Tensor:
         """(B, *nvec.shape) int64."""
-        return self._joined([part.argmax(-1) for part in split(inputs, self.counts)])
+        return self.joined([part.greedy(logits) for part, logits in self._fed(inputs)])
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """(B, *nvec.shape) int64."""
-        return self._joined([_draw_category(part, generator) for part in split(inputs, self.counts)])
+        return self.joined([part.sample(logits, generator) for part, logits in self._fed(inputs)])
 
-    def _joined(self, choices: list[Tensor]) -> Tensor:
-        flat = torch.stack(choices, -1) + self.start
-        return flat.reshape(-1, *self.shape)
+    def joined(self, choices: list[Tensor]) -> Tensor:
+        """(B, *nvec.shape) of choices (B,), one component each."""
+        return torch.stack(choices, -1).reshape(-1, *self.shape)
 
 
-class MultiBernoulli(ActionHead):
+class MultiBernoulli(TorchHead):
     """MultiBinary(n): one logit per bit."""
 
     def __init__(self, space: spaces.MultiBinary) -> None:
@@ -176,15 +197,13 @@ class MultiBernoulli(ActionHead):
         self.shape, self.dtype = tuple(space.shape), np.dtype(space.dtype)
         self.size = math.prod(self.shape)
 
-    def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
-        """(B,) for actions (B, *n) of 0 and 1."""
-        bits = rows(actions).to(inputs.dtype)
-        return -functional.binary_cross_entropy_with_logits(inputs, bits, reduction="none").sum(-1)
+    def distribution(self, inputs: Tensor) -> Any:
+        """See TorchHead."""
+        return distributions.Independent(distributions.Bernoulli(logits=inputs, validate_args=False), 1)
 
-    def entropy(self, inputs: Tensor) -> Tensor:
-        """(B,) nats."""
-        p = torch.sigmoid(inputs)
-        return functional.binary_cross_entropy_with_logits(inputs, p, reduction="none").sum(-1)
+    def events(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """(B, n) of 0 and 1."""
+        return rows(actions).to(inputs.dtype)
 
     def greedy(self, inputs: Tensor) -> Tensor:
         """(B, *n) int64."""
@@ -192,16 +211,4 @@ class MultiBernoulli(ActionHead):
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """(B, *n) int64."""
-        chance = torch.rand(inputs.shape, generator=generator, device=inputs.device, dtype=inputs.dtype)
-        return (chance < torch.sigmoid(inputs)).long().reshape(-1, *self.shape)
-
-
-def _categorical_entropy(logits: Tensor) -> Tensor:
-    logp = functional.log_softmax(logits, -1)
-    return -(logp.exp() * logp).sum(-1)
-
-
-def _draw_category(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Gumbel's trick: the argmax of logit minus log of an exponential draw; nothing here waits for the device."""
-    chance = torch.empty_like(logits).exponential_(generator=generator)
-    return (functional.log_softmax(logits, -1) - chance.log()).argmax(-1)
+        return torch.bernoulli(torch.sigmoid(inputs), generator=generator).long().reshape(-1, *self.shape)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 
 from offline_cli.modules.action_units import for_environment, span_of
-from offline_cli.modules.distributions.discrete import ACCURACY, MSE, ActionHead, rows, split
+from offline_cli.modules.distributions.discrete import ACCURACY, MSE, ActionHead, TorchHead, rows, split
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
@@ -38,7 +38,7 @@ class GaussianForm:
             raise ValueError(f"a Gaussian with mean {self.mean!r} and log_std in {self.log_std}")
 
 
-class DiagonalGaussian(ActionHead):
+class DiagonalGaussian(TorchHead):
     """Box: a mean and a log standard deviation per dimension (`size` = 2 n); integer boxes are rounded for the environment.
 
     What is learned from data of the scale `env` is stretched by the bounds of `space`, by which that data was scaled down;
@@ -61,7 +61,7 @@ class DiagonalGaussian(ActionHead):
     def limited(self, outputs: Tensor) -> Tensor:
         """See ActionHead."""
         if self.form.mean == "tanh":
-            mean, log_std = torch.split(outputs, self.dimensions, -1)
+            mean, log_std = self._halves(outputs)
             outputs = torch.cat([torch.tanh(mean), log_std], -1)
         return super().limited(outputs)
 
@@ -76,36 +76,31 @@ class DiagonalGaussian(ActionHead):
         if self._by_environment:
             self._span = span_of(space)
 
-    def _moments(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = split(inputs, [self.dimensions, self.dimensions])
-        return mean, log_std
+    def _halves(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation, (B, n) each."""
+        return inputs[..., : self.dimensions], inputs[..., self.dimensions :]
 
-    def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
-        """(B,) density of actions (B, *shape)."""
-        mean, log_std = self._moments(inputs)
-        z = (rows(actions) - mean) * torch.exp(-log_std)
-        return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+    def distribution(self, inputs: Tensor) -> Any:
+        """See TorchHead."""
+        mean, log_std = self._halves(inputs)
+        return distributions.Independent(distributions.Normal(mean, log_std.exp(), validate_args=False), 1)
 
-    def entropy(self, inputs: Tensor) -> Tensor:
-        """(B,) differential entropy, nats."""
-        return (self._moments(inputs)[1] + 0.5 * (1 + math.log(2 * math.pi))).sum(-1)
+    def events(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """(B, n)."""
+        return rows(actions)
 
     def greedy(self, inputs: Tensor) -> Tensor:
         """(B, *shape): the mean."""
-        return self._shaped(self._moments(inputs)[0])
+        return self._halves(inputs)[0].reshape(-1, *self.shape)
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """(B, *shape): may lie outside [-1, 1]; `for_env` clips."""
-        mean, log_std = self._moments(inputs)
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        return self._shaped(mean + noise * log_std.exp())
-
-    def _shaped(self, flat: Tensor) -> Tensor:
-        return flat.reshape(flat.shape[0], *self.shape)
+        mean, log_std = self._halves(inputs.detach())
+        return torch.normal(mean, log_std.exp(), generator=generator).reshape(-1, *self.shape)
 
     def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
         """`mse`."""
-        return {MSE: (self._moments(inputs)[0] - rows(actions)).square().mean(-1)}
+        return {MSE: (self._halves(inputs)[0] - rows(actions)).square().mean(-1)}
 
     def for_env(self, actions: Tree) -> NDArray[Any]:
         """(B, *shape) in the environment's units, within its bounds, in its dtype."""
@@ -121,22 +116,19 @@ class Nested(ActionHead):
         self.parts = nn.ModuleList(parts)
         self.sizes = [part.size for part in parts]
         self.size = sum(self.sizes)
-        self.limits = _joined_limits(parts)
-
-    def limited(self, outputs: Tensor) -> Tensor:
-        """See ActionHead."""
-        if all(form.mean == "linear" for form in self.forms()):
-            return super().limited(outputs)
-        return torch.cat([head.limited(part) for head, part in self._fed(outputs)], -1)
-
-    def _fed(self, inputs: Tensor) -> list[tuple[ActionHead, Tensor]]:
-        return list(zip(self.heads(), split(inputs, self.sizes), strict=True))
 
     def heads(self) -> list[ActionHead]:
         """One for each part."""
         return [part for part in self.parts if isinstance(part, ActionHead)]
 
-    def _children(self, actions: Tree) -> list[Tree]:
+    def limited(self, outputs: Tensor) -> Tensor:
+        """See ActionHead."""
+        return torch.cat([head.limited(part) for head, part in self._fed(outputs)], -1)
+
+    def _fed(self, inputs: Tensor) -> list[tuple[ActionHead, Tensor]]:
+        return list(zip(self.heads(), split(inputs, self.sizes), strict=True))
+
+    def _children(self, actions: Any) -> list[Any]:
         return [actions[key] for key in self.keys] if self.keys is not None else list(actions)
 
     def joined(self, children: list[Tree]) -> Tree:
@@ -169,16 +161,14 @@ class Nested(ActionHead):
         joined = {name: torch.stack(parts) for name, parts in found.items()}
         return {name: parts.amin(0) if name == ACCURACY else parts.mean(0) for name, parts in joined.items()}
 
-    def stretched_by(self, environment: Space) -> Space:
+    def stretched_by(self, environment: Any) -> Space:
         """See ActionHead."""
-        assert isinstance(environment, (spaces.Dict, spaces.Tuple)), environment
         pairs = zip(self.heads(), self._children(environment.spaces), strict=True)
         parts = self.joined([head.stretched_by(child) for head, child in pairs])
         return spaces.Dict(parts) if isinstance(parts, dict) else spaces.Tuple(parts)
 
-    def play_in(self, space: Space) -> None:
+    def play_in(self, space: Any) -> None:
         """See ActionHead."""
-        assert isinstance(space, (spaces.Dict, spaces.Tuple)), space
         for head, child in zip(self.heads(), self._children(space.spaces), strict=True):
             head.play_in(child)
 
@@ -186,11 +176,3 @@ class Nested(ActionHead):
         """A tree of arrays (B, ...)."""
         pairs = zip(self.heads(), self._children(actions), strict=True)
         return self.joined([head.for_env(child) for head, child in pairs])
-
-
-def _joined_limits(parts: list[ActionHead]) -> Tensor | None:
-    """(2, sum of sizes); None where no part has limits."""
-    if all(part.limits is None for part in parts):
-        return None
-    free = torch.tensor([[-math.inf], [math.inf]])
-    return torch.cat([free.expand(2, part.size) if part.limits is None else part.limits for part in parts], 1)
