@@ -129,10 +129,7 @@ def _show_pieces(told: dict[str, Any]) -> None:
     from offline_cli.report.pipelines import shown
 
     inferred = " (spaces inferred)" if told["spaces_inferred"] else ""
-    notes = [f"note: {told['note']}"] if told["note"] else []
-    render.show_grid(
-        *shown(told), above=[f"{told['pipeline']} for {', '.join(told['sources']) or 'no data'}{inferred}"], below=notes
-    )
+    render.show_grid(*shown(told), above=[f"{told['pipeline']} for {', '.join(told['sources']) or 'no data'}{inferred}"])
 
 
 def _show_traced(told: dict[str, Any]) -> None:

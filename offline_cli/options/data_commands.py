@@ -101,7 +101,7 @@ class ApplyOptions(
     show: Annotated[
         bool,
         Option(
-            help="Show pieces, spaces and columns instead, without reading data or writing.",
+            help="Show pieces, spaces and columns for the first episode instead, and write nothing.",
             group=Group.CHECKING,
             default=False,
         ),
