@@ -228,8 +228,8 @@ def without_torch_form(pipeline: ConnectorPipelineV2) -> list[str]:
 
 def notes_on_export(trained_through: PipelineSpec, setting: Setting) -> list[str]:
     """For a run's notes, before it is trained: why its policy cannot be exported; empty: nothing speaks against it."""
-    if trained_through.document is None:
-        return ["the policy cannot be exported: its pieces are Python objects, and no pipeline file"]
+    if trained_through.document is None:  # Python objects, which `export` gets again, or refuses
+        return []
     try:
         lacking = without_torch_form(trained_through.beside_environment().build(setting))
     except OfflineCliError:  # told where the policy plays

@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Setting
 from offline_cli.connectors.torch_forms import added_pieces
 from offline_cli.datasets.ownership import keep_names
-from offline_cli.errors import BadConfig, OutputExists, UsageError
+from offline_cli.errors import OutputExists, UsageError
 from offline_cli.exporting.card import FORMAT, facts_of, markdown
 from offline_cli.options.exporting import ExportOptions
 from offline_cli.options.keywords import takes
@@ -71,6 +71,7 @@ def export(
 
     `to="onnx"`: a file from raw observations to actions, with the pieces that the policy was trained through and its action
     scale inside. `to="rllib"`: a folder that `RLModule.from_checkpoint` and `Algorithm.restore_from_path` of RLlib load.
+    `env_to_module`: the pieces again, where they are code.
 
     Of a run that is not finished the policy of its last checkpoint. Raises what `load_policy` raises for the run; BadConfig,
     naming it, for a run of several modules, and for a piece or a network that has no such form; MissingPackage, OutputExists,
@@ -82,12 +83,8 @@ def export(
     files = _free_places(place, to, overwrite=options["overwrite"])
     loaded = load_policy(folder, plugins=options["plugins"], network=options["network"])
     spaces = environment_spaces(loaded, folder.url)
-    try:
-        spec = PlaySpec(trained=loaded.trained)
-        pipeline, pieces = spec.build(Setting(*spaces)).env_to_module, spec.as_dict()["env_to_module"]
-    except BadConfig as error:
-        error.fix = "export a run whose pieces a pipeline file names (docs/export.md); evaluate and record play this one"
-        raise
+    spec = replace(PlaySpec.of(options["env_to_module"]), trained=loaded.trained)
+    pipeline, pieces = spec.build(Setting(*spaces)).env_to_module, spec.as_dict()["env_to_module"]
     facts = facts_of(folder, loaded, spaces, pieces, to=to)
     made = (_onnx if to == "onnx" else _rllib)(loaded.module, pipeline, spaces[0], facts, place.name, folder.url)
     card = {**facts, "inputs": made.inputs, "outputs": made.outputs, "notes": made.notes}

@@ -1,11 +1,14 @@
 """Options of `export`."""
 
-from typing import Annotated, Literal, Required
+from typing import TYPE_CHECKING, Annotated, Literal, Required
 
-from offline_cli.options.option import Group, Option
+from offline_cli.options.option import Form, Group, Option
 from offline_cli.options.shared import DryRun, Overwriting, OwnNetwork, Plugins, Showing, Storage
 
 __all__ = ["ExportFlags", "ExportFormat", "ExportOptions"]
+
+if TYPE_CHECKING:
+    from offline_cli.connectors.pipeline_spec import Given
 
 ExportFormat = Literal["onnx", "rllib"]
 
@@ -21,6 +24,17 @@ class ExportOptions(Overwriting, DryRun, Plugins, OwnNetwork, Storage, total=Fal
                 group=Group.OUTPUT,
             ),
         ]
+    ]
+
+    env_to_module: Annotated[
+        "Given",
+        Option(
+            help="Pipeline file (TOML) that the policy was trained through, where it names code: pieces go along with their "
+            "`to_torch`.",
+            group=Group.PLAYING,
+            form=Form.FILE,
+            metavar="FILE",
+        ),
     ]
 
 

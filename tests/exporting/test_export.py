@@ -124,10 +124,10 @@ def own_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_piece_of_ones_own_is_in_the_graph_by_its_torch_form(own_pieces: str, exports: Exports) -> None:
     KINDS["own piece"] = Kind(VECTOR, CHOICES, ({"use": f"{own_pieces}:HalvedInGraphs"},))
-    ours = load_policy(exports.run("own piece"), plugins=[own_pieces])
-    file = exports.folder / "own.onnx"
-    export(exports.run("own piece"), file, to="onnx", plugins=[own_pieces])
-    theirs = load_policy(f"onnx:{file}")
+    run, file = exports.run("own piece"), exports.folder / "own.onnx"
+    assert not exports.notes["own piece"]
+    export(run, file, to="onnx", env_to_module=run.parent / "pieces.toml")
+    ours, theirs = load_policy(run, env_to_module=run.parent / "pieces.toml"), load_policy(f"onnx:{file}")
     seen = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
     np.testing.assert_array_equal(ours.act(seen), theirs.act(seen))
 
@@ -138,7 +138,9 @@ def test_a_piece_without_a_form_is_told_by_the_training_and_is_exit_4_by_name(
     KINDS["no form"] = Kind(VECTOR, CHOICES, ({"use": f"{own_pieces}:Halved"},))
     run = exports.run("no form")
     assert "Halved" in " ".join(exports.notes["no form"])
-    code, found = call("export", run, "--to", "onnx", "--out", tmp_path / "policy.onnx", "--plugin", own_pieces)
+    code, found = call(
+        "export", run, "--to", "onnx", "--out", tmp_path / "policy.onnx", "--env-to-module", run.parent / "pieces.toml"
+    )
     assert (code, "Halved" in found["error"]["what"]) == (4, True)
     assert not list(tmp_path.glob("policy*"))
 
