@@ -19,7 +19,7 @@ from typing import Any, Final, Unpack
 from offline_cli.applying.batch_folder import BatchFolder
 from offline_cli.applying.learner_batches import check_known_scale, learner_spaces
 from offline_cli.applying.pipeline_run import PipelineRun, pipeline_with_network
-from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes, space_as_json
+from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes
 from offline_cli.applying.train_batches import train_batches
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
@@ -39,7 +39,6 @@ from offline_cli.options.keywords import takes
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import space_to_json
 from offline_cli.storage.blanking import blanked, this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 
@@ -214,42 +213,35 @@ def _written(
     if first is None:
         raise NoData("no episode has any steps", where=run.where, fix="record again")
     state, started, every = None, now(), chain([first], batches)
+    provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
+    if run.policy is not None:
+        provenance["policy"] = {"run": blanked(os.fspath(options["policy"] or "")), "sha256": run.policy.sha256}
     if options["dry_run"]:
-        files = [batch.counts for batch in every]
+        files: Sequence[Mapping[str, Any]] = [batch.counts for batch in every]
     else:
         known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": list(sources)}
-        given = {
-            "format": options["format"],
-            "overwrite": options["overwrite"],
-            "command": shlex.join(command) or this_command(),
-        }
-        with BatchFolder(target, options=known, **given) as folder:
+        words = shlex.join(command) or this_command()
+        with BatchFolder(
+            target, format=options["format"], options=known, overwrite=options["overwrite"], command=words
+        ) as folder:
             files = folder.write(every)
-            learned = run.pipeline.get_state()
-            provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
-            if run.policy is not None:
-                provenance["policy"] = {"run": blanked(os.fspath(options["policy"] or "")), "sha256": run.policy.sha256}
             if stream.mapping_documents:
                 provenance["mappings"] = list(stream.mapping_documents)
             if command:
-                provenance["commands"] = [*stream.commands, shlex.join(command)]
+                provenance["commands"] = [*stream.commands, words]
             document = {
                 "format": "train-batches",
                 "version": 1,
                 "stored_as": options["format"],
-                "pipeline": run.file.document,
                 "steps_per_batch": options["steps_per_batch"],
                 "columns": first.kinds,
-                "input_observation_space": space_to_json(run.spaces[0]),
-                "input_action_space": space_to_json(run.spaces[1]),
-                "observation_space": space_as_json(run.pipeline.observation_space),
-                "action_space": space_as_json(run.pipeline.action_space),
+                **run.as_dict(),
                 "spaces_inferred": stream.spaces_inferred,
-                "action_scale": stream.action_scale,
                 "counts": _counted(files),
                 "assumptions": dict(sorted(stream.tally.assumptions.items())),
                 "provenance": with_defaults(provenance, started=started),
             }
+            learned = run.pipeline.get_state()
             state = folder.commit(document, state=state_to_bytes(learned, where=run.file.where) if learned else b"")
     notes = stream.incomplete
     if run.steps_left_out:
@@ -257,9 +249,10 @@ def _written(
         notes.append(f"{ends}: the last step of each is left out; --keep-invented takes them")
     for note in notes:
         _log.warning("note: %s", note)
+    counts: dict[str, Any] = _counted(files)
     return ApplyResult(
         out=target.url,
-        **_counted(files),
+        **counts,
         **kind,
         steps_left_out=run.steps_left_out,
         notes=notes,

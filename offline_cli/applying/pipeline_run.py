@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from offline_cli.applying.learned_pieces import frozen_with, learn
 from offline_cli.applying.learner_batches import in_learner_units, with_steps
@@ -26,12 +26,12 @@ from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation, N
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.fitting import misfits
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import SpaceMismatch
+from offline_cli.errors import SpaceMismatch, UnsupportedSpace
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.run_policy import LoadedPolicy
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, space_to_json
 
-__all__ = ["PipelineRun", "pipeline_with_network"]
+__all__ = ["PipelineRun", "pipeline_with_network", "space_as_json"]
 
 OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)
 """Pieces that take next observations, or their values: they get none that nobody recorded."""
@@ -61,6 +61,13 @@ class PipelineRun:
         """What the pipeline says of the columns that spaces describe."""
         observations, actions = self.pipeline.observation_space, self.pipeline.action_space
         return {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values: the pipeline, the spaces before and after it, the scale of recorded actions."""
+        before = {"input_observation_space": self.spaces[0], "input_action_space": self.spaces[1]}
+        after = {"observation_space": self.pipeline.observation_space, "action_space": self.pipeline.action_space}
+        spaces = {name: space_as_json(space) for name, space in {**before, **after}.items()}
+        return {"pipeline": self.file.document, **spaces, "action_scale": self.action_scale}
 
     def prepared(self, recorded: Iterable[EpisodeBatch]) -> Iterator[EpisodeBatch]:
         """The episodes that have a step, as a learner gets them."""
@@ -106,3 +113,11 @@ def pipeline_with_network(file: PipelineSpec, spaces: tuple[Space, Space], polic
         what = "note: the policy was trained through pieces that learned and that this pipeline has not: %s"
         _log.warning(what, ", ".join(lacking))
     return made
+
+
+def space_as_json(space: Space | None) -> dict[str, Any] | None:
+    """`space` as JSON; None for none, and for one that no episode can have: a piece may lead to such a space."""
+    try:
+        return None if space is None else space_to_json(space)
+    except UnsupportedSpace:
+        return None

@@ -18,17 +18,17 @@ import numpy as np
 from torch import Tensor
 
 from offline_cli.applying.learner_batches import playing, stepped
-from offline_cli.applying.pipeline_run import PipelineRun
+from offline_cli.applying.pipeline_run import PipelineRun, space_as_json
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
 from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import NoData, OfflineCliError, UnsupportedSpace
+from offline_cli.errors import NoData, OfflineCliError
 from offline_cli.policies.policy import sampled
-from offline_cli.spaces import Space, describe, space_to_json
+from offline_cli.spaces import Space, describe
 from offline_cli.trees import flatten
 
-__all__ = ["PipelineView", "column_views", "followed", "made_up_episodes", "space_as_json"]
+__all__ = ["PipelineView", "column_views", "followed", "made_up_episodes"]
 
 SPACES: Final = ("input_observation_space", "observation_space", "input_action_space", "action_space")
 SHOWN: Final = 8  # values
@@ -169,14 +169,6 @@ def _short(value: Any) -> str:
 
 def _plain(columns: Iterable[ColumnView]) -> list[dict[str, Any]]:
     return [{**asdict(one), "shape": list(one.shape), "first": list(one.first)} for one in columns]
-
-
-def space_as_json(space: Space | None) -> dict[str, Any] | None:
-    """`space` as JSON; None for none, and for one that no episode can have: a piece may lead to such a space."""
-    try:
-        return None if space is None else space_to_json(space)
-    except UnsupportedSpace:
-        return None
 
 
 def made_up_episodes(observation_space: Space, action_space: Space) -> EpisodeBatch:

@@ -39,17 +39,16 @@ def facts_of(
     """JSON values by name. `spaces`: of the environment; `pieces`: of the user's around the policy."""
     newest = newest_checkpoint(run)
     state = {} if newest is None else _told(newest.join(STATE))
-    seen = state.get("seen") if isinstance(state.get("seen"), dict) else {}
+    seen: Any = state.get("seen")
     result = {} if loaded.checkpoint is not None else _told(run.join(RESULT))
     config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
-    data = {name: value for name, value in {**result, **(seen or {})}.items() if name in OF_DATA}
-    checkpoint = {} if loaded.checkpoint is None else {"checkpoint": loaded.checkpoint}
-    known = {
-        "data": {**blanked_values(data), **({"digest": state["data"]} if isinstance(state.get("data"), str) else {})},
+    data = {name: value for name, value in {**result, **(seen if isinstance(seen, dict) else {})}.items() if name in OF_DATA}
+    known: dict[str, dict[str, Any]] = {
+        "data": {**blanked_values(data), "digest": state.get("data")},
         "training": {
             **{name: config[name] for name in OF_CONFIG if name in config},
             **{name: result[name] for name in OF_RESULT if name in result},
-            **checkpoint,
+            "checkpoint": loaded.checkpoint,
         },
         "scores": {name: result[name] for name in OF_SCORES if name in result},
     }

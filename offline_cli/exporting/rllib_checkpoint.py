@@ -59,8 +59,9 @@ def rllib_module(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]], *,
     if wrong:
         raise BadConfig(f"an RLModule has no pieces, and the policy plays through {', '.join(wrong)}", where=where, fix=FIX)
     config = _config(module, where)
+    kind: Any = DefaultPPOTorchRLModule
     try:
-        theirs = DefaultPPOTorchRLModule(
+        theirs = kind(
             observation_space=module.observation_space,
             action_space=module.action_space,
             inference_only=False,
@@ -128,7 +129,7 @@ def _config(module: RLModule, where: str) -> dict[str, Any]:
     return config | {"fcnet_hiddens": hidden, "fcnet_activation": activation}
 
 
-def _weighted(module: nn.Module) -> list[nn.Module]:
+def _weighted(module: nn.Module) -> list[Any]:
     return [part for part in module.modules() if isinstance(part, WEIGHTED)]
 
 
