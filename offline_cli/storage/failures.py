@@ -68,7 +68,9 @@ def no_bucket(url: str) -> StorageNotFound:
 
 
 def is_named(error: Exception) -> bool:
-    """Whether the class of an error says what is wrong: no credentials, no connection."""
+    """Whether no server answered, and the class of the error says why: no credentials, no connection."""
+    if any(getattr(one, "status_code", None) is not None for one in causes(error)):
+        return False
     return any(type(one).__name__ in _codes_of(known_providers()) for one in causes(error))
 
 

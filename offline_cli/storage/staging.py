@@ -123,7 +123,9 @@ def _writing_failures(target: Location, doing: str = WRITING) -> Iterator[None]:
 
 def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
     """Write `data` to `target`, replacing what is there in one step. Raises StorageError."""
-    if target.is_in_bucket and not target.is_arrow and len(data) <= BLOCK:  # one request instead of an upload's three
+    if (
+        (target.is_in_bucket or target.is_memory) and not target.is_arrow and len(data) <= BLOCK
+    ):  # one request instead of an upload's three
         with _writing_failures(target):
             target.ask(WRITING, lambda: target.fs.pipe_file(target.path, data))
         return
