@@ -14,13 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 from offline_cli.applying.batch_folder import BatchFolder
 from offline_cli.applying.learner_batches import check_known_scale, learner_spaces
 from offline_cli.applying.pipeline_run import PipelineRun, pipeline_with_network
 from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes
 from offline_cli.applying.train_batches import train_batches
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.reading import EpisodeStream, read_episodes
@@ -34,8 +36,6 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import ENV_SCALE
 from offline_cli.formats.tables import TableOptions
-from offline_cli.options.data_commands import ApplyOptions
-from offline_cli.options.keywords import takes
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
@@ -76,14 +76,39 @@ class ApplyResult:
         return {**plain, "columns": list(self.columns), "assumptions": dict(sorted(self.assumptions.items()))}
 
 
-@takes(ApplyOptions)
+@checked
 def apply(
     sources: Sources = (),
     out: str | None = None,
     *,
+    pipeline: str | os.PathLike[str],
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    keep_invented: bool = False,
+    policy: str | os.PathLike[str] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    limit: Count | None = None,
+    show: bool = False,
+    trace: Count | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: BatchFormat = "columns",
+    steps_per_batch: Count = STEPS_PER_BATCH,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[ApplyOptions],
 ) -> ApplyResult | PipelineView:
     """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
 
@@ -95,19 +120,20 @@ def apply(
     is made; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes` raises, and `load_policy` for
     the run; SpaceMismatch where its network is of other spaces; Interrupted.
     """
+    options = dict(locals())
     began = time.monotonic()
     _check_usage(out, options)
     listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     everywhere = [*listed, *(str(place) for place in (out, options["policy"]) if place is not None)]
     storage: dict[str, Any] = {"storage_options": options["storage_options"], "beside": everywhere}
     file, tables = PipelineSpec.from_file(options["pipeline"], "learner"), TableOptions.of(options)
-    env, engine = AskedEnvironment.of(options), EngineSpec.of(options)
-    policy = _policy(options, storage)
+    asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
+    learned = _policy(options, storage)
     target = None if out is None else open_location(out, **storage)
     if target is not None:
         check_target(target, overwrite=options["overwrite"], kind=TRAIN_BATCHES)
     places = expand(listed, **storage)
-    if not places and not (options["show"] and env is not None):
+    if not places and not (show and asked is not None):
         fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
         raise UsageError("no sources", where="the arguments", fix=fix)
     if target is not None:
@@ -117,21 +143,21 @@ def apply(
         return read_episodes(
             places,
             from_=options["from_"],
-            env=env,
+            env=asked,
             action_scale=options["action_scale"],
             limit=1 if options["show"] else options["trace"] or options["limit"],
             tables=tables,
             episode_limit=EpisodeLimit.within(tables.memory_limit),
-            engine=engine,
+            engine=spec,
             storage_options=options["storage_options"],
             on_progress=on_progress,
         )
 
     if not places:
-        run = _run(file, policy, env, None, keep_invented=True)
+        run = _run(file, learned, asked, None, keep_invented=True)
         return followed(run, run.prepared([made_up_episodes(*run.spaces)]), sources=(), inferred=False)
     with read() as stream:
-        run = _run(file, policy, env, stream, keep_invented=options["keep_invented"])
+        run = _run(file, learned, asked, stream, keep_invented=options["keep_invented"])
         if target is None:
             return followed(run, run.prepared(stream), sources=stream.locations, inferred=stream.spaces_inferred)
         with Scope() as scope:
@@ -139,7 +165,7 @@ def apply(
         return _written(run, stream, target, [place.url for place in places], command, options, began)
 
 
-def _check_usage(out: str | None, options: ApplyOptions) -> None:
+def _check_usage(out: str | None, options: Mapping[str, Any]) -> None:
     looking = [f"--{name}" for name in ("show", "trace") if options.get(name)]
     if len(looking) > 1:
         raise UsageError("--show and --trace are two ways to look", where="--trace", fix="give one of them")
@@ -149,7 +175,7 @@ def _check_usage(out: str | None, options: ApplyOptions) -> None:
         raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
 
 
-def _policy(options: ApplyOptions, storage: Mapping[str, Any]) -> LoadedPolicy | None:
+def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPolicy | None:
     """The run whose network pieces get. Raises what `load_policy` raises, and UsageError for code without a run."""
     run, network = options["policy"], options["network"]
     if run is None:
@@ -203,7 +229,7 @@ def _written(
     target: Location,
     sources: Sequence[str],
     command: Sequence[str],
-    options: ApplyOptions,
+    options: Mapping[str, Any],
     began: float,
 ) -> ApplyResult:
     """Make the batches, and write them unless it is a dry run. Raises NoData where no episode has any steps."""

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import ExportFormat
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import Setting
+from offline_cli.connectors.pipeline_spec import Given, Setting
 from offline_cli.connectors.torch_forms import added_pieces
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import OutputExists, UsageError
 from offline_cli.exporting.card import FORMAT, facts_of, markdown
-from offline_cli.options.exporting import ExportOptions
-from offline_cli.options.keywords import takes
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import environment_spaces, load_policy
 from offline_cli.spaces import Space
@@ -63,9 +63,18 @@ class _Made:
     notes: tuple[str, ...] = ()
 
 
-@takes(ExportOptions)
+@checked
 def export(
-    run: str | os.PathLike[str] | Location, out: str | os.PathLike[str] | Location, **options: Unpack[ExportOptions]
+    run: str | os.PathLike[str] | Location,
+    out: str | os.PathLike[str] | Location,
+    *,
+    to: ExportFormat,
+    env_to_module: Given = None,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
 ) -> ExportResult:
     """Write the policy of `run` to `out` as another program reads it.
 
@@ -77,18 +86,18 @@ def export(
     naming it, for a run of several modules, and for a piece or a network that has no such form; MissingPackage, OutputExists,
     StorageError.
     """
-    to, known = options["to"], options["storage_options"]
+    known = storage_options
     where = [place.url if isinstance(place, Location) else os.fspath(place) for place in (run, out)]
     place, folder = open_location(out, known, beside=where), open_location(run, known, beside=where)
-    files = _free_places(place, to, overwrite=options["overwrite"])
-    loaded = load_policy(folder, plugins=options["plugins"], network=options["network"])
+    files = _free_places(place, to, overwrite=overwrite)
+    loaded = load_policy(folder, plugins=plugins, network=network)
     spaces = environment_spaces(loaded, folder.url)
-    spec = replace(PlaySpec.of(options["env_to_module"]), trained=loaded.trained)
+    spec = replace(PlaySpec.of(env_to_module), trained=loaded.trained)
     pipeline, pieces = spec.build(Setting(*spaces)).env_to_module, spec.as_dict()["env_to_module"]
     facts = facts_of(folder, loaded, spaces, pieces, to=to)
     made = (_onnx if to == "onnx" else _rllib)(loaded.module, pipeline, spaces[0], facts, place.name, folder.url)
     card = {**facts, "inputs": made.inputs, "outputs": made.outputs, "notes": made.notes}
-    if not options["dry_run"]:
+    if not dry_run:
         text = markdown(card, spaces, name=place.name, how=made.how)
         contents = [(files[0], (json.dumps(card, indent=1) + "\n").encode()), (files[1], text.encode())]
         contents += [(place.join(name) if name else place, part) for name, part in made.files.items()]
@@ -106,7 +115,7 @@ def export(
         bytes=sum(map(len, made.files.values())),
         difference=made.difference,
         notes=made.notes,
-        dry_run=options["dry_run"],
+        dry_run=dry_run,
     )
 
 
