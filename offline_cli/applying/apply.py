@@ -1,17 +1,7 @@
 """Applies a learner pipeline to any source and writes its train batches to disk: all of them, or nothing is kept.
 
-Decisions:
-
-* A train batch is one call of the pipeline on whole episodes: consecutive ones, until `steps_per_batch` is reached.
-* Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without steps,
-  and extra outputs that are text, left out; the spaces of `env` where it is given. Values are not checked (NaN passes through,
-  and `validate` finds it), and rows that `loss_mask` marks as False, which `train-bc` leaves out, stay.
-* Pieces get the network of `policy`, a run folder, in evaluation mode, without gradients; without one those for stateful
-  modules do nothing.
-* Pieces that learn (a mean-std filter) see all episodes before the first batch is made, as in training: the sources are read
-  once more for each. Those that `policy` was trained through keep what they had learned there.
-* Columns have one kind in all batches, that of the first.
-* Batches are written as they come, so memory is bounded by one batch and what reading takes.
+Batches are written as they come, so that memory is bounded by one batch and what reading takes. `show` and `trace` follow the
+first episodes through the same pipeline, and write nothing.
 """
 
 from __future__ import annotations
@@ -19,37 +9,41 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shlex
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from offline_cli.applying.batch_folder import Asked, write_batches
-from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
-from offline_cli.applying.recordings import Network, Said
-from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
+from offline_cli.applying.batch_folder import BatchFolder
+from offline_cli.applying.learner_batches import check_known_scale, learner_spaces
+from offline_cli.applying.pipeline_run import PipelineRun, pipeline_with_network
+from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes
+from offline_cli.applying.train_batches import train_batches
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
-from offline_cli.connectors.learner.added_columns import AddNextObservationsFromEpisodesToTrainBatch
-from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation, NStepReturns
+from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.file_names import TRAIN_BATCHES
+from offline_cli.datasets.manifest import now, with_defaults
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.environments import open_environment
 from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.source import ENV_SCALE
 from offline_cli.formats.tables import TableOptions
+from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.storage.locations import Location, Sources, open_location
+from offline_cli.storage.blanking import blanked, this_command
+from offline_cli.storage.locations import Location, Sources, expand, open_location
 
 __all__ = ["ApplyResult", "apply"]
 
-OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)
-"""Pieces that take next observations, or their values: they get none that nobody recorded."""
 RUN_MODULES: Final = "offline_cli.training.run_modules"
 _log = logging.getLogger(__name__)
 
@@ -115,56 +109,60 @@ def apply(
     steps_per_batch: Count = STEPS_PER_BATCH,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-) -> ApplyResult | PipelineShown | PipelineTraced:
+) -> ApplyResult | PipelineView:
     """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
 
-    `show` gives pieces with spaces and columns, from one episode at most; `env` alone may stand for the sources. `trace`
-    gives what the batch of the first so many episodes holds after each piece. Both take no `out`. `command`: for provenance.
-    `policy`: the run folder whose network pieces get, with the values of its algorithm; see docs/apply.md.
+    `show` follows the first episode through the pipeline instead, `trace` so many; neither takes `out`, and to `show`, `env`
+    alone may stand for the sources. `policy`: the run folder whose network pieces get, with the values of its algorithm; see
+    docs/apply.md. `command`: for provenance.
 
-    Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before data is
-    read where the spaces are known without; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes`
-    raises, and `load_policy` for the run; SpaceMismatch where its network is of other spaces; Interrupted.
+    Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before a batch
+    is made; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes` raises, and `load_policy` for
+    the run; SpaceMismatch where its network is of other spaces; Interrupted.
     """
     options = dict(locals())
+    began = time.monotonic()
     _check_usage(out, options)
-    sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables = TableOptions.of(options)
-    file = PipelineSpec.from_file(options["pipeline"], "learner")
-    asked_env = AskedEnvironment.of(options)
-    others = [str(place) for place in (out, options["policy"]) if place is not None]
-    run, spec = _network(options, beside=[*_listed(sources), *others]), EngineSpec.of(options)
-    said = Said(sources, from_, asked_env, action_scale, tables, storage_options, others, spec, on_progress, run)
-    if show:
-        return show_pipeline(file, said)
-    if trace is not None:
-        return trace_pipeline(file, said, episodes=trace)
-    assert out is not None
-    asked = Asked(file, options["format"], options["steps_per_batch"], options["limit"], (), tuple(command))
-    target = open_location(out, storage_options, beside=[*_listed(sources), *others])
-    return _applied(asked, said, target, options)
+    listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+    everywhere = [*listed, *(str(place) for place in (out, options["policy"]) if place is not None)]
+    storage: dict[str, Any] = {"storage_options": options["storage_options"], "beside": everywhere}
+    file, tables = PipelineSpec.from_file(options["pipeline"], "learner"), TableOptions.of(options)
+    asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
+    learned = _policy(options, storage)
+    target = None if out is None else open_location(out, **storage)
+    if target is not None:
+        check_target(target, overwrite=options["overwrite"], kind=TRAIN_BATCHES)
+    places = expand(listed, **storage)
+    if not places and not (show and asked is not None):
+        fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
+        raise UsageError("no sources", where="the arguments", fix=fix)
+    if target is not None:
+        check_apart(places, target)
 
+    def read() -> EpisodeStream:
+        return read_episodes(
+            places,
+            from_=options["from_"],
+            env=asked,
+            action_scale=options["action_scale"],
+            limit=1 if options["show"] else options["trace"] or options["limit"],
+            tables=tables,
+            episode_limit=EpisodeLimit.within(tables.memory_limit),
+            engine=spec,
+            storage_options=options["storage_options"],
+            on_progress=on_progress,
+        )
 
-def _listed(sources: Sources) -> list[Any]:
-    return [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-
-
-def _network(options: Mapping[str, Any], *, beside: Sources) -> Network:
-    """What pieces get. Raises what `load_policy` raises, and UsageError for code without a run that it is of."""
-    run, storage_options = options["policy"], options["storage_options"]
-    code = {"plugins": options["plugins"], "network": options["network"]}
-    if run is None:
-        if code["network"] is not None:
-            raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
-        return Network()
-    from offline_cli.policies.by_name import is_named  # torch with it
-
-    if is_named(os.fspath(run)):
-        fix = "the folder that train or train-bc made; without --policy, pieces get no network"
-        raise UsageError(f"{run} is no run folder, and pieces get the network of one", where="--policy", fix=fix)
-    place = open_location(run, storage_options, beside=beside)
-    module = importlib.import_module(RUN_MODULES)  # by name: training begins below
-    return Network(place.url, module.policy_with_values(place, storage_options, **code))
+    if not places:
+        run = _run(file, learned, asked, None, keep_invented=True)
+        return followed(run, run.prepared([made_up_episodes(*run.spaces)]), sources=(), inferred=False)
+    with read() as stream:
+        run = _run(file, learned, asked, stream, keep_invented=options["keep_invented"])
+        if target is None:
+            return followed(run, run.prepared(stream), sources=stream.locations, inferred=stream.spaces_inferred)
+        with Scope() as scope:
+            run.learn(lambda: run.prepared(scope.enter(read())))
+        return _written(run, stream, target, [place.url for place in places], command, options, began)
 
 
 def _check_usage(out: str | None, options: Mapping[str, Any]) -> None:
@@ -177,58 +175,123 @@ def _check_usage(out: str | None, options: Mapping[str, Any]) -> None:
         raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
 
 
-def _applied(asked: Asked, said: Said, target: Location, options: Mapping[str, Any]) -> ApplyResult:
-    began, overwrite, dry_run = time.monotonic(), options["overwrite"], options["dry_run"]
-    check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
-    recordings = said.open()
-    check_apart(recordings.places, target)
-    asked = replace(asked, sources=tuple(place.url for place in recordings.places))
-    ready = recordings.ready(asked.file, limit=asked.limit)
-    bootstraps = any(isinstance(piece, OF_NEXT) for piece in ready.pipeline.pieces())
-    ready = replace(ready, observed_ends=bootstraps and not options["keep_invented"])
-    with ready.stream, Scope() as held:
+def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPolicy | None:
+    """The run whose network pieces get. Raises what `load_policy` raises, and UsageError for code without a run."""
+    run, network = options["policy"], options["network"]
+    if run is None:
+        if network is not None:
+            raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
+        return None
+    from offline_cli.policies.by_name import is_named  # torch with it
 
-        def again() -> Iterator[EpisodeBatch]:
-            with held.part() as part:
-                stream = part.enter(said.open().stream(limit=asked.limit))
-                yield from replace(ready, stream=stream).episodes()
+    if is_named(os.fspath(run)):
+        fix = "the folder that train or train-bc made; without --policy, pieces get no network"
+        raise UsageError(f"{run} is no run folder, and pieces get the network of one", where="--policy", fix=fix)
+    module = importlib.import_module(RUN_MODULES)  # by name: training stands on this room
+    place = open_location(run, **storage)
+    found: LoadedPolicy = module.policy_with_values(
+        place, options["storage_options"], plugins=options["plugins"], network=network
+    )
+    return found
 
-        ready.learn(again)
-        stored_as = batch_format(asked.format, ready.spaces_of_columns() if ready.network.axes == 1 else {})
-        batches = TrainBatches(ready, stored_as, steps_per_batch=asked.steps_per_batch)
-        every = _begun(iter(batches), ready.where)
-        nbytes, state = 0, None
-        if dry_run:
-            deque(every, maxlen=0)
-        else:
-            nbytes, state = write_batches(target, stored_as, every, batches, ready, asked, overwrite=overwrite)
-    notes = ready.stream.incomplete
-    if batches.steps_left_out:
-        ends = f"{batches.steps_left_out:,} truncated episodes have no recorded last observation"
+
+def _run(
+    file: PipelineSpec,
+    policy: LoadedPolicy | None,
+    env: AskedEnvironment | None,
+    stream: EpisodeStream | None,
+    *,
+    keep_invented: bool,
+) -> PipelineRun:
+    """The pipeline for the episodes of `stream`; None: of the environment alone.
+
+    Raises BadConfig for Box actions of unknown scale, SpaceMismatch.
+    """
+    environment, where = None, ", ".join(stream.locations) if stream else f"--env {env and env.id}"
+    if env is not None:
+        spec = stream.environment if stream else env.among(())
+        assert spec is not None, "the stream is of the environment that was asked for"
+        with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+            pass  # what is asked of it holds when it is closed, too
+    if stream is None:
+        assert environment is not None, "checked"
+        spaces, scale = (environment.observation_space, environment.action_space), ENV_SCALE
+    else:
+        check_known_scale(stream)
+        said, inferred = (stream.observation_space, stream.action_space), stream.spaces_inferred
+        spaces, scale = learner_spaces(said, environment, inferred=inferred, where=where), stream.action_scale
+    return PipelineRun(file, pipeline_with_network(file, spaces, policy), spaces, scale, where, policy, keep_invented)
+
+
+def _written(
+    run: PipelineRun,
+    stream: EpisodeStream,
+    target: Location,
+    sources: Sequence[str],
+    command: Sequence[str],
+    options: Mapping[str, Any],
+    began: float,
+) -> ApplyResult:
+    """Make the batches, and write them unless it is a dry run. Raises NoData where no episode has any steps."""
+    kind: dict[str, Any] = {"format": options["format"], "steps_per_batch": options["steps_per_batch"]}
+    batches = train_batches(run, run.prepared(stream), tally=stream.tally, **kind)
+    first = next(batches, None)  # what no file can hold is refused before the folder is touched
+    if first is None:
+        raise NoData("no episode has any steps", where=run.where, fix="record again")
+    state, started, every = None, now(), chain([first], batches)
+    provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
+    if run.policy is not None:
+        provenance["policy"] = {"run": blanked(os.fspath(options["policy"] or "")), "sha256": run.policy.sha256}
+    if options["dry_run"]:
+        files: Sequence[Mapping[str, Any]] = [batch.counts for batch in every]
+    else:
+        known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": list(sources)}
+        words = shlex.join(command) or this_command()
+        with BatchFolder(
+            target, format=options["format"], options=known, overwrite=options["overwrite"], command=words
+        ) as folder:
+            files = folder.write(every)
+            if stream.mapping_documents:
+                provenance["mappings"] = list(stream.mapping_documents)
+            if command:
+                provenance["commands"] = [*stream.commands, words]
+            document = {
+                "format": "train-batches",
+                "version": 1,
+                "stored_as": options["format"],
+                "steps_per_batch": options["steps_per_batch"],
+                "columns": first.kinds,
+                **run.as_dict(),
+                "spaces_inferred": stream.spaces_inferred,
+                "counts": _counted(files),
+                "assumptions": dict(sorted(stream.tally.assumptions.items())),
+                "provenance": with_defaults(provenance, started=started),
+            }
+            learned = run.pipeline.get_state()
+            state = folder.commit(document, state=state_to_bytes(learned, where=run.file.where) if learned else b"")
+    notes = stream.incomplete
+    if run.steps_left_out:
+        ends = f"{run.steps_left_out:,} truncated episodes have no recorded last observation"
         notes.append(f"{ends}: the last step of each is left out; --keep-invented takes them")
     for note in notes:
         _log.warning("note: %s", note)
+    counts: dict[str, Any] = _counted(files)
     return ApplyResult(
         out=target.url,
-        **batches.counts(),
-        steps_left_out=batches.steps_left_out,
+        **counts,
+        **kind,
+        steps_left_out=run.steps_left_out,
         notes=notes,
-        columns=batches.names,
-        format=asked.format,
-        steps_per_batch=asked.steps_per_batch,
-        bytes=nbytes,
+        columns=first.names,
+        bytes=sum(file.get("bytes", 0) for file in files),
         state=state,
-        action_scale=ready.stream.action_scale,
-        spaces_inferred=ready.stream.spaces_inferred,
-        assumptions=dict(ready.stream.tally.assumptions),
-        dry_run=dry_run,
+        action_scale=stream.action_scale,
+        spaces_inferred=stream.spaces_inferred,
+        assumptions=dict(stream.tally.assumptions),
+        dry_run=options["dry_run"],
         seconds=time.monotonic() - began,
     )
 
 
-def _begun(batches: Iterator[TrainBatch], where: str) -> Iterator[TrainBatch]:
-    """`batches`, with the first one already made: what no file can hold is refused before the folder is touched."""
-    first = next(batches, None)
-    if first is None:
-        raise NoData("no episode has any steps", where=where, fix="record again")
-    return chain([first], batches)
+def _counted(files: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {"batches": len(files), **{name: sum(file[name] for file in files) for name in ("rows", "episodes", "steps")}}

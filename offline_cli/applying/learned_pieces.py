@@ -1,15 +1,13 @@
 """What the pieces of a learner pipeline learn: in one pass each, before anything is made of the data, and nothing afterwards.
 
-Each piece with a state sees all episodes that are learned from, once, behind pieces that have learned and are frozen. It does
-so in a pipeline built for that pass alone. What its `get_state` gives afterwards goes through bytes and `set_state` to the
-pipeline that makes the columns, which is frozen, just as to those that play. So training, `apply`, checks, `evaluate` and
-exports see the same numbers, and a state that does not survive saving is noticed in training.
+Each piece with a state sees all episodes that are learned from, once, behind pieces that have learned and are frozen, in a
+pipeline built for that pass alone. What its `get_state` gives afterwards goes through bytes and `set_state` to the pipeline
+that makes the columns, which is frozen, just as to those that play. So training, `apply`, checks, `evaluate` and exports see
+the same numbers. Episodes come to a pass in parts that follow from the episodes alone: a state is the same to the bit in memory
+and streaming. Pieces that may need all episodes at once get them all at once.
 
-Episodes come to a pass in parts that follow from the episodes alone: a state is the same to the bit in memory and streaming.
-Pieces that may need all episodes at once get them all at once.
-
-Refused by name are pieces that would give other numbers later: one that learns although it is frozen, one whose state cannot be
-set, and, of other code, one without a state whose attributes change as episodes go through it.
+Pieces of other code that would give other numbers later are refused by name: one that learns although it is frozen, one whose
+state cannot be set, and one without a state whose attributes change as episodes go through it.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ import copy
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cached_property, partial
-from itertools import islice
+from functools import cached_property
 from typing import Any, Final
 
 import gymnasium as gym
@@ -41,8 +38,7 @@ OURS: Final = "offline_cli."
 PLACE: Final = "learner pipeline"
 DOCUMENTED: Final = 'docs/connectors.md, "A piece that learns"'
 NOT_LEARNED: Final = (gym.Space, np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-
-Through = Callable[[ConnectorPipelineV2, EpisodeBatch], Iterator[Any]]
+States = dict[int, Mapping[str, Any]]  # by the piece's number
 
 
 def learn(
@@ -57,100 +53,61 @@ def learn(
     keep what they have.
 
     `build` makes such a pipeline anew. `read` gives all episodes that are learned from, each time it is called: once for each
-    piece that learns. `where` names the data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a
-    piece raises and for a state that cannot be saved, and what `read` raises.
+    piece that learns, and once more where there are pieces of other code, whose first episodes are looked at. `where` names the
+    data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a piece raises and for a state that
+    cannot be saved, and what `read` raises.
     """
-    states: dict[int, Mapping[str, Any]] = {
-        number: piece.get_state() for number, piece in enumerate(pipeline.pieces()) if piece.frozen
-    }
-    for number, piece in enumerate(pipeline.pieces()):
-        if learns(piece) and number not in states:
-            with playing(rl_module) as module:
-                through = partial(stepped, where=where, rl_module=module)
-                states[number] = _Pass(pipeline, build, number, states).learned(read(), through)
-            _take(piece, states[number])
-        elif not (learns(piece) or _is_ours(piece)):
-            with playing(rl_module) as module:
-                through = partial(stepped, where=where, rl_module=module)
-                _Pass(pipeline, build, number, states).check_stateless(read(), through)
+    pieces = list(pipeline.pieces())
+    states: States = {number: piece.get_state() for number, piece in enumerate(pieces) if piece.frozen}
+    with playing(rl_module) as module:
+        if not all(_is_ours(piece) or number in states for number, piece in enumerate(pieces)):
+            made = _anew(pipeline, build, states)
+            unchanged = Unchanged(made.pieces())
+            for part in in_parts(read()):
+                with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
+                    for _ in stepped(made, part, where=where, rl_module=module):
+                        pass
+                break
+            unchanged.check()
+        for number, piece in enumerate(pieces):
+            if learns(piece) and number not in states:
+                made = _anew(pipeline, build, states, learning=number)
+                last = next(name for name, one in pipeline.named() if piece is one or _holds(one, piece))
+                for part in _parts(pieces[: number + 1], read()):
+                    for name, *_ in stepped(made, part, where=where, rl_module=module):
+                        if name == last:
+                            break
+                states[number] = _saved(list(made.pieces())[number])
+            _take(piece, states.get(number, {}))
     pipeline.freeze()
 
 
-class _Pass:
-    """All episodes once, for piece `number` of a pipeline; those of `states` have learned."""
+def _anew(
+    pipeline: ConnectorPipelineV2, build: Callable[[], ConnectorPipelineV2], states: States, learning: int | None = None
+) -> ConnectorPipelineV2:
+    """A new pipeline of pieces with these states, in which piece number `learning` alone learns; None: none of those that have
+    a state."""
+    made = build()
+    known = set(map(id, pipeline.pieces()))
+    if any(id(piece) in known for piece in made.pieces()):  # somebody's builder gives the same objects each time
+        made = copy.deepcopy(made)
+    for number, piece in enumerate(made.pieces()):
+        _take(piece, states.get(number, {}))
+        if learns(piece) if learning is None else number != learning:
+            piece.freeze()
+            piece.frozen = True
+    return made
 
-    def __init__(
-        self,
-        pipeline: ConnectorPipelineV2,
-        build: Callable[[], ConnectorPipelineV2],
-        number: int,
-        states: Mapping[int, Mapping[str, Any]],
-    ) -> None:
-        self._pipeline, self._build, self._number, self._states = pipeline, build, number, states
-        piece = list(pipeline.pieces())[number]
-        self._name = next(name for name, one in pipeline.named() if piece is one or _holds(one, piece))
 
-    def learned(self, batches: Iterable[EpisodeBatch], through: Through) -> Mapping[str, Any]:
-        """The state afterwards, as it comes back from bytes."""
-        pipeline = self._anew(learning=True)
-        pieces = list(pipeline.pieces())
-        if all(_by_episode(type(piece)) for piece in pieces[: self._number + 1]):
-            parts = in_parts(batches)
-        else:
-            every = list(batches)
-            parts = iter([EpisodeBatch.concat(every)] if every else [])
-            del every
-        for count, part in enumerate(parts):
-            if not count and not _is_ours(pieces[self._number]):
-                self._check_frozen(part, through)
-            self._follow(pipeline, part, through)
-        return _saved(pieces[self._number])
-
-    def check_stateless(self, batches: Iterable[EpisodeBatch], through: Through) -> None:
-        """Raise BadConfig where the piece, which has no state, changes with the first episodes while it may learn."""
-        pipeline = self._anew(learning=True)
-        unchanged = Unchanged([list(pipeline.pieces())[self._number]])
-        for part in islice(in_parts(batches), 1):
-            with suppress(Exception):  # told where the columns are made
-                self._follow(pipeline, part, through)
-        unchanged.check()
-
-    def _anew(self, *, learning: bool) -> ConnectorPipelineV2:
-        """A new pipeline in which this piece alone learns, or none."""
-        made = self._build()
-        known = set(map(id, self._pipeline.pieces()))
-        if any(id(piece) in known for piece in made.pieces()):  # somebody's builder gives the same objects each time
-            made = copy.deepcopy(made)
-        for number, piece in enumerate(made.pieces()):
-            _take(piece, self._states.get(number, {}))
-            if not (learning and number == self._number):
-                piece.freeze()
-                piece.frozen = True
-        return made
-
-    def _follow(self, pipeline: ConnectorPipelineV2, part: EpisodeBatch, through: Through) -> None:
-        for name, *_ in through(pipeline, part):
-            if name == self._name:
-                return
-
-    def _check_frozen(self, part: EpisodeBatch, through: Through) -> None:
-        """Raise BadConfig where the piece learns although it is frozen."""
-        pipeline = self._anew(learning=False)
-        piece = list(pipeline.pieces())[self._number]
-        before = _bytes(piece)
-        with suppress(Exception):  # it may not be able to work before it has learned anything
-            self._follow(pipeline, part, through)
-        if _bytes(piece) != before:
-            raise _learns_on(piece)
+def _parts(pieces: Iterable[ConnectorV2], batches: Iterable[EpisodeBatch]) -> Iterable[EpisodeBatch]:
+    if all(_by_episode(type(piece)) for piece in pieces):
+        return in_parts(batches)
+    every = list(batches)
+    return [EpisodeBatch.concat(every)] if every else []
 
 
 def _holds(one: ConnectorV2, piece: ConnectorV2) -> bool:
     return isinstance(one, ConnectorPipelineV2) and any(piece is inner for inner in one.pieces())
-
-
-def _learns_on(piece: ConnectorV2) -> BadConfig:
-    what = f"{type(piece).__name__} learns although it is frozen: a policy would be trained and played on different numbers"
-    return BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
 
 
 def _take(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
@@ -167,6 +124,7 @@ def _bytes(piece: ConnectorV2) -> bytes:
 
 
 def _saved(piece: ConnectorV2) -> Mapping[str, Any]:
+    """The state, as it comes back from bytes."""
     state: Mapping[str, Any] = copy.deepcopy(state_from_bytes(_bytes(piece), where=PLACE)[type(piece).__name__])
     return state  # a copy: arrays of bytes cannot be written to
 
@@ -184,12 +142,13 @@ class Unchanged:
     def check(self) -> None:
         """Raise BadConfig, naming the piece, where one has learned something, or seems to."""
         for piece, before in self._before:
-            after = _held(piece)
+            after, kind = _held(piece), type(piece).__name__
             changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
             if changed and learns(piece):
-                raise _learns_on(piece)
+                what = f"{kind} learns although it is frozen: a policy would be trained and played on different numbers"
+                raise BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
             if changed:
-                what = f"{type(piece).__name__} changes {', '.join(changed)} as episodes go through it, and has no get_state: "
+                what = f"{kind} changes {', '.join(changed)} as episodes go through it, and has no get_state: "
                 what += "what it learned would not be saved with the policy"
                 fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, for "
                 raise BadConfig(what, where=PLACE, fix=f"{fix}instance by a cache, a get_state that gives {{}} ({DOCUMENTED})")
@@ -226,12 +185,8 @@ def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
     """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
     it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`).
     """
-    kinds: list[type[ConnectorV2]] = list(dict.fromkeys(map(type, pieces)))
-    problems = [
-        f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time"
-        for kind in kinds
-        if not _by_episode(kind)
-    ]
+    kinds = dict.fromkeys(type(piece) for piece in pieces if not _by_episode(type(piece)))
+    problems = [f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time" for kind in kinds]
     if problems:
         fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
         raise BadConfig.of(problems, where=PLACE, fix=fix)

@@ -132,7 +132,7 @@ def apply(
         int, o.output(help="A batch closes with the episode that brings it to N steps.", min=1)
     ] = STEPS_PER_BATCH,
     show: Annotated[
-        bool, o.checking("--show", help="Show pieces, spaces and columns instead; no data is read and nothing written.")
+        bool, o.checking("--show", help="Show pieces, spaces and columns for the first episode; write nothing.")
     ] = False,
     trace: Annotated[
         int | None, o.checking(help="Show the batch of the first N episodes after each piece instead.", min=1)

@@ -385,6 +385,10 @@ def export(
         ExportFormat, o.output(help="onnx, one file from raw observations to actions; rllib, a checkpoint of an RLModule.")
     ],
     out: Annotated[str, o.output("--out", "-o", help="File to write, of rllib a folder: a path or URL.")],
+    env_to_module: Annotated[
+        str | None,
+        o.playing(help="Pipeline file that the policy was trained through, where it names code.", metavar="FILE"),
+    ] = None,
     plugins: o.PluginsOption = o.NO_VALUES,
     network: o.RunNetworkOption = None,
 ) -> None:

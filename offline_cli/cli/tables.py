@@ -58,10 +58,7 @@ def show_pieces(told: dict[str, Any]) -> None:
     from offline_cli.report.pipelines import shown
 
     inferred = " (spaces inferred)" if told["spaces_inferred"] else ""
-    notes = [f"note: {told['note']}"] if told["note"] else []
-    render.show_grid(
-        *shown(told), above=[f"{told['pipeline']} for {', '.join(told['sources']) or 'no data'}{inferred}"], below=notes
-    )
+    render.show_grid(*shown(told), above=[f"{told['pipeline']} for {', '.join(told['sources']) or 'no data'}{inferred}"])
 
 
 def show_trace(told: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from offline_cli.errors import BadConfig, MissingPackage
+from offline_cli.errors import BadConfig, MissingPackage, causes
 from offline_cli.exporting.whole_policy import INPUTS, WholePolicy
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.policies.onnx_model import INSTALL, MAX_BYTES, OnnxModel, facts_as_metadata
@@ -38,6 +38,7 @@ def onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> 
         import onnxscript  # noqa: F401  torch.onnx needs it
     except ImportError as err:
         raise MissingPackage(f"the package {err.name} is missing", where="--to onnx", fix=INSTALL) from err
+    batch = torch.export.Dim("batch", min=1)
     with evaluating(policy), torch.no_grad(), _quiet():
         try:
             program = torch.onnx.export(
@@ -47,17 +48,22 @@ def onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> 
                 verbose=False,
                 input_names=policy.input_names,
                 output_names=policy.output_names,
-                dynamic_shapes={"inputs": tuple({0: torch.export.Dim("batch", min=1)} for _ in policy.input_names)},
+                dynamic_shapes={"inputs": tuple({0: batch} for _ in policy.input_names)},
             )
         except Exception as err:
-            what = f"{type(policy.policy).__name__} has no form in ONNX: {_reason(err)}"
-            raise BadConfig(
-                what, where=where, fix="operations that torch.export knows; `--debug` shows where it stopped"
-            ) from err
+            first = [*causes(err)][-1]
+            reason = f"{type(first).__name__}: {str(first).strip().partition(chr(10))[0]}"[:300]
+            what = f"{type(policy.policy).__name__}, or a piece, has no form in ONNX: {reason}"
+            fix = "operations that torch.export knows; --debug shows where it stopped"
+            raise BadConfig(what, where=where, fix=fix) from err
     assert program is not None, "dynamo gives a program"
     model: Any = program.model_proto
-    _forget_this_machine(model.graph)
-    model.producer_name, model.producer_version, model.doc_string = "offline-cli", "", ""
+    model.graph.name = "policy"
+    for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    del model.graph.value_info[:]
+    model.producer_name, model.producer_version = "offline-cli", ""
     onnx.helper.set_model_props(model, facts_as_metadata(facts))
     if model.ByteSize() > MAX_BYTES:
         raise BadConfig(f"a file of {model.ByteSize():,} bytes", where=where, fix=f"a network of at most {MAX_BYTES:,} bytes")
@@ -75,33 +81,16 @@ def difference(policy: WholePolicy, model: OnnxModel, observations: Space) -> fl
     return float(np.abs(found - wanted.numpy()).max(initial=0.0))
 
 
-def _forget_this_machine(graph: Any) -> None:
-    graph.name, graph.doc_string = "policy", ""
-    del graph.metadata_props[:]
-    for part in (*graph.node, *graph.value_info, *graph.input, *graph.output):
-        part.doc_string = ""
-        del part.metadata_props[:]
-    del graph.value_info[:]
-
-
-def _reason(err: BaseException) -> str:
-    """The first line of what was raised first."""
-    while err.__cause__ is not None:
-        err = err.__cause__
-    return f"{type(err).__name__}: {str(err).strip().partition(chr(10))[0]}"[:300]
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Within it torch says nothing of its progress, nor of packages that are not needed here."""
-    loggers = [logging.getLogger(name) for name in NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    levels = {name: logging.getLogger(name).level for name in NOISY}
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

@@ -12,38 +12,28 @@ __all__ = ["Grid", "shown", "traced"]
 
 Cell = str | tuple[str, ...]  # a text, or one a line
 Grid = tuple[Sequence[str], Sequence[Sequence[Cell]]]  # headings, rows
-NOT_KNOWN: Final = "not known"
 START: Final = "(the episodes)"
 
 
 def shown(told: Mapping[str, Any]) -> Grid:
-    """One row per piece, from `PipelineShown.as_dict()`: spaces before and after, and what it does to the batch's columns."""
-    rows: list[Sequence[Cell]] = [
-        [
-            piece["name"],
-            piece["input_observation_space_text"],
-            piece["observation_space_text"],
-            piece["action_space_text"],
-            _change(piece["columns_before"], piece["columns"]),
-        ]
-        for piece in told["pieces"]
-    ]
-    whole = told["pieces"][-1]["columns"] if told["pieces"] else []
-    after = NOT_KNOWN if whole is None else tuple(map(_column, whole)) or "empty"
+    """One row per piece, from `PipelineView.as_dict()`: spaces before and after, and what it does to the batch's columns."""
+    rows: list[Sequence[Cell]] = []
+    before: Sequence[Mapping[str, Any]] = []
+    for piece in told["pieces"]:
+        spaces = [piece[f"{name}_text"] for name in ("input_observation_space", "observation_space", "action_space")]
+        rows.append([piece["name"], *spaces, _change(before, piece["columns"])])
+        before = piece["columns"]
+    after = tuple(map(_column, before)) or "empty"
     return ("piece", "observations before", "observations after", "actions after", "what it does to the batch"), [
         *rows,
         ["train batch", "", "", "", after],
     ]
 
 
-def _change(before: Sequence[Mapping[str, Any]] | None, after: Sequence[Mapping[str, Any]] | None) -> Cell:
-    if after is None or before is None:
-        return NOT_KNOWN
-    old, new = ({column["name"]: column for column in columns} for columns in (before, after))
-    lines = [f"adds {_column(column)}" for name, column in new.items() if name not in old]
-    lines += [
-        f"{name}: {_kind(old[name])} becomes {_kind(new[name])}" for name in new if name in old and old[name] != new[name]
-    ]
+def _change(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Cell:
+    old, new = ({column["name"]: _kind(column) for column in columns} for columns in (before, after))
+    lines = [f"adds {name}: {kind}" for name, kind in new.items() if name not in old]
+    lines += [f"{name}: {old[name]} becomes {kind}" for name, kind in new.items() if name in old and old[name] != kind]
     lines += [f"takes out {name}" for name in old if name not in new]
     return tuple(lines) or "nothing"
 
@@ -58,7 +48,7 @@ def _kind(column: Mapping[str, Any]) -> str:
 
 
 def traced(told: Mapping[str, Any]) -> Grid:
-    """A row per column of the batch after each piece that changed any, from `PipelineTraced.as_dict()`.
+    """A row per column of the batch after each piece that changed any, from `PipelineView.as_dict()`.
 
     What a piece has changed in the episodes comes first.
     """

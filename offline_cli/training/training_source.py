@@ -41,6 +41,7 @@ from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
+from offline_cli.connectors.torch_forms import notes_on_export
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment, EnvironmentSpec
@@ -360,7 +361,7 @@ def _opened(
         extras=extras,
         selection=selection,
         meanings=stream.meanings,
-        notes=stream.incomplete,
+        notes=[*stream.incomplete, *([] if alone else notes_on_export(given, setting))],
         observed_ends=observed_ends,
         _build=built,
         _open=opened,

@@ -1,8 +1,9 @@
-"""The batches that `apply` writes: the numbers of the pipeline, in either format, however they were read."""
+"""The batches that `apply` writes: the numbers of the pipeline, in either format, with a run's network and without."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,157 +13,196 @@ import pyarrow.parquet as pq
 import pytest
 from stored_steps import columns_in
 
-from offline_cli import apply
+from offline_cli import apply, train
 from offline_cli.applying.apply import ApplyResult
 from offline_cli.applying.learner_batches import in_learner_units
-from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipeline
+from offline_cli.connectors import FrameStacking, GeneralAdvantageEstimation, MeanStdFilter, learner_pipeline
 from offline_cli.connectors.connector_v2 import state_from_bytes
+from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTruncate
 from offline_cli.connectors.pipeline_spec import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadPiece
 from offline_cli.parquet.arrow_trees import space_field
+from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import no_progress
+from offline_cli.storage.locations import open_location
 from offline_cli.training.config import BCConfig
+from offline_cli.training.run_modules import policy_with_values
 from offline_cli.training.training_data import load_data
 from offline_cli.trees import flatten
 
-FILTER_AND_STACK = """
-    [[pieces]]
-    name = "mean_std_filter"
-
-    [[pieces]]
-    name = "frame_stacking"
-    num_frames = 4
-"""
-CAMERA = gym.spaces.Dict(
-    [
-        ("pose", gym.spaces.Tuple([gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(5)])),
-        ("camera", gym.spaces.Box(0, 255, (2, 3, 1), np.uint8)),
-    ]
-)
-ARM = gym.spaces.Box(-3.0, 5.0, (2,), np.float32)
+FILTER_AND_STACK = '[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 4\n'
+BOX = gym.spaces.Box
+POSE = gym.spaces.Tuple([BOX(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(5)])
+CAMERA = gym.spaces.Dict([("pose", POSE), ("camera", BOX(0, 255, (2, 3, 1), np.uint8))])
+ARM = BOX(-3.0, 5.0, (2,), np.float32)
 Dataset = Callable[..., str]
 Pipeline = Callable[..., str]
 Stored = Callable[[str], list[dict[str, Any]]]
+Make = Callable[..., EpisodeBatch]
 
 
-def same_columns(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """The columns that a file has against those that a pipeline gives, leaf by leaf, dtypes too."""
-    assert list(found) == list(wanted)
-    for name, tree in wanted.items():
-        for (path, leaf), (other_path, other) in zip(flatten(found[name], name), flatten(tree, name), strict=True):
-            assert (path, leaf.dtype) == (other_path, other.numpy().dtype)
-            np.testing.assert_array_equal(leaf, other.numpy(), strict=True)
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """What a file holds against what a pipeline gives, leaf by leaf, dtypes too."""
+    mine, other = dict(flatten(found)), dict(flatten(wanted))
+    assert list(mine) == list(other)
+    for path, leaf in other.items():
+        np.testing.assert_array_equal(mine[path], leaf.numpy(), err_msg=path, strict=True)
+
+
+def learner(episodes: EpisodeBatch, *pieces: Any) -> Any:
+    assert episodes.observation_space is not None
+    assert episodes.action_space is not None
+    return learner_pipeline(episodes.observation_space, episodes.action_space, custom=list(pieces))
 
 
 @pytest.mark.parametrize("format", ["episodes", "columns"])
-def test_the_batches_are_those_of_the_pipeline_on_the_same_episodes(
+def test_batches_are_those_of_the_pipeline_whose_pieces_have_learned_from_all_episodes(
     format: str, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
 ) -> None:
-    out = str(tmp_path / "out")
-    told = apply(dataset(episodes, format=format), out, pipeline=pipeline_file(FILTER_AND_STACK), steps_per_batch=14)
-    assert isinstance(told, ApplyResult)
-    assert (told.batches, told.rows, told.episodes, told.steps) == (3, 40, 6, 40)
-    pipeline = learner_pipeline(
-        episodes.observation_space,
-        episodes.action_space,
-        custom=[MeanStdFilter(as_learner_connector=True), FrameStacking(num_frames=4, as_learner_connector=True)],
-    )
+    out, file = tmp_path / "out", pipeline_file(FILTER_AND_STACK)
+    done = apply(dataset(episodes, format=format), str(out), pipeline=file, steps_per_batch=14)
+    assert isinstance(done, ApplyResult)
+    assert (done.batches, done.rows, done.episodes, done.steps) == (3, 40, 6, 40)
+    options: dict[str, Any] = {"as_learner_connector": True}
+    pipeline = learner(episodes, MeanStdFilter(**options), FrameStacking(num_frames=4, **options))
     pipeline(episodes=episodes)
     pipeline.freeze()
     parts = [slice(0, 2), slice(2, 5), slice(5, 6)]  # 14, 20 and 6 steps
-    for found, part in zip(stored(out), parts, strict=True):
-        same_columns(found, pipeline(episodes=episodes.select(part)))
+    for found, part in zip(stored(str(out)), parts, strict=True):
+        same(found, pipeline(episodes=episodes.select(part)))
+    again = load_pipeline(file, observation_space=episodes.observation_space, action_space=episodes.action_space)
+    again.set_state(state_from_bytes((out / "connectors.msgpack").read_bytes(), where="test"))
+    moments = again.get_state()["MeanStdFilter"]["shared"]["obs"]
+    assert int(moments["count"]) == 40
+    np.testing.assert_allclose(moments["mean"], episodes.acted_obs().mean(0), rtol=1e-5)
 
 
-def test_one_batch_is_what_train_bc_learns_from(
-    random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
+def test_one_batch_is_what_train_bc_learns_from_with_actions_in_the_units_of_networks(
+    random_batch: Make, dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
 ) -> None:
-    batch = random_batch(gym.spaces.Box(-1.0, 1.0, (4,), np.float32), ARM, lengths=(4, 3, 2))
+    batch = random_batch(BOX(-1.0, 1.0, (4,), np.float32), ARM, lengths=(4, 3, 2))
     source, out, file = dataset(batch), str(tmp_path / "out"), pipeline_file(FILTER_AND_STACK)
     apply(source, out, pipeline=file)
-    pieces = [MeanStdFilter(as_learner_connector=True), FrameStacking(num_frames=4, as_learner_connector=True)]
-    learned = load_data(source, BCConfig(), pipeline=pieces, on_progress=no_progress)
+    learned = load_data(source, BCConfig(), pipeline=file, on_progress=no_progress)
     (found,) = stored(out)
-    np.testing.assert_array_equal(found["obs"], columns_in(learned.train)["obs"].numpy())
-    np.testing.assert_array_equal(found["actions"], columns_in(learned.train)["actions"].numpy())
-    assert np.abs(found["actions"]).max() <= 1.0 < np.abs(batch.actions).max()
+    for name in ("obs", "actions"):
+        np.testing.assert_array_equal(found[name], columns_in(learned.train)[name].numpy())
+    np.testing.assert_allclose(found["actions"] * 4.0 + 1.0, batch.actions, rtol=1e-5, atol=1e-6)  # bounds -3 and 5
+    assert in_learner_units(batch, ARM, "env").action_space == BOX(-np.inf, np.inf, (2,), np.float32)
 
 
-def test_both_formats_hold_the_same_numbers(
-    random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
+def test_both_formats_hold_the_same_numbers_and_tables_have_the_layout_of_our_columns_datasets(
+    random_batch: Make, dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
 ) -> None:
     source = dataset(random_batch(CAMERA, gym.spaces.MultiDiscrete([2, 3]), lengths=(4, 3)))
-    file = pipeline_file()
-    apply(source, str(tmp_path / "tables"), pipeline=file)
-    apply(source, str(tmp_path / "tensors"), pipeline=file, format="safetensors")
-    (table,), (tensors,) = stored(str(tmp_path / "tables")), stored(str(tmp_path / "tensors"))
+    for format in ("columns", "safetensors"):
+        apply(source, str(tmp_path / format), pipeline=pipeline_file(), format=format)
+    (table,), (tensors,) = stored(str(tmp_path / "columns")), stored(str(tmp_path / "safetensors"))
     flat = dict(pair for name, tree in table.items() for pair in flatten(tree, name))
     assert {"obs.camera", "obs.pose.0", "obs.pose.1"} <= set(flat)
     assert flat.keys() == tensors.keys()
     for name, array in flat.items():
         np.testing.assert_array_equal(array, tensors[name], strict=True)
+    field, wanted = pq.read_schema(tmp_path / "columns/data/batch-000000.parquet").field("obs"), space_field("obs", CAMERA)
+    assert field == wanted
+    assert field.type.field("pose").metadata == wanted.type.field("pose").metadata
 
 
-def test_nested_columns_have_the_layout_of_our_columns_datasets(
-    random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    source, out = dataset(random_batch(CAMERA, gym.spaces.Discrete(2), lengths=(4, 3))), tmp_path / "out"
-    apply(source, str(out), pipeline=pipeline_file())
-    schema = pq.read_schema(out / "data" / "batch-000000.parquet")
-    assert schema.field("obs") == space_field("obs", CAMERA)
-    assert schema.field("obs").type.field("pose").metadata == space_field("obs", CAMERA).type.field("pose").metadata
-
-
+@pytest.mark.parametrize("format", ["columns", "safetensors"])
 def test_how_episodes_were_stored_does_not_change_a_byte(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
+    format: Any, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
-    file = pipeline_file(FILTER_AND_STACK)
-    whole = dataset(episodes, name="one")
-    halves = [dataset(episodes.select(part), name=str(part.start)) for part in (slice(0, 3), slice(3, 6))]
-    for format in ("columns", "safetensors"):
-        sources: list[Any] = [whole, whole, halves]
-        outs = [str(tmp_path / f"{format}-{number}") for number in range(3)]
-        for source, out in zip(sources, outs, strict=True):
-            apply(source, out, pipeline=file, format=format, steps_per_batch=10)
-        files = [{file.name: file.read_bytes() for file in (Path(out) / "data").iterdir()} for out in outs]
-        assert len(files[0]) == 3
-        assert files[0] == files[1] == files[2]
+    file, whole = pipeline_file(FILTER_AND_STACK), dataset(episodes, name="one")
+    halves: Any = [dataset(episodes.select(part), name=str(part.start)) for part in (slice(0, 3), slice(3, 6))]
+    for name, source in (("whole", whole), ("halves", halves)):
+        apply(source, str(tmp_path / name), pipeline=file, format=format, steps_per_batch=10)
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name / "data").iterdir()} for name in ("whole", "halves")]
+    assert len(files[0]) == 3
+    assert files[0] == files[1]
 
 
-def test_what_pieces_learned_is_beside_the_batches_and_goes_back_into_a_pipeline(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
+# ---- with a run's network ----
+
+MEMORY = 'hidden = [8]\nbatch_size = 20\n[network]\nmemory = "lstm"\nmemory_size = 4\nmax_seq_len = 5\nburn_in = 2\n'
+DEFAULTS = (
+    *("add_observations_from_episodes_to_batch", "add_columns_from_episodes_to_batch", "add_time_dim_to_batch_and_zero_pad"),
+    *("add_states_from_episodes_to_batch", "batch_individual_items", "numpy_to_tensor"),
+)
+OF_VALUES = ("add_one_ts_to_episodes_and_truncate", *DEFAULTS, "general_advantage_estimation")
+VALUES = "".join(f'[[pieces]]\nname = "{name}"\n' for name in OF_VALUES) + "gamma = 0.9\nlambda_ = 0.8\n"
+ALL_PIECES = 'kind = "learner"\ndefaults = false'
+
+
+@pytest.fixture
+def run(dataset: Dataset, episodes: EpisodeBatch, tmp_path: Path) -> str:
+    """A run of MARWIL with a memory: its checkpoint has values."""
+    (tmp_path / "c.toml").write_text(MEMORY)
+    source = dataset(episodes, name="learned")
+    train(source, tmp_path / "run", algorithm="marwil", config=tmp_path / "c.toml", updates=6, device="cpu")
+    return str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("format", ["columns", "safetensors"])
+def test_batches_are_the_sequences_that_the_pipeline_makes_with_this_network(
+    dataset: Dataset,
+    run: str,
+    episodes: EpisodeBatch,
+    pipeline_file: Pipeline,
+    tmp_path: Path,
+    stored: Stored,
+    format: Any,
 ) -> None:
-    out, file = tmp_path / "out", pipeline_file(FILTER_AND_STACK)
-    told = apply(dataset(episodes), str(out), pipeline=file, steps_per_batch=10)
-    assert isinstance(told, ApplyResult)
-    assert told.state == "connectors.msgpack"
-    pipeline = load_pipeline(file, observation_space=episodes.observation_space, action_space=episodes.action_space)
-    pipeline.set_state(state_from_bytes((out / told.state).read_bytes(), where="test"))
-    moments = pipeline.get_state()["MeanStdFilter"]["shared"]["obs"]
-    assert int(moments["count"]) == 40
-    np.testing.assert_allclose(moments["mean"], episodes.acted_obs().mean(0), rtol=1e-5)
+    outs = {name: np.arange(40 * 4, dtype=np.float32).reshape(40, 1, 4) for name in ("h", "c")}
+    recorded = replace(episodes, extra={"state_out": outs})
+    done = apply(dataset(recorded), str(tmp_path / "out"), pipeline=pipeline_file(), policy=run, format=format)
+    assert isinstance(done, ApplyResult)
+    (found,) = stored(str(tmp_path / "out"))
+    wanted = learner(episodes)(rl_module=load_policy(run).module, episodes=recorded)
+    assert done.rows == len(wanted["seq_lens"])
+    assert {"state_in", "seq_lens", "loss_mask"} < wanted.keys()
+    mine, other = dict(flatten(found)), dict(flatten(wanted))
+    assert mine.keys() == other.keys()
+    for path, leaf in other.items():
+        np.testing.assert_array_equal(mine[path], leaf.numpy(), err_msg=path, strict=True)
+    assert mine["state_in.h"].any(), "states of the recording are in them"
 
 
-def test_a_limit_takes_the_first_episodes_only(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
+def test_values_are_those_of_the_runs_algorithm(
+    dataset: Dataset, run: str, episodes: EpisodeBatch, pipeline_file: Pipeline, tmp_path: Path, stored: Stored
 ) -> None:
-    told = apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file(), limit=2)
-    assert isinstance(told, ApplyResult)
-    assert (told.episodes, told.steps) == (2, 14)
+    apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file(VALUES, head=ALL_PIECES), policy=run)
+    (found,) = stored(str(tmp_path / "out"))
+    pipeline = learner(episodes)
+    pipeline.prepend(AddOneTsToEpisodesAndTruncate())
+    pipeline.append(GeneralAdvantageEstimation(gamma=0.9, lambda_=0.8))
+    wanted = pipeline(rl_module=policy_with_values(open_location(run), None).module, episodes=episodes)
+    for name in ("advantages", "value_targets"):
+        np.testing.assert_array_equal(found[name], wanted[name].numpy())
+    assert np.ptp(found["value_targets"][found["loss_mask"]]) > 0
 
 
-def test_the_first_batch_is_filtered_by_the_moments_of_all_episodes(
-    episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, stored: Stored, tmp_path: Path
+def test_pieces_keep_what_they_learned_in_a_run_and_values_that_it_has_not_are_refused(
+    dataset: Dataset, random_batch: Make, episodes: EpisodeBatch, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
     file = pipeline_file('[[pieces]]\nname = "mean_std_filter"\n')
-    apply(dataset(episodes), str(tmp_path / "out"), pipeline=file, steps_per_batch=14)
-    batches = [batch["obs"] for batch in stored(str(tmp_path / "out"))]
-    assert abs(batches[0].mean()) > 0.01
-    np.testing.assert_allclose(np.concatenate(batches).mean(0), 0.0, atol=1e-5)
+    train(dataset(episodes), tmp_path / "plain", hidden=[8], pipeline=file, updates=3, device="cpu")
+    other = random_batch(episodes.observation_space, episodes.action_space, lengths=(4, 4), seed=9)
+    source = dataset(other, name="other")
+    apply(source, str(tmp_path / "out"), pipeline=file, policy=tmp_path / "plain")
+    states = [(tmp_path / name / "connectors.msgpack").read_bytes() for name in ("plain", "out")]
+    assert states[0] == states[1]
+    with pytest.raises(BadPiece) as caught:
+        values = pipeline_file(VALUES, head=ALL_PIECES, name="values.toml")
+        apply(source, str(tmp_path / "none"), pipeline=values, policy=tmp_path / "plain")
+    assert "apply --policy" in caught.value.fix
 
 
-def test_actions_come_in_the_units_of_networks(random_batch: Callable[..., EpisodeBatch]) -> None:
-    batch = random_batch(gym.spaces.Box(-1.0, 1.0, (4,), np.float32), ARM, lengths=(4, 3))
-    learned = in_learner_units(batch, ARM, "env")
-    np.testing.assert_allclose(learned.actions * 4.0 + 1.0, batch.actions, rtol=1e-5, atol=1e-6)  # bounds -3 and 5
-    assert learned.action_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+def test_a_network_of_other_spaces_is_exit_4(
+    dataset: Dataset, run: str, random_batch: Make, pipeline_file: Pipeline, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    other = dataset(random_batch(BOX(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(3)), name="other")
+    for how in (("--out", tmp_path / "out"), ("--show",)):
+        code, found = call("apply", other, "--pipeline", pipeline_file(), "--policy", run, *how)
+        assert (code, found["error"]["code"]) == (4, "space-mismatch")
+        assert [word for word in ("the pipeline gives", "the network takes") if word not in found["error"]["what"]] == []

@@ -44,7 +44,7 @@ def test_the_file_acts_as_the_run_does_on_thousands_of_observations(
         for one, other in zip(leaves(wanted), leaves(found), strict=True):
             assert one.dtype == other.dtype
             if one.dtype.kind == "f":
-                np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
+                np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
             else:
                 np.testing.assert_array_equal(other, one)
         varied.add(leaves(found)[0].tobytes())

@@ -17,10 +17,9 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 SEEN, CHOICES = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(2)
-Edit = Callable[[Any], None]
 
 
-def small(edit: Edit = lambda model: None) -> bytes:
+def small(edit: Callable[[Any], object] = lambda model: None) -> bytes:
     """A policy as somebody else may write it: one matrix, the larger of two sums, and what `edit` does to it."""
     helper, of = onnx.helper, onnx.TensorProto
     weight = onnx.numpy_helper.from_array(np.ones((3, 2), np.float32), "weight")
@@ -37,23 +36,23 @@ def small(edit: Edit = lambda model: None) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def without_weight(model: Any) -> None:
-    del model.graph.initializer[:]
-
-
-def unknown_operator(model: Any) -> None:
-    model.graph.node[1].op_type = "Imagine"
-
-
 def fixed_rows(model: Any) -> None:
     for port in (*model.graph.input, *model.graph.output):
         port.type.tensor_type.shape.dim[0].dim_value = 4
 
 
+def renamed(model: Any) -> None:
+    model.graph.input[0].name = model.graph.node[0].input[0] = "pixels"
+
+
+def no_space(model: Any) -> None:
+    model.metadata_props.add(key="observation_space", value='{"type": "Box", "shape": [-1]}')
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 100, b"PK\3\4 not a model", small()[:-20], small(without_weight), small(unknown_operator), small(fixed_rows)],
-    ids=["empty", "zeros", "zip", "cut", "without weight", "unknown operator", "fixed rows"],
+    [b"", b"PK\3\4 not a model", small()[:-20], small(lambda model: model.graph.ClearField("initializer")), small(fixed_rows)],
+    ids=["empty", "zip", "cut", "without weight", "fixed rows"],
 )
 def test_what_is_no_whole_model_of_rows_is_bad_data(content: bytes) -> None:
     with pytest.raises(BadData):
@@ -67,27 +66,9 @@ def test_a_file_of_somebody_else_plays_by_its_names_and_shapes() -> None:
     assert model.run({"obs": np.zeros((5, 3), np.float32)})["actions"].shape == (5,)
 
 
-def renamed(model: Any) -> None:
-    model.graph.input[0].name = model.graph.node[0].input[0] = "pixels"
-
-
-def test_another_name_or_shape_is_told_with_what_was_wanted() -> None:
-    wide = spaces.Box(-1, 1, (4,), np.float32)
-    for content, seen, said in [
-        (small(renamed), SEEN, "no input 'obs', but ['pixels']"),
-        (small(), wide, "input 'obs' is float32"),
-    ]:
-        with pytest.raises(SpaceMismatch) as caught:
+def test_another_name_or_shape_and_metadata_that_describe_no_space_are_told() -> None:
+    for content, seen in [(small(renamed), SEEN), (small(), spaces.Box(-1, 1, (4,), np.float32))]:
+        with pytest.raises(SpaceMismatch):
             check_ports(model_of(content, where="their.onnx"), seen, CHOICES)
-        assert said in caught.value.what
-
-
-def broken_metadata(model: Any) -> None:
-    model.metadata_props.add(key="observation_space", value='{"type": "Box", "shape": [-1]}')
-    model.metadata_props.add(key="version", value="not JSON")
-
-
-def test_metadata_that_describe_no_space_are_bad_data() -> None:
-    model = model_of(small(broken_metadata), where="their.onnx")
     with pytest.raises(BadData, match="observation_space"):
-        model.space("observation_space")
+        model_of(small(no_space), where="their.onnx").space("observation_space")

@@ -71,7 +71,7 @@ class Exports:
 
     folder: Path
     random_batch: Callable[..., Any]
-    made: dict[str, Path] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)  # of the training of each run
 
     def run(self, name: str) -> Path:
         place = self.folder / name.replace(" ", "-")
@@ -91,7 +91,8 @@ class Exports:
             pieces.write_bytes(tomli_w.dumps({"kind": "learner", "pieces": list(kind.pieces)}).encode())
             given = {"pipeline": str(pieces)} if kind.pieces else {}
             sizes = {"updates": 30, "lr": kind.lr, "batch_size": 32, "hidden": kind.hidden, "device": "cpu"}
-            train_bc(str(place / "data"), run, config=str(config), **sizes, **given)
+            result = train_bc(str(place / "data"), run, config=str(config), **sizes, **given)
+            self.notes[name] = list(result.notes)
         return run
 
     def onnx(self, name: str) -> Path:

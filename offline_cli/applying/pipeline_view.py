@@ -1,0 +1,187 @@
+"""What `apply --show` and `--trace` tell: the spaces around each piece, and what episodes and batch hold after it.
+
+Both follow real episodes through the pipeline, `--show` one of them. Of an environment without recordings it follows two
+episodes that are made up from the spaces: values lie within these, and the same spaces give the same ones.
+
+Columns come in every form that pieces leave them in (`connectors/batch_items.py`): `items`, not stacked yet; `array`; `tensor`;
+`list`, of infos for instance. Nested columns are named by path, `obs.camera`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from offline_cli.applying.learner_batches import playing, stepped
+from offline_cli.applying.pipeline_run import PipelineRun, space_as_json
+from offline_cli.columns import Columns
+from offline_cli.connectors.batch_items import Items, is_filed
+from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import NoData, OfflineCliError
+from offline_cli.policies.policy import sampled
+from offline_cli.spaces import Space, describe
+from offline_cli.trees import flatten
+
+__all__ = ["PipelineView", "column_views", "followed", "made_up_episodes"]
+
+SPACES: Final = ("input_observation_space", "observation_space", "input_action_space", "action_space")
+SHOWN: Final = 8  # values
+SHOWN_OF_ONE: Final = 16  # where one row has more
+SHOWN_LETTERS: Final = 60  # of a value that is not a number
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnView:
+    """One column, or one leaf of a nested one."""
+
+    name: str  # `obs`, `obs.camera`
+    held: str  # "tensor" | "array" | "list" | "items"
+    dtype: str  # `float32`; of things that are not numbers the name of their type
+    shape: tuple[int, ...]  # of one row
+    rows: int | None  # None: it has no axis of rows
+    first: tuple[Any, ...]  # its first values, row by row
+
+
+@dataclass(frozen=True, slots=True)
+class PieceView:
+    """The spaces around one piece, and what there is after it."""
+
+    name: str  # unique in the pipeline
+    input_observation_space: Space | None
+    observation_space: Space | None
+    input_action_space: Space | None
+    action_space: Space | None
+    columns: tuple[ColumnView, ...]  # of the batch
+    episodes: tuple[ColumnView, ...]  # observations, actions and rewards, as later pieces find them
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values: each space as JSON (null where it has no such form), and as text beside it."""
+        spaces = {name: space_as_json(getattr(self, name)) for name in SPACES}
+        texts = {f"{name}_text": describe(getattr(self, name)) for name in SPACES}
+        return {"name": self.name, **spaces, **texts, "columns": _plain(self.columns), "episodes": _plain(self.episodes)}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineView:
+    """What `apply --show` and `--trace` report."""
+
+    pipeline: str  # the file
+    sources: tuple[str, ...]
+    spaces_inferred: bool
+    action_scale: str  # of the source
+    episodes: tuple[str, ...]  # ids of those that were followed
+    steps: int
+    start: tuple[ColumnView, ...]  # the episodes before the first piece
+    pieces: list[PieceView] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        lists = {"sources": list(self.sources), "episodes": list(self.episodes), "start": _plain(self.start)}
+        return {**plain, **lists, "pieces": [piece.as_dict() for piece in self.pieces]}
+
+
+def followed(run: PipelineRun, episodes: Iterable[EpisodeBatch], *, sources: Iterable[str], inferred: bool) -> PipelineView:
+    """The pipeline's view of prepared `episodes`, as one batch, from which its pieces learn before.
+
+    Raises NoData where none has a step, and what pieces raise; the error's `result` has the view up to that piece.
+    """
+    given = list(episodes)
+    if not given:
+        fix = "a larger --trace, or recordings that have steps"
+        raise NoData("no step in the first episodes", where=run.where, fix=fix)
+    batch = EpisodeBatch.concat(given)
+    start = _of_episodes(batch)
+    view = PipelineView(run.file.where, tuple(sources), inferred, run.action_scale, batch.ids, batch.num_steps, start)
+    pieces = dict(run.pipeline.named())
+    try:
+        run.learn(lambda: [batch])
+        with playing(run.module) as module:
+            for name, made, left in stepped(run.pipeline, batch, where=run.where, rl_module=module):
+                view.pieces.append(_piece(name, pieces[name], made, left))
+    except OfflineCliError as err:
+        err.result = view.as_dict()
+        raise
+    return view
+
+
+def _piece(name: str, piece: ConnectorV2, batch: Mapping[str, Any], episodes: Episodes) -> PieceView:
+    columns = tuple(view for column, held in batch.items() for view in column_views(str(column), held))
+    spaces: dict[str, Any] = {space: getattr(piece, space) for space in SPACES}
+    return PieceView(name, **spaces, columns=columns, episodes=_of_episodes(episodes))
+
+
+def _of_episodes(episodes: Episodes) -> tuple[ColumnView, ...]:
+    """Observations, actions and rewards; of a list, those of its first episode."""
+    if isinstance(episodes, EpisodeBatch):
+        trees = (episodes.obs, episodes.actions, episodes.rewards)
+    elif episodes and hasattr(episodes[0], "get_rewards"):
+        trees = (episodes[0].get_observations(), episodes[0].get_actions(), episodes[0].get_rewards())
+    else:
+        return ()
+    names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+    return tuple(view for name, tree in zip(names, trees, strict=True) for view in column_views(name, tree))
+
+
+def column_views(name: str, held: Any) -> Iterator[ColumnView]:
+    """What one column of a batch holds, leaf by leaf."""
+    if is_filed(held):
+        yield from _items(name, [item for items in held.values() for item in items])
+    elif isinstance(held, list) and (not held or isinstance(held[0], (str, Mapping))):
+        kind = type(held[0]).__name__ if held else "nothing"
+        yield ColumnView(name, "list", kind, (), len(held), tuple(map(_short, held[:2])))
+    elif isinstance(held, list):
+        yield from _items(name, held)
+    else:
+        for path, leaf in flatten(held, name):
+            yield _leaf(path, leaf, "tensor" if isinstance(leaf, Tensor) else "array")
+
+
+def _items(name: str, entries: list[Any]) -> Iterator[ColumnView]:
+    """Items that are not stacked yet, by the first one of them."""
+    rows = sum(entry.count if isinstance(entry, Items) else 1 for entry in entries)
+    first = entries[0]
+    for path, leaf in flatten(first.tree if isinstance(first, Items) else first, name):
+        one = leaf if isinstance(first, Items) else np.asarray(leaf)[None]
+        found = _leaf(path, one, "items")
+        yield ColumnView(path, "items", found.dtype, found.shape, rows, found.first)
+
+
+def _leaf(path: str, leaf: Any, held: str) -> ColumnView:
+    array = leaf if isinstance(leaf, Tensor) else np.asarray(leaf)
+    shape = tuple(array.shape[1:])
+    first = array.reshape(-1)[: min(max(SHOWN, math.prod(shape)), SHOWN_OF_ONE)]
+    values = (first.detach().cpu() if isinstance(first, Tensor) else first).tolist()
+    shown = tuple(value if isinstance(value, (bool, int, float)) else _short(value) for value in values)
+    return ColumnView(path, held, str(array.dtype).removeprefix("torch."), shape, len(array) if array.ndim else None, shown)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
+
+
+def _plain(columns: Iterable[ColumnView]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "shape": list(one.shape), "first": list(one.first)} for one in columns]
+
+
+def made_up_episodes(observation_space: Space, action_space: Space) -> EpisodeBatch:
+    """Two episodes, of three and of two steps, for a pipeline that is looked at without recordings."""
+    return EpisodeBatch(
+        ids=("made-up-0", "made-up-1"),
+        starts=np.array([0, 3, 5], np.int64),
+        obs=sampled(observation_space, 7),
+        actions=sampled(action_space, 5),
+        rewards=np.ones(5),
+        terminated=np.array([True, False]),
+        truncated=np.array([False, True]),
+        extra={},
+        observation_space=observation_space,
+        action_space=action_space,
+    )

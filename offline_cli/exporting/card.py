@@ -1,0 +1,114 @@
+"""The model card of an exported policy, as JSON and as Markdown: what it is, from which data, how good, and how to run it.
+
+`facts_of` gathers what the run folder knows, as JSON values; the ONNX file holds the same among its metadata. What a run does
+not know (an unfinished one has no scores) is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+import offline_cli
+from offline_cli.errors import OfflineCliError
+from offline_cli.policies.module_policy import fingerprint_of, hash_of_weights
+from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object, newest_checkpoint
+from offline_cli.policies.run_policy import LoadedPolicy, known_environments
+from offline_cli.spaces import Space, describe, space_to_json
+from offline_cli.storage.blanking import blanked_call, blanked_values
+from offline_cli.storage.locations import Location
+
+__all__ = ["FORMAT", "facts_of", "markdown"]
+
+FORMAT: Final = "offline-cli-export"
+OF_RESULT: Final = ("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_mse", "policy_update", "stopped_by")
+OF_CONFIG: Final = ("algorithm", "network", "hidden", "activation", "batch_size", "lr", "seed")
+OF_SCORES: Final = ("eval_return_mean", "eval_return_ci95", "eval_episodes")
+OF_DATA: Final = ("module", "episodes", "steps", "sources")
+MARKUP: Final = re.compile(r"[\\|`*<>\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # within a word, an underscore is one
+
+
+def facts_of(
+    run: Location, loaded: LoadedPolicy, spaces: tuple[Space, Space], pieces: Sequence[str], *, to: str
+) -> dict[str, Any]:
+    """JSON values by name. `spaces`: of the environment; `pieces`: of the user's around the policy."""
+    newest = newest_checkpoint(run)
+    state = {} if newest is None else _told(newest.join(STATE))
+    seen: Any = state.get("seen")
+    result = {} if loaded.checkpoint is not None else _told(run.join(RESULT))
+    config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
+    data = {name: value for name, value in {**result, **(seen if isinstance(seen, dict) else {})}.items() if name in OF_DATA}
+    known: dict[str, dict[str, Any]] = {
+        "data": {**blanked_values(data), "digest": state.get("data")},
+        "training": {
+            **{name: config[name] for name in OF_CONFIG if name in config},
+            **{name: result[name] for name in OF_RESULT if name in result},
+            "checkpoint": loaded.checkpoint,
+        },
+        "scores": {name: result[name] for name in OF_SCORES if name in result},
+    }
+    return {
+        "format": FORMAT,
+        "version": 1,
+        "to": to,
+        "observation_space": space_to_json(spaces[0]),
+        "action_space": space_to_json(spaces[1]),
+        "action_scale": loaded.description["action_scale"],
+        "pieces": list(pieces),
+        "environments": [
+            {"id": one.id, "kwargs": blanked_values(one.kwargs), "wrappers": [*map(blanked_call, one.wrappers)]}
+            for one in known_environments(loaded.description)
+        ],
+        **{name: {key: value for key, value in part.items() if value is not None} for name, part in known.items()},
+        "provenance": {
+            "policy": fingerprint_of(loaded),
+            "weights_sha256": hash_of_weights(loaded.module),
+            "offline_cli": offline_cli.__version__,
+            "torch": torch.__version__,
+        },
+    }
+
+
+def _told(file: Location) -> dict[str, Any]:
+    """What a JSON file of the run says; nothing where it is not there, or broken: a card without it is better than none."""
+    try:
+        return json_object(file.read_bytes())
+    except (ValueError, OfflineCliError):
+        return {}
+
+
+def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str, how: str) -> str:
+    """The card for people. `card`: the facts, with `inputs`, `outputs` and `notes`; `how`: what runs it, as Markdown."""
+    environments = {one["id"]: {**one["kwargs"], "wrappers": one["wrappers"]} for one in card["environments"]}
+    described = {"observations": describe(spaces[0]), "actions": describe(spaces[1]), "action scale": card["action_scale"]}
+    ports = {f"{side} {port}": form for side in ("inputs", "outputs") for port, form in card[side].items()}
+    sections = {
+        "Spaces": described,
+        "Pieces inside": dict(enumerate(card["pieces"])),
+        "Environments": environments,
+        **{title.capitalize(): card[title] for title in ("data", "training", "scores", "provenance")},
+        "Inputs and outputs": ports,
+        "Notes": dict(enumerate(card["notes"])),
+    }
+    lines = [f"# {name}", "", f"A policy trained by offline-cli, exported to {card['to']}.", ""]
+    for title, rows in sections.items():
+        lines += _table(title, rows) if rows else ()
+    return "\n".join([*lines, "## How to run it", "", how.strip(), ""])
+
+
+def _table(title: str, rows: Mapping[Any, Any]) -> Iterator[str]:
+    yield from (f"## {title}", "", "| what | value |", "| --- | --- |")
+    yield from (f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())
+    yield ""
+
+
+def _cell(value: Any) -> str:
+    """One line of text that stays in its cell, whatever a run folder or an id holds."""
+    text = f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return MARKUP.sub(r"\\\g<0>", text)[:2000]
