@@ -182,12 +182,12 @@ def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episod
 # ---- whoever fails is named ----
 
 
-@pytest.mark.parametrize(("episodes", "ending", "steps", "place"), [(1, "-0", 3, "0, step 3"), (20, "-2", 4, "2, step 4")])
-def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, ending: str, steps: int, place: str) -> None:
+@pytest.mark.parametrize(("episodes", "ending", "steps", "place"), [(1, "-0", 3, " 0, step 3"), (20, "-2", 4, "s 0 to 15")])
+def test_a_piece_that_raises_is_named_with_its_episodes(episodes: int, ending: str, steps: int, place: str) -> None:
     pieces = PlaySpec(file_of({"use": "odd_pieces:RaisesOn", "steps": steps, "ending": ending}))
     with pytest.raises(BadData, match=r"piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
         played(policy_for("Sign-v0"), "Sign-v0", pieces, episodes)
-    assert caught.value.where == f"Sign-v0, episode {place}"
+    assert caught.value.where == f"Sign-v0, episode{place}"
     assert caught.value.exit_code == 3
 
 
