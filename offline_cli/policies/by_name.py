@@ -11,7 +11,6 @@ import gymnasium as gym
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, NoData, StorageNotFound
-from offline_cli.files.local_files import not_found
 from offline_cli.policies.agents_policy import open_agents
 from offline_cli.policies.module_policy import open_module
 from offline_cli.policies.onnx_policy import ONNX, open_onnx, spaces_of_file
@@ -21,6 +20,7 @@ from offline_cli.policies.rllib_policy import RLLIB, open_checkpoint
 from offline_cli.policies.run_policy import environment_spaces, fingerprint_of, load_policy
 from offline_cli.policies.sb3_policy import SB3, open_model, spaces_of_model
 from offline_cli.spaces import Space
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree
 
 __all__ = ["files_of", "is_named", "known_spaces", "open_policies", "open_policy", "stand_in"]

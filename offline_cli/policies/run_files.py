@@ -28,8 +28,8 @@ from torch import Tensor
 from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.ownership import is_link
 from offline_cli.errors import StorageNotFound
-from offline_cli.files.locations import Location
 from offline_cli.json_documents import from_json
+from offline_cli.storage.locations import Location
 
 __all__ = [
     "BEST",

@@ -19,9 +19,9 @@ from gymnasium import spaces
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.files.local_files import not_found
 from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits, seeded
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import flatten, unflatten_like
 
 __all__ = ["SB3", "ModelPolicy", "check_model", "open_model", "spaces_of_model"]

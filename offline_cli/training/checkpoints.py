@@ -30,8 +30,6 @@ from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.manifest import WRAPPERS, Environment
 from offline_cli.datasets.ownership import is_link, keep_names
 from offline_cli.errors import BadConfig, StorageNotFound
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
 from offline_cli.modules.images import NATURE, encoder_package
 from offline_cli.modules.network import network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
@@ -46,6 +44,8 @@ from offline_cli.policies.run_policy import (
     described_form,
 )
 from offline_cli.spaces import space_to_json
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 from offline_cli.training.config import BCConfig
 from offline_cli.training.training_data import TrainingData
 

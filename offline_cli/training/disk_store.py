@@ -31,8 +31,8 @@ from offline_cli.applying.learned_pieces import check_streamable
 from offline_cli.applying.learner_batches import in_parts
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
-from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import give_back
+from offline_cli.storage.temp_files import TempFile
 from offline_cli.training.frame_file import FrameFile, record_of
 from offline_cli.training.loader import EpochOrder, PoolPlan, Store, of_window
 from offline_cli.training.memory_store import Shares

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from offline_cli.applying.frame_stacks import FrameStacks, expanded
-from offline_cli.files.local_files import TempFile
+from offline_cli.storage.temp_files import TempFile
 from offline_cli.training.metrics_file import RecordForm
 from offline_cli.trees import Tree, leaves, unflatten_like
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from offline_cli.applying.frame_stacks import FrameStacks, expanded
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
-from offline_cli.files.prefetch import WINDOW
 from offline_cli.formats.memory_limits import give_back
 from offline_cli.formats.memory_limits import resident as _resident
 from offline_cli.formats.tables.source import LEAST_MEMORY
@@ -29,6 +28,7 @@ from offline_cli.modules.devices import fits_on
 from offline_cli.modules.network import checking_features
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.storage.prefetch import WINDOW
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import WEIGHTS, Columns, EpochOrder, Store, StoreReader, steps_per_row
 from offline_cli.training.metrics_file import RecordForm

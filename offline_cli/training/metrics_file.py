@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from offline_cli.datasets.ownership import keep_bytes, keep_names
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file, write_whole
 from offline_cli.json_documents import from_json
 from offline_cli.policies.run_files import METRICS
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.pace import Pace
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 

@@ -30,8 +30,8 @@ from offline_cli.converting.operations.choosing import top
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, UsageError
-from offline_cli.files.locations import Location, expand
 from offline_cli.policies.seeds import draw
+from offline_cli.storage.locations import Location, expand
 from offline_cli.training.loader import shuffled
 from offline_cli.trees import Tree, leaves
 

@@ -45,8 +45,6 @@ from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.datasets.ownership import is_own_part, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.errors import BadData, OutputExists, StorageNotFound
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import whole_file, write_whole
 from offline_cli.policies.run_files import (
     CONFIG,
     CURVE,
@@ -63,6 +61,8 @@ from offline_cli.policies.run_files import (
     tensor_bytes,
 )
 from offline_cli.report.curves import draw_curve
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.checkpoints import Checkpoints, TrainState
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.metrics_file import MetricsFile, TrainResult

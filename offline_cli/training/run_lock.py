@@ -21,8 +21,6 @@ from typing import Final
 from offline_cli.datasets.lock import Changed, WritingLock, WritingNote, is_note, refuse_if_at_work
 from offline_cli.datasets.ownership import is_link, is_own_part, is_regular
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, StorageError, TakenOver
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file
 from offline_cli.policies.run_files import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -36,6 +34,8 @@ from offline_cli.policies.run_files import (
     TENSORS,
     WEIGHTS,
 )
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
 
 __all__ = ["TRAINING", "RunLock", "has_run", "holds_nothing_else", "refuse_foreign"]
 

@@ -20,8 +20,6 @@ from offline_cli.datasets.lock import unlock
 from offline_cli.engines.ranks import is_first, joined
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, UsageError
-from offline_cli.files.blanking import this_command
-from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
@@ -34,6 +32,8 @@ from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, signals_noted
+from offline_cli.storage.blanking import this_command
+from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training.checkpoints import TrainState, check_same_learned, describe_policy, learned_bytes
 from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
 from offline_cli.training.learner import Setup

@@ -33,7 +33,6 @@ from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData
-from offline_cli.files.locations import Sources
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import PLAIN_TABLES, TableOptions
 from offline_cli.modules.devices import use_threads
@@ -41,6 +40,7 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import bootstraps
 from offline_cli.training.config import BCConfig
 from offline_cli.training.disk_store import DiskStoreBuilder
