@@ -28,7 +28,6 @@ from offline_cli.modules.devices import fits_on
 from offline_cli.modules.network import checking_features
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.storage.prefetch import WINDOW
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import WEIGHTS, Columns, EpochOrder, Store, StoreReader, steps_per_row
 from offline_cli.training.metrics_file import RecordForm
@@ -46,6 +45,7 @@ LEAST_ROOM: Final = 160 * MiB  # beside the program
 READING: Final = 96 * MiB  # files that are being read, and what is made of them
 LITTLE: Final = READING // 12  # what freed memory may stay without being returned
 CLIENT: Final = 32 * MiB  # of an object store
+WINDOW: Final = 64 * MiB  # of remote files, that has been fetched and not read
 OPTION: Final = "--memory-limit"
 COPIES: Final = 5  # of the steps while they are put together in memory: 515 MB of episodes were seen to take 2.3 GB
 WEIGHT_COPIES: Final = 14  # weights, gradients, moments, scratch, the best policy; and all of them again in a checkpoint

@@ -20,6 +20,7 @@ from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTr
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch, UsageError
 from offline_cli.policies.run_policy import load_policy
+from offline_cli.storage.locations import open_location
 from offline_cli.training.run_modules import policy_with_values
 from offline_cli.trees import flatten
 

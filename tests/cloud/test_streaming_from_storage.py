@@ -15,6 +15,7 @@ from offline_cli.storage.locations import open_location
 from offline_cli import record
 from offline_cli.errors import Interrupted
 from offline_cli.progress import Progress
+from offline_cli.storage.locations import open_location
 from offline_cli.training import memory_store
 from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.train import train_bc

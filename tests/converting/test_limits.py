@@ -12,6 +12,7 @@ from offline_cli.storage.locations import Location
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats import listing
+from offline_cli.storage.locations import Location
 
 FILES = 200
 SOON = 40  # files that are looked at, read ahead and needed, together

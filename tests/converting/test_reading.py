@@ -21,6 +21,7 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
 from offline_cli.spaces import same_space
+from offline_cli.storage.locations import open_location
 
 
 def episode_columns(name: str, steps: int = 3, *, dim: int = 4, action: Any = 1, **more: Any) -> dict[str, Any]:

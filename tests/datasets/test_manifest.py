@@ -15,6 +15,7 @@ from offline_cli.storage.locations import open_location
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.errors import BadData
 from offline_cli.spaces import same_space
+from offline_cli.storage.locations import open_location
 
 Write = Callable[..., Manifest]
 

@@ -21,6 +21,7 @@ from offline_cli.errors import BadConfig, MissingPackage, OutputExists
 from offline_cli.exporting.model_card import card_of
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.onnx_model import read_model
+from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]

@@ -20,6 +20,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.sample_batch import files as module
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
 Columns = dict[str, Any]

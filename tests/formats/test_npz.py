@@ -19,6 +19,7 @@ from offline_cli.errors import BadData, BadMapping, OutputExists, UnsafeData
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.opening import open_source
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import open_location
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "ogbench"
 PLAY = TESTDATA / "cube-single-play-v0.npz"

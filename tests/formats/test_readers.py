@@ -21,6 +21,7 @@ from offline_cli.formats.listing import Listing
 from offline_cli.formats.opening import open_source
 from offline_cli.formats.reader import LIKELY, NO, SURE
 from offline_cli.formats.registry import OURS
+from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 FIRST_RECORD = struct.pack("<Q", 5) + bytes.fromhex("eab2043e") + bytes(20)  # of a TFRecord file, for which there is no reader

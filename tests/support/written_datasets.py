@@ -13,6 +13,7 @@ from offline_cli.storage.locations import Location
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.trees import flatten, map_leaves
 
 OBSERVATIONS = spaces.Box(-1, 1, (4,), np.float32)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import evaluate
 from offline_cli.errors import OutputExists, StorageError
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.training import pace, run_folder
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.config import BCConfig

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli.errors import Interrupted, Locked
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train_bc
