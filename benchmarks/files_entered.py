@@ -22,7 +22,6 @@ from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 import offline_cli
 from offline_cli.datasets.writer import DatasetWriter

@@ -17,8 +17,6 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from offline_cli.storage.locations import Location
-
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.spaces import Space
     from offline_cli.storage.locations import Location

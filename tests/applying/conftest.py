@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 from safetensors.torch import load_file
 
 from offline_cli.datasets.writer import DatasetWriter

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec

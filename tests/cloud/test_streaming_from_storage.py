@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from cloud_servers import Cloud
-from offline_cli.storage.locations import open_location
 
 from offline_cli import record
 from offline_cli.errors import Interrupted

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest

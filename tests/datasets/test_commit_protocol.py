@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import repair
 from offline_cli.datasets.dataset import Dataset, holds_dataset

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from exported_policies import KINDS, MEMORY, Exports, Kind
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import export, load_policy
 from offline_cli.episodes.codec.arrays import unpack

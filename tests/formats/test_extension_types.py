@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli import inspect
 from offline_cli.errors import BadData

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli import convert
 from offline_cli.converting.reading import read_episodes

@@ -11,7 +11,6 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from numpy.typing import NDArray
-from offline_cli.storage.locations import open_location
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.sample_batch import SampleBatchSource

@@ -23,7 +23,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
-from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.writer import DatasetWriter

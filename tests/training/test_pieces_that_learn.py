@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from offline_cli.storage.locations import open_location
 from safetensors.torch import load_file
 from stored_steps import columns_in
 

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from offline_cli.storage.temp_files import TempFile
 from stored_steps import columns_in
 
 from offline_cli.applying import learner_batches

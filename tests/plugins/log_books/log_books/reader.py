@@ -8,7 +8,6 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from offline_cli.storage.locations import Location
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
