@@ -46,7 +46,7 @@ from offline_cli.policies.run_policy import (
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.training_data import TrainingData
 
 __all__ = ["Best", "Checkpoints", "TrainState", "check_same_learned", "describe_policy", "learned_bytes"]

@@ -26,7 +26,7 @@ from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested
 from offline_cli.training.checkpoints import Best, TrainState
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.loader import StepLoader
 

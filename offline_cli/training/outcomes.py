@@ -12,7 +12,7 @@ from offline_cli.modules.images import BY_SHAPE, flattened_images, image_notes
 from offline_cli.stop_signals import exit_code_of
 from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.checkpoints import TrainState
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.metrics_file import TrainResult
 from offline_cli.training.session import Session
 from offline_cli.training.training_data import TrainingData

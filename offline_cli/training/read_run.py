@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from offline_cli.training.checkpoints import TrainState
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.run_folder import RunFolder
 
 __all__ = ["ReadRun"]

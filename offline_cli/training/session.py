@@ -33,7 +33,7 @@ from offline_cli.stop_signals import requested
 from offline_cli.training.algorithms.algorithm import BC
 from offline_cli.training.checkpoints import TrainState
 from offline_cli.training.checks import Checks
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.loader import StepLoader
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.training_data import TrainingData, data_difference

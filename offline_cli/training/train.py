@@ -8,13 +8,15 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Unpack
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offline_cli.byte_sizes import byte_size
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import ActionScale, Device, EpisodeEnds, Precision, Schedule
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.datasets.lock import unlock
 from offline_cli.engines.ranks import is_first, joined
@@ -24,9 +26,6 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
-from offline_cli.options.keywords import takes
-from offline_cli.options.option import declared_in
-from offline_cli.options.training import ConfigKeys, TrainBCOptions, TrainOptions
 from offline_cli.plugins import check_plugins, network_named
 from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, no_progress
@@ -90,15 +89,65 @@ def fit(session: Session) -> None:
         session.advance()
 
 
-@takes(TrainOptions)
+@checked
 def train(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    keep_invented: bool | None = None,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    plugins: Sequence[str] = (),
+    module_id: str | None = None,
+    top_fraction: float | None = None,
+    weight: Mapping[str, float] | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    hidden: Sequence[int] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    pipeline: Given = None,
+    lr_schedule: Schedule | None = None,
+    lr_warmup: int | None = None,
+    weight_decay: float | None = None,
+    clip_norm: float | None = None,
+    init_from: str | os.PathLike[str] | None = None,
+    dropout: float | None = None,
+    layer_norm: bool | None = None,
+    ema: float | None = None,
+    log_std_min: float | None = None,
+    log_std_max: float | None = None,
+    algorithm: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    updates: int | None = None,
+    epochs: int | None = None,
+    until_return: float | None = None,
+    patience: int | None = None,
+    val_fraction: float | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int | None = None,
+    checkpoint_every: int | None = None,
+    device: Device | None = None,
+    precision: Precision | None = None,
+    streaming: bool | None = None,
+    memory_limit: int | str | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
     env_to_module: Given = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[TrainOptions],
 ) -> TrainResult:
     """Learn a policy from `sources` and keep it in the run folder `out`, a path or a URL.
 
@@ -127,6 +176,7 @@ def train(
     says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
     kept all the same).
     """
+    options = dict(locals())
     given: dict[str, Any] = dict(options)
     asked: dict[str, Any] = {name: given.pop(name) for name in ("algorithm", "set", "weight")}
     table = dict(asked["set"] or {})
@@ -138,20 +188,57 @@ def train(
     return _learned(sources, out, given, table, asked["weight"], **how)
 
 
-@takes(TrainBCOptions)
+@checked
 def train_bc(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    keep_invented: bool | None = None,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    plugins: Sequence[str] = (),
+    module_id: str | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    hidden: Sequence[int] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    pipeline: Given = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    updates: int | None = None,
+    epochs: int | None = None,
+    until_return: float | None = None,
+    patience: int | None = None,
+    val_fraction: float | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int | None = None,
+    checkpoint_every: int | None = None,
+    device: Device | None = None,
+    precision: Precision | None = None,
+    streaming: bool | None = None,
+    memory_limit: int | str | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
     env_to_module: Given = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[TrainBCOptions],
 ) -> TrainResult:
     """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or the one of `config`.
 
     Options and what is raised: see `train`.
     """
+    options = dict(locals())
     return _learned(sources, out, options, {}, None, env_to_module=env_to_module, on_progress=on_progress, command=command)
 
 
@@ -193,7 +280,7 @@ def _prepared(
     on_progress: OnProgress,
 ) -> Prepared:
     """A session that can begin or resume, nothing written yet; `held` owns what it needs."""
-    asked_of_config = {name: value for name, value in options.items() if name in declared_in(ConfigKeys) and name != "network"}
+    asked_of_config = {name: value for name, value in options.items() if name in BCConfig.model_fields and name != "network"}
     if options["memory_limit"] is not None:
         asked_of_config["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     storage_options, resume = options["storage_options"], options["resume"]
@@ -263,7 +350,7 @@ def _check_same(stored: TrainState, wanted: TrainState, data: TrainingData, fold
 
 def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
     """The environment of the checks, None where none was asked for, and notes on it and the data's. Raises BadConfig."""
-    asked = AskedEnvironment.of(asdict(config))
+    asked = AskedEnvironment.of(dict(config))
     known = ((info.location, info.environment) for info in infos_of_manifests(places))
     return (None, []) if asked is None else asked.chosen(known)
 
@@ -324,7 +411,7 @@ def _own_chance(state: TrainState) -> AbstractContextManager[None]:
 
 def _setup(config: BCConfig) -> Setup:
     """Raises BadConfig for an algorithm that cannot stream, and for an environment that is wrong whatever the data is."""
-    AskedEnvironment.of(asdict(config))
+    AskedEnvironment.of(dict(config))
     setup = Setup.of(config)
     every = setup.algorithm.refresh_every
     if config.streaming and every is not None:

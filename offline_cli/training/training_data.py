@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from offline_cli.applying.checked_values import place_of_first
 from offline_cli.applying.learned_pieces import Unchanged
 from offline_cli.applying.learner_batches import in_parts, nothing_left, with_steps
+from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment, EnvironmentSpec
@@ -36,13 +37,12 @@ from offline_cli.errors import BadConfig, BadData, NoData
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.tables.source import PLAIN_TABLES, TableOptions
 from offline_cli.modules.devices import use_threads
-from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import bootstraps
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.disk_store import DiskStoreBuilder
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.loader import Store, StoreBuilder, ValidationSplit
@@ -191,7 +191,7 @@ def load_data(
     environment: Environment | None = None,
     pipeline: Given = None,
     env_to_module: Given = None,
-    from_: str = SOURCE_FORMAT.default,
+    from_: str = SOURCE_FORMAT,
     module_id: str | None = None,
     device: str = "cpu",
     tables: TableOptions = PLAIN_TABLES,

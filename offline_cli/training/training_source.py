@@ -18,7 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -58,7 +58,7 @@ from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.storage.locations import Sources
 from offline_cli.storage.urls import is_of_bucket
 from offline_cli.training.algorithms.algorithm import Algorithm, bootstraps, uses_rewards
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.mixing import Selection
 from offline_cli.trees import Tree, leaves
@@ -261,7 +261,7 @@ def open_training_source(
     Raises what `read_episodes` raises; BadConfig for an unknown scale of Box actions, and where either pipeline is wrong;
     SpaceMismatch where the policy could not play in `environment` or a piece cannot take the spaces.
     """
-    asked = None if config.env is None or environment is not None else AskedEnvironment.of(asdict(config))
+    asked = None if config.env is None or environment is not None else AskedEnvironment.of(dict(config))
     given = PipelineSpec.of(pipeline, "learner")
     beside = PipelineSpec.of(env_to_module, "env_to_module", "learner")
 
