@@ -7,7 +7,6 @@ it, which are whole and wait in memory; beyond HELD_BYTES of them no new one beg
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -15,12 +14,21 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.connectors.piece_options import piece_of
-from offline_cli.errors import BadData, OfflineCliError
+from offline_cli.errors import BadData
 from offline_cli.playing.copies import NOTHING, Copies, CopyFailed
 from offline_cli.playing.infos import KeptInfo
 from offline_cli.playing.plan import Plan
-from offline_cli.policies.policy import FAILED_ROW, RAISED, Acted, Policy, Seen, rows_of
+from offline_cli.policies.policy import (
+    RAISED,
+    ActInput,
+    ActOutput,
+    Policy,
+    State,
+    blamed,
+    put_state,
+    rows_of,
+    state_rows,
+)
 from offline_cli.policies.seeds import uniform
 from offline_cli.trees import Tree, map_leaves
 
@@ -29,7 +37,6 @@ __all__ = ["Loop", "Sink"]
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be handed out
 Index = NDArray[np.int64]
-Taken = TypeVar("Taken")
 Made = TypeVar("Made", covariant=True)
 
 
@@ -39,7 +46,7 @@ class Sink(Protocol[Made]):
     def begin(self, slots: Index, episodes: Index) -> None:
         """These slots begin these episodes, counted from the plan's first one."""
 
-    def act(self, seen: Seen, infos: Sequence[KeptInfo] | None, acted: Acted) -> None:
+    def act(self, slots: Index, given: ActInput, infos: Sequence[KeptInfo] | None, acted: ActOutput) -> None:
         """What the slots have come to, and their actions."""
 
     def reward(self, slots: Index, rewards: NDArray[np.float64]) -> None:
@@ -66,9 +73,7 @@ class Sink(Protocol[Made]):
 class Loop:
     """Plays the plan's episodes with `policy` in `copies`."""
 
-    def __init__(
-        self, plan: Plan, copies: Copies, policy: Policy, sink: Sink[Any], *, stopped: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: Sink[Any], *, stopped: Callable[[], bool]) -> None:
         """`stopped` is asked before every step; when it returns True, whole episodes are handed out, and no others."""
         self._plan, self._copies, self._policy, self._sink, self._stopped = plan, copies, policy, sink, stopped
         count = copies.count
@@ -78,7 +83,7 @@ class Loop:
         self._rewards = np.zeros(count)  # of the last step
         self._obs: Tree = None
         self._infos: list[KeptInfo] | None = None
-        self._state: Any = None
+        self._state: State = {}  # of the policy, (slots, ...)
         self._chance_key = plan.chance_key
         self._begun = self._whole = 0  # episodes that have begun; and those that are whole with all before them
         self._taken_steps = self._whole_steps = 0  # steps of all that have begun; and of those whole ones
@@ -122,19 +127,7 @@ class Loop:
     def _step(self) -> None:
         live = np.flatnonzero(self._live)
         everybody = len(live) == len(self._live)
-        obs = self._obs if everybody else rows_of(self._obs, live)
-        infos = self._infos if self._infos is None or everybody else [self._infos[slot] for slot in live.tolist()]
-        t, episodes = self._t[live], self._episode[live] + self._plan.first
-        size = self._policy.chance_size
-        chance = uniform(self._chance_key, episodes, t, size) if size else None
-        kept = None if infos is None else [info.kept for info in infos]
-        seen = Seen(obs, live, t == 0, self._rewards[live], kept, episodes, chance)
-        try:
-            acted = self._policy.act(seen, self._state, self._plan.explore)
-            self._sink.act(seen, infos, acted)
-        except RAISED as err:
-            raise self._policy_failed(err, seen) from err
-        self._state = acted.state
+        acted = self._acted(live, everybody)
         actions = acted.for_env if everybody else self._spread(acted.for_env, live)
         self._obs, self._rewards, terminated, truncated, self._infos = self._copies.step(actions)
         self._sink.reward(live, self._rewards[live])
@@ -144,12 +137,34 @@ class Loop:
         if len(ended):
             self._end(ended, terminated[ended], truncated[ended])
 
+    def _acted(self, live: Index, everybody: bool) -> ActOutput:
+        """What the policy does in these slots, which may be all."""
+        infos = self._infos if self._infos is None or everybody else [self._infos[slot] for slot in live.tolist()]
+        t, episodes, size = self._t[live], self._episode[live] + self._plan.first, self._policy.chance_size
+        given = ActInput(
+            self._obs if everybody else rows_of(self._obs, live),
+            episodes,
+            t,
+            self._rewards[live],
+            None if infos is None else [info.kept for info in infos],
+            uniform(self._chance_key, episodes, t, size) if size else None,
+        )
+        try:
+            acted = self._policy.act(given, self._state if everybody else state_rows(self._state, live))
+            self._sink.act(live, given, infos, acted)
+        except RAISED as err:
+            raise self._policy_failed(err, live) from err
+        if everybody:
+            self._state = acted.state
+        else:
+            put_state(self._state, live, acted.state, len(self._live))
+        return acted
+
     def _spread(self, actions: Tree, live: Index) -> Tree:
         """Actions of all slots; those that stand still get any."""
 
         def spread(leaf: NDArray[Any]) -> NDArray[Any]:
-            whole = np.empty((len(self._live), *leaf.shape[1:]), leaf.dtype)
-            whole[:] = leaf[0]
+            whole = np.repeat(leaf[:1], len(self._live), axis=0)
             whole[live] = leaf
             return whole
 
@@ -167,9 +182,10 @@ class Loop:
             seeds[slot] = self._plan.reset_seed(self._plan.first + episode)
         self._live[beginning] = True
         self._begun += len(beginning)
-        earlier = self._infos
         self._obs, infos = self._copies.reset(seeds)
-        self._infos = _merged(earlier, infos, seeds)
+        if infos is not None or self._infos is not None:  # of the slots that were reset, and of the others as they were
+            new, old = (one or [NOTHING] * len(self._live) for one in (infos, self._infos))
+            self._infos = [new[slot] if slot in seeds else old[slot] for slot in range(len(self._live))]
         if len(beginning):
             self._sink.begin(beginning, episodes)
 
@@ -193,55 +209,20 @@ class Loop:
 
     # ---- blame ----
 
-    def _place(self, slot: int) -> tuple[str, str]:
-        """The episode of a slot, and for an error's fix its seed."""
-        episode = int(self._episode[slot]) + self._plan.first
-        place = f"{self._plan.environment.id}, episode {episode}, step {self._t[slot]}"
-        return place, f"; its seed was {self._plan.reset_seed(episode)}"
-
     def _blamed(self, failed: CopyFailed) -> BadData:
-        """The error for what a copy raised."""
-        (place, seed), failure = self._place(failed.slot), failed.failure
+        """The error for what a copy raised, naming its episode."""
+        failure, episode = failed.failure, int(self._episode[failed.slot]) + self._plan.first
+        place = f"{self._plan.environment.id}, episode {episode}, step {self._t[failed.slot]}"
         if failure.is_info:
-            return BadData(
-                f"{failure.said} ({failure.doing})", where=place, fix="--infos plain leaves out what cannot be stored"
-            )
-        fix = f"check the environment with this policy{seed}"
+            fix = "--infos plain leaves out what cannot be stored"
+            return BadData(f"{failure.said} ({failure.doing})", where=place, fix=fix)
+        fix = f"check the environment with this policy; its seed was {self._plan.reset_seed(episode)}"
         return BadData(f"the environment raised {failure.said} ({failure.doing})", where=place, fix=fix)
 
-    def _policy_failed(self, error: BaseException, seen: Seen) -> BaseException:
-        """The error for a policy, or a piece around it, that raised; the first episode for which it raises alone is named."""
-        if isinstance(error, MemoryError):
-            return error
-        place, seed = self._place(self._first_bad(error, seen))
-        piece = piece_of(error)
-        who = f"piece {piece}" if piece is not None else "the policy"
-        if isinstance(error, OfflineCliError):
-            return BadData(f"{who}: {error.what_in_one_line}", where=place, fix=f"{error.fix}{seed}")
-        return BadData(f"{who} raised {error!r}", where=place, fix=f"check {who} with this environment{seed}")
-
-    def _first_bad(self, error: BaseException, seen: Seen) -> int:
-        """The first slot that the policy raises for alone; the first that plays where it does so for none."""
-        known = getattr(error, FAILED_ROW, None)
-        if known is not None:
-            return int(seen.slots[known])
-        for row in range(len(seen.slots)):
-            one = slice(row, row + 1)
-            alone = Seen(rows_of(seen.obs, one), seen.slots[one], seen.begins[one], seen.rewards[one])
-            alone.infos = None if seen.infos is None else seen.infos[one]
-            alone.episodes = None if seen.episodes is None else seen.episodes[one]
-            alone.chance = None if seen.chance is None else seen.chance[one]
-            try:
-                self._policy.act(alone, copy.deepcopy(self._state), self._plan.explore)
-            except RAISED:  # the same failure again, which is what is looked for
-                return int(seen.slots[row])
-        return int(seen.slots[0])
-
-
-def _merged(
-    earlier: list[KeptInfo] | None, infos: list[KeptInfo] | None, reset: dict[int, int | None]
-) -> list[KeptInfo] | None:
-    """Infos of all slots after some were reset."""
-    if earlier is None or infos is None:
-        return infos if earlier is None else [NOTHING if slot in reset else info for slot, info in enumerate(earlier)]
-    return [infos[slot] if slot in reset else info for slot, info in enumerate(earlier)]
+    def _policy_failed(self, error: BaseException, slots: Index) -> BaseException:
+        """The error for a policy, or a piece around it, that raised, naming the episodes that it was asked for."""
+        first, last = (int(one) + self._plan.first for one in (self._episode[slots].min(), self._episode[slots].max()))
+        place = f"{self._plan.environment.id}, episode"
+        place += f" {first}, step {self._t[slots[0]]}" if len(slots) == 1 else f"s {first} to {last}"
+        more = f"; the first one's seed was {self._plan.reset_seed(first)}, and with --num-envs 1 each is asked for alone"
+        return blamed(error, where=place, more=more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,11 @@ from offline_cli.games import OBS, STATE, agents_in, final_returns, is_acting
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.infos import KeptInfo
 from offline_cli.playing.plan import Plan
-from offline_cli.playing.workers import played
+from offline_cli.playing.workers import opened_policy, played
+from offline_cli.policies.by_name import stand_in
 from offline_cli.policies.module_policy import played_module
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, Policy, Seen
+from offline_cli.policies.policy import ActInput, ActOutput, Policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested, check
 from offline_cli.trees import Tree, leaves, map_leaves
@@ -30,6 +32,7 @@ __all__ = ["Outcomes", "Played", "Returns", "play", "played_of", "stopped_by_sig
 SIDE_BY_SIDE = 16  # copies that play, where nobody says how many
 Each = Callable[[int], None]
 Index = NDArray[np.int64]
+FIELDS = ("indices", "returns", "lengths", "not_finite", "by_agent")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +51,7 @@ class Outcomes:
     @classmethod
     def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """All episodes, by index."""
-        fields = ("indices", "returns", "lengths", "not_finite", "by_agent")
-        joined = [np.concatenate([getattr(part, name) for part in parts]) for name in fields]
+        joined = [np.concatenate([getattr(part, name) for part in parts]) for name in FIELDS]
         order = np.argsort(joined[0])
         return cls(*(values[order] for values in joined))
 
@@ -73,13 +75,13 @@ class Returns:
         self._episode[slots], self._sums[slots], self._steps[slots] = episodes, 0.0, 0
         self._not_finite[slots] = 0
 
-    def act(self, seen: Seen, infos: Sequence[KeptInfo] | None, acted: Acted) -> None:
+    def act(self, slots: Index, given: ActInput, infos: Sequence[KeptInfo] | None, acted: ActOutput) -> None:
         """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
-        obs = {agent: _acted_on(seen.obs[agent]) for agent in self._agents} if self._agents else seen.obs
+        obs = {agent: _acted_on(given.obs[agent]) for agent in self._agents} if self._agents else given.obs
         for leaf in (obs,) if isinstance(obs, np.ndarray) else leaves(obs):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 rows = leaf.reshape(len(leaf), -1)
-                self._not_finite[seen.slots] += np.stack([np.isnan(rows).sum(axis=1), np.isinf(rows).sum(axis=1)], axis=1)
+                self._not_finite[slots] += np.stack([np.isnan(rows).sum(axis=1), np.isinf(rows).sum(axis=1)], axis=1)
 
     def reward(self, slots: Index, rewards: NDArray[np.float64]) -> None:
         """See Sink."""
@@ -124,21 +126,25 @@ class Played:
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
     by_agent: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) of games, NaN: it took no part
 
+    def of_agent(self, agent: str) -> Played:
+        """Its returns, in the games that it took part in."""
+        took_part = ~np.isnan(self.by_agent[agent])
+        return Played(self.by_agent[agent][took_part], self.lengths[took_part])
+
     @property
     def return_by_agent(self) -> dict[str, dict[str, Any]]:
         """Of each agent that took part: how many games, mean and sample standard deviation of its returns."""
-        found = {}
-        for agent, returns in self.by_agent.items():
-            own = returns[~np.isnan(returns)]
-            if len(own):
-                figures = {"return_mean": float(own.mean()), "return_std": float(own.std(ddof=1)) if len(own) > 1 else 0.0}
-                found[agent] = {"games": len(own), **figures}
-        return found
+        every = {agent: self.of_agent(agent) for agent in self.by_agent}
+        return {
+            agent: {"games": len(own.returns), "return_mean": own.mean, "return_std": own.std}
+            for agent, own in every.items()
+            if len(own.returns)
+        }
 
     @property
     def mean(self) -> float:
-        """Mean return."""
-        return float(self.returns.mean())
+        """Mean return; NaN of no episodes."""
+        return float(self.returns.mean()) if len(self.returns) else math.nan
 
     @property
     def std(self) -> float:
@@ -148,7 +154,7 @@ class Played:
     @property
     def ci95(self) -> float:
         """Half the width of the 95% confidence interval of the mean, by the normal approximation."""
-        return 1.96 * self.std / math.sqrt(len(self.returns))
+        return 1.96 * self.std / math.sqrt(max(1, len(self.returns)))
 
 
 def play(
@@ -161,13 +167,16 @@ def play(
     round_: int = 0,
     explore: bool = False,
     pieces: PlaySpec | None = None,
+    agent: str | None = None,
+    others: Sequence[str] = (),
     num_envs: int = SIDE_BY_SIDE,
     on_episodes: Each = lambda done: None,
     ranks: Ranks = ALONE,
 ) -> Played:
     """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
 
-    `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are.
+    `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are. In a game
+    of several agents the module plays `agent`, and the `others` play by policies `AGENT=POLICY`, or one for all.
     `on_episodes` gets the number of episodes that have ended.
 
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
@@ -177,6 +186,7 @@ def play(
     share = -(-episodes // ranks.count)
     plan = Plan(
         environment=environment.spec,
+        policies=tuple(others),
         explore=explore,
         seed=seed,
         purpose=purpose,
@@ -187,11 +197,16 @@ def play(
         num_envs=num_envs,
         threads=None,
     )
+    how: dict[str, Any] = {"explore": explore, "device": device}
     with evaluating(module):
-        policy = played_module(module, pieces, environment, explore=explore, device=device)
+        if agent is None or environment.agents is None:
+            policy = played_module(module, pieces, environment, **how)
+        else:
+            alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
+            policy = opened_policy(plan, environment, given={agent: played_module(module, pieces, alone, **how)})
         outcomes = played(plan, environment, policy, Returns, stopped=stopped_by_signal) if plan.episodes else iter(())
         if ranks.count > 1:
-            outcomes = iter([_of_all(ranks, episodes, outcomes)])
+            outcomes = iter(_of_all(ranks, outcomes))
         return played_of(outcomes, episodes, environment, on_episodes)
 
 
@@ -219,19 +234,14 @@ def played_of(outcomes: Iterator[Outcomes], count: int, environment: Environment
     return Played(every.returns, every.lengths, {kind: count for kind, count in counts if count}, by_agent)
 
 
-def _of_all(ranks: Ranks, count: int, outcomes: Iterator[Outcomes]) -> Outcomes:
+def _of_all(ranks: Ranks, outcomes: Iterator[Outcomes]) -> list[Outcomes]:
     """The episodes of every rank. Raises what ended this rank's own early; RankFailed where another one's did."""
-    numbers = np.zeros((count, 5))  # each rank has its own rows: 1 where an episode is, return, length, not finite
     failure: Exception | StopRequested | None = None
+    own: list[Outcomes] = []
     try:
-        for part in outcomes:
-            numbers[part.indices] = np.column_stack([np.ones(len(part)), part.returns, part.lengths, part.not_finite])
+        own = [*outcomes]
     except (Exception, StopRequested) as err:  # noqa: BLE001  raised once the others know
         failure = err
     ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
-    numbers[:, 1][~np.isfinite(numbers[:, 1])] = np.finfo(np.float64).max  # NaN of one rank would spread
-    whole = np.reshape(ranks.summed(numbers.ravel().tolist()), numbers.shape)
-    there = np.flatnonzero(whole[:, 0])
-    returns = np.where(whole[:, 1] == np.finfo(np.float64).max, np.inf, whole[:, 1])
-    lengths, not_finite = whole[there, 2].astype(np.int64), whole[there, 3:].astype(np.int64)
-    return Outcomes(there, returns[there], lengths, not_finite, np.zeros((len(there), 0)))  # no ranks play games
+    texts = ranks.texts(json.dumps([[getattr(part, name).tolist() for name in FIELDS] for part in own]))
+    return [Outcomes(*map(np.array, columns)) for text in texts for columns in json.loads(text)]

@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import RenderCollection
 
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
@@ -39,26 +40,6 @@ def check_video(episodes: Sequence[int], count: int) -> ModuleType:
     except ImportError as err:
         fix = "pip install 'offline-cli[video]'"
         raise MissingPackage(f"videos need the package {err.name}", where="--video", fix=fix) from err
-
-
-class _Filmed(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps what the environment renders after each step."""
-
-    def __init__(self, env: gym.Env[Any, Any], frames: list[Any]) -> None:
-        super().__init__(env)
-        self._frames = frames
-
-    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
-        """See gymnasium."""
-        answer = super().reset(**how)
-        self._frames.append(self.env.render())
-        return answer
-
-    def step(self, action: Any) -> Any:
-        """See gymnasium."""
-        answer = super().step(action)
-        self._frames.append(self.env.render())
-        return answer
 
 
 def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> list[str]:
@@ -86,12 +67,14 @@ def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> li
 
 def _frames(plan: Plan, environment: Environment, policy: Policy) -> list[Any]:
     frames: list[Any] = []
-    name = environment.name
-    with Environment(name, lambda: _Filmed(environment.singles(1)[0], frames), environment.spec) as filmed:
-        plan = replace(plan, vectorize="sync", num_envs=1)
-        for _ in played(plan, filmed, policy, Returns, stopped=stopped_by_signal):
-            pass
-        if not frames or not all(isinstance(frame, np.ndarray) and frame.ndim == 3 for frame in frames):
-            fix = "an environment with render_mode 'rgb_array'"
-            raise BadConfig("it renders no images", where=f"--env {name}", fix=fix)
+    with suppress(AssertionError):  # gymnasium's, for an environment that does not render
+        rendering: Any = RenderCollection(environment.singles(1)[0])
+        with Environment(environment.name, lambda: rendering, environment.spec) as filmed:
+            plan = replace(plan, vectorize="sync", num_envs=1)
+            for _ in played(plan, filmed, policy, Returns, stopped=stopped_by_signal):
+                pass
+            frames += rendering.frame_list
+    if not frames or not all(isinstance(frame, np.ndarray) and frame.ndim == 3 for frame in frames):
+        fix = "an environment with render_mode 'rgb_array'"
+        raise BadConfig("it renders no images", where=f"--env {environment.name}", fix=fix)
     return frames

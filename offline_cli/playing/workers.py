@@ -6,7 +6,7 @@ the plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,8 +19,9 @@ from offline_cli.modules.devices import use_threads
 from offline_cli.playing.copies import Copies
 from offline_cli.playing.loop import Loop, Sink
 from offline_cli.playing.plan import Plan
-from offline_cli.policies.by_name import PolicyOptions, open_policies
-from offline_cli.policies.policy import Policy
+from offline_cli.policies.by_name import open_policies
+from offline_cli.policies.policy import Policy, PolicyOptions
+from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check, requested
 
@@ -33,8 +34,17 @@ MakeSink = Callable[[Plan, int, Environment, Policy], Sink[Any]]
 """From plan, slots, environment and policy to what becomes of the steps."""
 
 
-def opened_policy(plan: Plan, environment: Environment, **more: Any) -> Policy:
-    """The plan's policy. `more`: of PolicyOptions. Raises as `open_policies` does."""
+def opened_policy(
+    plan: Plan,
+    environment: Environment,
+    *,
+    loaded: LoadedPolicy | None = None,
+    given: Mapping[str, Policy] | None = None,
+) -> Policy:
+    """The plan's policy. `loaded`: of its run folder, where it has been read; `given`: by agent, those that are open already.
+
+    Raises as `open_policies` does.
+    """
     options = PolicyOptions(
         explore=plan.explore,
         device=plan.device,
@@ -42,9 +52,9 @@ def opened_policy(plan: Plan, environment: Environment, **more: Any) -> Policy:
         storage_options=plan.storage_options,
         plugins=plan.plugins,
         trust_pickle=plan.trust_pickle,
-        **more,
+        loaded=loaded,
     )
-    return open_policies(plan.policies, environment, options, seed=plan.reset_seed(plan.first))
+    return open_policies(plan.policies, environment, options, seed=plan.reset_seed(plan.first), given=given)
 
 
 def played(

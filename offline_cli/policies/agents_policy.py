@@ -1,8 +1,8 @@
 """Policies of several agents as one policy of their game: `AGENT=POLICY` each, a pattern for several, one for all, or a run.
 
 An agent's policy is asked for the observations that the agent acts on, and for no others. Recorded actions have one scale: the
-policies' own where all have the same, else the environment's. Extra model outputs are recorded that all policies give in one
-form.
+policies' own where all have the same, else the environment's. Extra model outputs are recorded that all policies of agents of
+the same spaces give in one form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig
 from offline_cli.games import OBS, STATE, is_acting, rewards_in
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
-from offline_cli.policies.policy import RAISED, Acted, Policy, Seen, rows_of
+from offline_cli.policies.policy import ActInput, ActOutput, Policy, State, put_state, rows_of, state_rows
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, map_leaves
 
@@ -30,6 +30,7 @@ __all__ = ["AgentsPolicy", "assigned", "open_agents"]
 
 _log = logging.getLogger(__name__)
 Spaces = tuple[Space, Space]
+T = "t"  # in the state: steps of an agent so far
 
 
 def assigned(texts: Sequence[str], agents: Sequence[str], *, option: str = "--policy") -> dict[str, str]:
@@ -60,67 +61,38 @@ def assigned(texts: Sequence[str], agents: Sequence[str], *, option: str = "--po
 
 
 def open_agents(
-    texts: Sequence[str], environment: Environment, opened: Callable[[str, str, Spaces, Tree | None], Policy], *, seed: int
+    texts: Sequence[str],
+    environment: Environment,
+    opened: Callable[[str, str, Spaces], Policy],
+    given: Mapping[str, Policy],
+    shown: Mapping[str, Any],
 ) -> AgentsPolicy:
-    """The policies that `texts` name, for the agents of `environment`. `opened`: opens a text for an agent of these spaces,
-    with what it is shown in a game of this seed, None where that is nothing at first. Raises what it raises.
+    """The policies that `texts` name, for the agents of `environment`. `opened`: opens a text for an agent of these spaces.
+    `given`: policies by agent that are open already; `shown`: what the agents are shown first in some game.
+
+    Raises what `opened` raises, and `Policy.tried`.
     """
     assert environment.agents is not None, "an environment of several agents"
-    given = assigned(texts, tuple(environment.agents))
-    for_all = len(texts) == 1 and set(given.values()) == {texts[0]}
-    shown = _shown(environment, seed)
+    agents, of_agents = environment.agents, dict(given)
+    left = tuple(agent for agent in agents if agent not in of_agents)
+    named = assigned(texts, left) if left else {}
     policies: dict[tuple[str, str], Policy] = {}  # agents of one policy and equal spaces share it
-    of_agents, outputs = {}, {}
-    for agent, text in given.items():
-        spaces = environment.agents[agent]
-        key = text, repr(spaces)
+    for agent, text in named.items():
+        key = text, repr(agents[agent])
         if key not in policies:
-            policies[key] = opened(text, agent, spaces, shown.get(agent))
-        of_agents[agent], outputs[agent] = policies[key], _outputs(policies[key], spaces[0], shown.get(agent))
-    modules = {agent: DEFAULT_MODULE_ID if for_all else agent for agent in given}
-    return AgentsPolicy(of_agents, environment.agents, modules, _common(outputs, environment.agents))
+            policies[key] = opened(text, agent, agents[agent])
+        of_agents[agent] = policies[key]
+    outputs = {}
+    for agent, spaces in agents.items():
+        is_there = agent in shown and is_acting(np.asarray(shown[agent][STATE])[None])[0]
+        observation = shown[agent][OBS] if is_there else rows_of(zero_rows(spaces[0], 1), 0)
+        outputs[agent] = of_agents[agent].tried(observation, where=f"--policy {named.get(agent, agent)}")
+    for_all = not given and len(texts) == 1 and set(named.values()) == {texts[0]}
+    modules = {agent: DEFAULT_MODULE_ID if for_all else agent for agent in agents}
+    return AgentsPolicy({agent: of_agents[agent] for agent in agents}, agents, modules, _common(outputs, agents))
 
 
-def _shown(environment: Environment, seed: int) -> dict[str, Tree]:
-    """What the agents that are there first are shown in a game of this seed."""
-    try:
-        observations = environment.singles(1)[0].reset(seed=seed)[0]
-    except Exception:  # noqa: BLE001  it is reported where it is played
-        return {}
-    return {agent: part[OBS] for agent, part in observations.items() if is_acting(np.asarray(part[STATE])[None])[0]}
-
-
-def _outputs(policy: Policy, space: Space, example: Tree | None) -> dict[str, Tree]:
-    """A row of zeros of each extra model output; none where the policy raises for what it is tried with."""
-    one = zero_rows(space, 1) if example is None else map_leaves(lambda leaf: np.asarray(leaf)[None], example)
-    chance = np.full((1, policy.chance_size), 0.5)
-    seen = Seen(one, np.zeros(1, np.int64), np.ones(1, np.bool_), np.zeros(1), chance=chance)
-    try:
-        extras = policy.act(seen, None, policy.chance_size > 0).extras
-    except RAISED:  # it may do so for zeros; for what it plays with it is reported
-        return {}
-    return {name: map_leaves(np.zeros_like, tree) for name, tree in extras.items()}
-
-
-def _common(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
-    """By agent, the outputs that all agents of its spaces give in one form; a note names the others."""
-    left: set[str] = set()
-    found = {}
-    for agent, own in outputs.items():
-        alike = [other for key, other in outputs.items() if repr(spaces[key]) == repr(spaces[agent])]
-        forms = [{name: _form(tree) for name, tree in other.items()} for other in alike]
-        found[agent] = {name: tree for name, tree in own.items() if all(form.get(name) == _form(tree) for form in forms)}
-        left |= own.keys() - found[agent].keys()
-    if left:
-        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(sorted(left)))
-    return found
-
-
-def _form(tree: Tree) -> list[tuple[str, Any, Any]]:
-    return [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(tree)]
-
-
-class AgentsPolicy:
+class AgentsPolicy(Policy):
     """See Policy; observations and actions are those of a `Game`."""
 
     def __init__(
@@ -141,51 +113,67 @@ class AgentsPolicy:
         self._policies, self._spaces = dict(policies), spaces
         self._outputs = outputs
 
-    def act(self, seen: Seen, state: Any, explore: bool) -> Acted:
+    def act(self, given: ActInput, state: State) -> ActOutput:
         """See Policy."""
-        held = {agent: _Agent() for agent in self._policies} if state is None else state
-        count, first = len(seen.slots), 0
-        acted: dict[str, Acted | None] = {}
-        rows: dict[str, NDArray[np.int64]] = {}
+        count, first = len(given.t), 0
+        actions, for_env, extras = dict[str, Tree](), dict[str, Tree](), dict[str, Tree]()
+        new: State = {name: array.copy() for name, array in state.items()}
+        for agent in self._policies:
+            new.setdefault(f"{agent}/{T}", np.zeros(count, np.int64))[given.t == 0] = 0
         for agent, policy in self._policies.items():
             last = first + policy.chance_size
-            rows[agent] = np.flatnonzero(is_acting(seen.obs[agent][STATE]))
-            chance = None if seen.chance is None else seen.chance[rows[agent], first:last]
-            acted[agent] = held[agent].acted(policy, agent, seen, rows[agent], chance, explore) if len(rows[agent]) else None
+            rows = np.flatnonzero(is_acting(given.obs[agent][STATE]))
+            acted = self._acted(agent, given, rows, slice(first, last), new) if len(rows) else None
             first = last
-        actions, for_env, extras = dict[str, Tree](), dict[str, Tree](), dict[str, Tree]()
-        for agent, one in acted.items():
             nothing = zero_rows(self._spaces[agent][1], 1)
-            for_env[agent] = _spread(nothing, None if one is None else one.for_env, rows[agent], count)
-            scaled = None if one is None else one.for_env if self._is_mixed else one.actions
-            actions[agent] = _spread(nothing, scaled, rows[agent], count)
+            for_env[agent] = _spread(nothing, None if acted is None else acted.for_env, rows, count)
+            scaled = None if acted is None else acted.for_env if self._is_mixed else acted.actions
+            actions[agent] = _spread(nothing, scaled, rows, count)
             extras[agent] = {
-                name: _spread(zero, None if one is None else one.extras[name], rows[agent], count)
+                name: _spread(zero, None if acted is None else acted.extras[name], rows, count)
                 for name, zero in self._outputs[agent].items()
             }
-        return Acted(actions, for_env, extras if any(extras.values()) else {}, held)
+        return ActOutput(actions, for_env, extras if any(extras.values()) else {}, new)
 
-
-class _Agent:
-    """What is remembered of one agent."""
-
-    def __init__(self) -> None:
-        self.state: Any = None
-        self.playing: dict[int, int] = {}  # by slot: the game that it has acted in
-
-    def acted(self, policy: Policy, agent: str, seen: Seen, rows: NDArray[np.int64], chance: Any, explore: bool) -> Acted:
-        """The actions of the agent in the games of these rows."""
-        slots = seen.slots[rows]
-        games = slots if seen.episodes is None else seen.episodes[rows]
-        pairs = zip(slots.tolist(), games.tolist(), strict=True)
-        begins = np.array([self.playing.get(slot) != game for slot, game in pairs])
-        self.playing.update(zip(slots.tolist(), games.tolist(), strict=True))
-        rewards = np.where(begins, 0.0, rewards_in(seen.obs[agent][STATE][rows]))
-        infos = None if seen.infos is None else [seen.infos[row].get(agent) or {} for row in rows.tolist()]
-        own = Seen(rows_of(seen.obs[agent][OBS], rows), slots, begins, rewards, infos, games, chance)
-        acted = policy.act(own, self.state, explore)
-        self.state = acted.state
+    def _acted(self, agent: str, given: ActInput, rows: NDArray[np.int64], chance: slice, state: State) -> ActOutput:
+        """The actions of the agent in the games of these rows; what it remembers is written into `state`."""
+        count, prefix = len(given.t), f"{agent}/"
+        own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+        t = own.pop(T)
+        rewards = np.where(t[rows] == 0, 0.0, rewards_in(given.obs[agent][STATE][rows]))
+        acted = self._policies[agent].act(
+            ActInput(
+                rows_of(given.obs[agent][OBS], rows),
+                given.episodes[rows],
+                t[rows],
+                rewards,
+                None if given.infos is None else [given.infos[row].get(agent) or {} for row in rows.tolist()],
+                None if given.chance is None else given.chance[rows, chance],
+            ),
+            state_rows(own, rows),
+        )
+        t[rows] += 1
+        put_state(own, rows, acted.state, count)
+        state |= {f"{prefix}{name}": array for name, array in own.items()}
         return acted
+
+
+def _common(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
+    """By agent, the outputs that all agents of its spaces give in one form; a note names the others."""
+    left: set[str] = set()
+    found = {}
+    for agent, own in outputs.items():
+        alike = [other for key, other in outputs.items() if repr(spaces[key]) == repr(spaces[agent])]
+        forms = [{name: _form(tree) for name, tree in other.items()} for other in alike]
+        found[agent] = {name: tree for name, tree in own.items() if all(form.get(name) == _form(tree) for form in forms)}
+        left |= own.keys() - found[agent].keys()
+    if left:
+        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(sorted(left)))
+    return found
+
+
+def _form(tree: Tree) -> list[tuple[str, Any, Any]]:
+    return [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(tree)]
 
 
 def _spread(zero: Tree, found: Tree | None, rows: NDArray[np.int64], count: int) -> Tree:

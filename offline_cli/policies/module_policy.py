@@ -9,7 +9,7 @@ certain. Box actions are recorded as RLlib's are, with the scale `normalized`: t
 from __future__ import annotations
 
 import hashlib
-import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,49 +18,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.environments import Environment
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.piece_policy import is_of_floats, piece_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, Policy, Seen
-from offline_cli.policies.run_policy import ENVIRONMENTS, GIVEN_SPACE, LoadedPolicy
+from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
-__all__ = ["ModulePolicy", "fingerprint_of", "hash_of_weights", "played_module"]
+__all__ = ["ModulePolicy", "hash_of_weights", "open_module", "played_module"]
 
 
-class ModulePolicy:
+class ModulePolicy(Policy):
     """See Policy."""
+
+    needs_finite = True
 
     def __init__(self, module: RLModule, action_space: Space, *, explore: bool, device: Any, fingerprint: str) -> None:
         """`action_space`: the environment's, which the module fits."""
-        assert not module.is_stateful(), "a module with a state plays as PolicyForPieces"
         self.fingerprint = fingerprint
         self._module = module.to(device).eval()
         self._head: ActionHead = module.action_head
-        self._device = device
+        self._device, self._explore = device, explore
         self._straight = straight_forward(self._module)
         self.chance_size = chance_size(self._head) if explore else 0
         self._head.play_in(action_space)
         self._raw = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items() if is_of_floats(leaf)}
         self.action_scale = "normalized" if self._raw else "env"
 
-    def act(self, seen: Seen, state: Any, explore: bool) -> Acted:
+    def act(self, given: ActInput, state: State) -> ActOutput:
         """See Policy."""
-        inputs = self._inputs(seen.obs, explore)
-        if explore:
-            assert seen.chance is not None, "explored actions are drawn"
-            drawn = drawn_actions(self._head, inputs, torch.as_tensor(seen.chance, dtype=inputs.dtype, device=inputs.device))
+        inputs = self._inputs(given.obs)
+        if given.chance is not None and self._explore:
+            chance = torch.as_tensor(given.chance, dtype=inputs.dtype, device=inputs.device)
+            drawn = drawn_actions(self._head, inputs, chance)
             logp = _array(self._head.logp(inputs, drawn))
         else:
             drawn, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
         extras: dict[str, Tree] = {Columns.ACTION_DIST_INPUTS: _array(inputs), Columns.ACTION_LOGP: logp}
-        return Acted(*self._both(drawn), extras)
+        return ActOutput(*self._both(drawn), extras)
 
-    def _inputs(self, observations: Tree, explore: bool) -> Tensor:
+    def _inputs(self, observations: Tree) -> Tensor:
         """What the distribution of actions is made of, (B, size)."""
         if isinstance(observations, np.ndarray):  # the usual case
             tensors: Tree = torch.from_numpy(observations).to(self._device)
@@ -69,7 +70,7 @@ class ModulePolicy:
         if self._straight is not None:  # nothing in it keeps gradients
             return self._straight(tensors)
         with torch.inference_mode():
-            forward = self._module.forward_exploration if explore else self._module.forward_inference
+            forward = self._module.forward_exploration if self._explore else self._module.forward_inference
             inputs: Tensor = forward({Columns.OBS: tensors})[Columns.ACTION_DIST_INPUTS]
             return inputs
 
@@ -97,13 +98,27 @@ def played_module(
     return piece_policy(module, pieces, environment, **how)
 
 
-def fingerprint_of(loaded: LoadedPolicy) -> str:
-    """Of a run's policy: weights, and description with the pieces it was trained through and a hash of what they learned.
+def open_module(
+    module: RLModule,
+    name: str,
+    environment: Environment,
+    options: PolicyOptions,
+    *,
+    fingerprint: str,
+    trained: PipelineSpec | None = None,
+) -> Policy:
+    """The policy of a module. It plays between pieces where the user gave some, it was trained through some, or remembers.
 
-    What the description says of environments does not count: ids of recorded episodes follow from the fingerprint.
+    Raises SpaceMismatch, BadConfig.
     """
-    played = {name: value for name, value in loaded.description.items() if name not in (ENVIRONMENTS, GIVEN_SPACE)}
-    return hash_of_weights(loaded.module, json.dumps(played, sort_keys=True).encode())
+    how: dict[str, Any] = {"explore": options.explore, "device": torch.device(options.device), "fingerprint": fingerprint}
+    play = replace(options.pieces, trained=trained)
+    if options.pieces.is_default and trained is None and not module.is_stateful():
+        check_fits((module.observation_space, module.action_space), name, environment)
+        return played_module(module, play if module.in_rllibs_manner else None, environment, **how)
+    play.check(environment, module.observation_space, module.action_space, where=f"--policy {name} in {environment.name}")
+    play.tell_unlike_training()
+    return played_module(module, play, environment, **how)
 
 
 def hash_of_weights(module: torch.nn.Module, more: bytes = b"") -> str:

@@ -43,6 +43,9 @@ class Port:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxModel:

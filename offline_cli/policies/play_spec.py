@@ -20,7 +20,6 @@ from typing import Any, Final
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.piece_makers import own_pieces, snake
-from offline_cli.connectors.piece_options import signature_of
 from offline_cli.connectors.pipeline_player import check_lookback
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
 from offline_cli.converting.fitting import misfits
@@ -34,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 FIX: Final = "name the pipeline file that the policy was trained with"
 FIX_STATE: Final = "a piece whose state is set (in Python), or a run that was trained through the file"
-FIX_BOTH: Final = f"{FIX}, and the environment it was trained for, wrapped as it was"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,10 +80,10 @@ class PlaySpec:
         return self.build(Setting(*spaces, env=environment.singles(1)[0], device=device))
 
     def build(self, setting: Setting) -> PlayPipelines:
-        """The pipelines for an environment. `setting.action_scale` None means actions as our action heads put them out.
+        """The pipelines for an environment, frozen. `setting.action_scale` None: actions as our action heads put them out.
 
-        Raises BadConfig, naming the pieces, for a run trained with code where no file is given; SpaceMismatch, MissingPackage;
-        UnknownPiece for a trained state that the file has no piece for, BadData for one that its piece cannot take.
+        Raises BadConfig for a run trained with code where no file is given; SpaceMismatch, MissingPackage; UnknownPiece for a
+        trained state that the file has no piece for, BadData for one that its piece cannot take.
         """
         to_module = self._beside().build(setting)
         if self.trained is not None:
@@ -98,11 +96,8 @@ class PlaySpec:
 
     def check_filters(self, pipelines: PlayPipelines) -> None:
         """Raise BadConfig for a frozen filter without a state, which would do nothing."""
-        new = [
-            name
-            for name, piece in pipelines.env_to_module.named()
-            if isinstance(piece, MeanStdFilter) and not piece.get_state()
-        ]
+        named = pipelines.env_to_module.named()
+        new = [name for name, piece in named if isinstance(piece, MeanStdFilter) and not piece.get_state()]
         if new:
             what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
             raise BadConfig(what, where=(self.trained or self.env_to_module).where, fix=FIX if self.trained else FIX_STATE)
@@ -111,45 +106,35 @@ class PlaySpec:
         trained = self.trained
         if trained is None or not self.env_to_module.is_default:
             return self.env_to_module.beside_environment()
+        fix = "name a file of those that belong beside the environment: --env-to-module FILE"
         if trained.document is None:
-            what = (
-                f"the policy was trained through pieces that Python code made: {', '.join(trained.names) or 'of unknown names'}"
-            )
-            fix = "name a file of those that belong beside the environment: --env-to-module FILE"
+            names = ", ".join(trained.names) or "of unknown names"
+            what = f"the policy was trained through pieces that Python code made: {names}"
             raise BadConfig(what, where=trained.where, fix=fix)
         try:
             return trained.beside_environment()
         except BadConfig as err:
             what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
-            fix = "name the pipeline file it was trained with: --env-to-module FILE"
             raise BadConfig(what, where=trained.where, fix=fix) from err
 
     def as_dict(self) -> dict[str, list[str]]:
         """The pieces beside the default ones, with their options, by side; and what is unlike training. Raises BadConfig."""
         sides = {"env_to_module": self._beside(), "module_to_env": self.module_to_env}
-        told = {
-            side: [spec.name] * bool(spec.name) if spec.document is None else [*map(_in_words, spec.document.get("pieces", []))]
-            for side, spec in sides.items()
-        }
-        return {**told, "unlike_training": self.unlike_training()}
+        return {**{side: _pieces(spec) for side, spec in sides.items()}, "unlike_training": self.unlike_training()}
 
     def unlike_training(self) -> list[str]:
-        """In what the pieces of a user's file are not those that the policy was trained through; empty: in nothing, or only
-        Python objects would know."""
-        given, trained = self.env_to_module, self.trained
+        """The pieces here and in training, where the user's file has others; empty: they are the same, or code's."""
+        trained, given = self.trained, self.env_to_module
         if trained is None or trained.document is None or given.document is None:
             return []
-        mine, theirs = (spec.document.get("pieces", []) for spec in (given, trained))  # type: ignore[union-attr]
-        other = [_in_words(piece) for piece in mine if piece not in theirs]
-        left_out = [_in_words(piece) for piece in theirs if piece not in mine and (given.kind == "learner" or _plays(piece))]
-        alone = _alone(given) if given.kind == "learner" else []
-        told = []
-        if other or left_out:
-            there, here = ", ".join(left_out) or "nothing in its place", ", ".join(other) or "nothing in its place"
-            told.append(f"the policy was trained through other pieces: in training {there}; here {here}")
-        elif mine != [piece for piece in theirs if piece in mine]:
-            told.append("the policy was trained through these pieces in another order, or another number of them")
-        return [*told, *([f"for the learner alone, and not played: {', '.join(alone)}"] if alone else [])]
+        try:
+            theirs, here = (_pieces(one if one.kind == given.kind else one.beside_environment()) for one in (trained, given))
+        except BadConfig:  # in training they were of other code
+            theirs, here = _pieces(trained), _pieces(given)
+        if theirs == here:
+            return []
+        told = [", ".join(pieces) or "none" for pieces in (theirs, here)]
+        return [f"the policy was trained through other pieces: in training {told[0]}; here {told[1]}"]
 
     def tell_unlike_training(self) -> None:
         """Log a note where a policy plays between other pieces than it was trained through."""
@@ -177,7 +162,9 @@ class PlaySpec:
             found = misfits(actions, environment.action_space, inferred=False, what="actions")
             problems += [text.replace("the data", "the policy") for text in found]
         if problems:
-            raise SpaceMismatch.of(problems, where=where, fix=FIX_BOTH)
+            raise SpaceMismatch.of(
+                problems, where=where, fix=f"{FIX}, and the environment it was trained for, wrapped as it was"
+            )
 
 
 def _take_state(pipeline: ConnectorPipelineV2, trained: PipelineSpec) -> None:
@@ -220,7 +207,8 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
         what = f"which pieces belong beside the environment cannot be determined from Python objects: {learner.name}"
         fix = "give env_to_module as well ([] where none belong there), or a pipeline file for both"
         raise BadConfig(what, where="pipeline", fix=fix)
-    alone = _alone(learner)
+    ours = set(own_pieces().values())
+    alone = [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]
     if alone:  # if they change observations, they should play, too
         _log.warning(
             "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too",
@@ -230,19 +218,12 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
     return PlaySpec(learner)
 
 
-def _alone(learner: PipelineSpec) -> list[str]:
-    """The pieces of a learner's file that are not ours and do not play: nobody but their author knows whether they should."""
-    ours = set(own_pieces().values())
-    return [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]
-
-
-def _plays(piece: Mapping[str, Any]) -> bool:
-    """Whether a piece of a run's learner pipeline belongs beside the environment too, or is somebody's own and may."""
-    maker = own_pieces().get(str(piece.get("name")))
-    return maker is None or signature_of(maker).takes_as_learner
-
-
-def _in_words(piece: Mapping[str, Any]) -> str:
-    """A piece of a file with its options."""
-    options = ", ".join(f"{name}={value!r}" for name, value in piece.items() if name not in ("name", "use"))
-    return f"{piece.get('name', piece.get('use'))}({options})"
+def _pieces(spec: PipelineSpec) -> list[str]:
+    """The pieces of a file with their options; of Python objects what is known of them."""
+    if spec.document is None:
+        return [spec.name] * bool(spec.name)
+    told = []
+    for piece in spec.document.get("pieces", []):
+        options = ", ".join(f"{name}={value!r}" for name, value in piece.items() if name not in ("name", "use"))
+        told.append(f"{piece.get('name', piece.get('use'))}({options})")
+    return told

@@ -1,101 +1,146 @@
-"""Policy, the interface of everything that plays: observations in, actions out; and the policy `random`.
+"""Policy: batches of observations in, actions out. `record`, `evaluate`, the checks of training and programs all call one so.
 
-A policy acts for B episodes at a time. It keeps what it remembers of them in a state, which its caller hands from call to call:
-one slot for each episode that plays. Everything that plays calls it in the same way: `record`, `evaluate`, the checks of
-training, and programs (`load_policy`).
+A policy acts for B episodes at a time. What it remembers of them is `State`: arrays with a row for each episode, which the
+caller keeps and hands back, in the rows of the observations. A policy with an empty state remembers nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.connectors.piece_options import piece_of
+from offline_cli.converting.fitting import misfits
+from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import category_bounds, space_tree
+from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
+from offline_cli.modules.devices import seed_generators
+from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
+if TYPE_CHECKING:
+    from offline_cli.policies.run_policy import LoadedPolicy
+
 __all__ = [
-    "FAILED_ROW",
     "RAISED",
-    "Acted",
+    "ActInput",
+    "ActOutput",
     "Policy",
+    "PolicyOptions",
     "RandomPolicy",
-    "Seen",
+    "State",
+    "blamed",
     "category_check",
+    "check_fits",
     "fitted",
     "fitter",
+    "put_state",
     "rows_of",
     "sampled",
+    "seed_of",
+    "seeded",
     "stacked_rows",
+    "state_rows",
 ]
 
 RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
-FAILED_ROW: Final = "offline_cli_failed_row"  # of what a policy raises: the row that it raises for, where it knows
 Index = NDArray[np.int64]
+State = dict[str, NDArray[Any]]  # (B, ...) by name; arrays may hold objects
 
 
 @dataclass(slots=True, eq=False)  # neither is frozen: one is made at every step, which that would slow down threefold
-class Seen:
+class ActInput:
     """What B episodes have come to."""
 
     obs: Tree  # leaves (B, ...): the latest observations, of the environment
-    slots: Index  # (B,) where their states are kept: ascending, and no two alike
-    begins: NDArray[np.bool_]  # (B,) whether the observation is the first of its episode
+    episodes: Index  # (B,) numbers of the episodes
+    t: Index  # (B,) steps of the episodes so far; 0: it begins
     rewards: NDArray[np.float64]  # (B,) of the last action; 0 where the episode begins
     infos: Sequence[Mapping[str, Any]] | None = None  # (B,) that came with the observations; None: there are none
-    episodes: Index | None = None  # (B,) numbers of the episodes; None: not known
     chance: NDArray[np.float64] | None = None  # (B, chance_size) uniform in [0, 1): what is drawn follows from it
 
 
 @dataclass(slots=True, eq=False)
-class Acted:
+class ActOutput:
     """The actions of a policy for B episodes."""
 
     actions: Tree  # leaves (B, ...): as they are recorded
     for_env: Tree  # leaves (B, ...): as the environment takes them
     extras: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (B, ...)
-    state: Any = None  # to be handed to the next call
+    state: State = field(default_factory=dict)
 
 
-class Policy(Protocol):
-    """A policy ready to play in one environment."""
+class Policy(ABC):
+    """A policy ready to play in one environment, greedily or exploring, as it was opened."""
 
     fingerprint: str  # distinguishes it from others by content, where the content can be known
-    action_scale: str  # "env" | "normalized": of the recorded actions
-    chance_size: int  # uniform numbers that a row takes per step where it explores; 0: it draws otherwise, or not at all
+    action_scale = "env"  # or "normalized": of the recorded actions
+    chance_size = 0  # uniform numbers that a row takes per step; 0: it draws nothing
+    looks_back = False  # whether actions may depend on earlier observations of the episode
+    reads_rewards = False
+    needs_finite = False  # whether NaN and infinity among observations would go into a network
 
-    def act(self, seen: Seen, state: Any, explore: bool) -> Acted:
-        """Actions, and the state for the next call; `state` None: no episode has begun. `explore`: sample actions."""
+    @abstractmethod
+    def act(self, given: ActInput, state: State) -> ActOutput:
+        """Actions, and the state for the next call. What a user's code raises passes."""
+
+    def tried(self, observation: Tree, *, where: str) -> dict[str, Tree]:
+        """Act once on an observation that an episode may begin with; rows (1, ...) of zeros of the extra model outputs.
+
+        Raises BadData, naming `where`, for what a user's code raises, and for a piece; BadConfig for what does not fit.
+        """
+        rows = stacked_rows([observation])
+        zero, chance = np.zeros(1, np.int64), np.full((1, self.chance_size), 0.5)
+        try:
+            extras = self.act(ActInput(rows, zero, zero, np.zeros(1), None, chance), {}).extras
+        except RAISED as err:
+            if isinstance(err, OfflineCliError) and not isinstance(err, BadPiece) and piece_of(err) is None:
+                raise
+            raise blamed(err, where=where) from err
+        return {name: map_leaves(np.zeros_like, tree) for name, tree in extras.items()}
 
 
-class RandomPolicy:
+def blamed(error: BaseException, *, where: str, more: str = "") -> BaseException:
+    """The error for a policy, or a piece around it, that raised; `more`: at the end of its fix."""
+    if isinstance(error, MemoryError):
+        return error
+    piece = piece_of(error)
+    who = f"piece {piece}" if piece is not None else "the policy"
+    if isinstance(error, OfflineCliError):
+        return BadData(f"{who}: {error.what_in_one_line}", where=where, fix=f"{error.fix}{more}")
+    return BadData(f"{who} raised {error!r}", where=where, fix=f"check {who} with this environment{more}")
+
+
+class RandomPolicy(Policy):
     """Samples actions as the space does, and ignores observations; of each episode from a generator of its own."""
 
     fingerprint = "random"
-    action_scale = "env"
     chance_size = 1
 
     def __init__(self, action_space: Space) -> None:
         check_supported(action_space, where="a space to draw from")
-        self._space = action_space
+        self._space = space_tree(action_space)
 
-    def act(self, seen: Seen, state: Any, explore: bool) -> Acted:
+    def act(self, given: ActInput, state: State) -> ActOutput:
         """See Policy."""
-        assert seen.chance is not None, "it always draws"
-        generators = {} if state is None else state
-        for row in np.flatnonzero(seen.begins).tolist():
-            generators[int(seen.slots[row])] = np.random.default_rng(int(seen.chance[row, 0] * 2.0**53))
-        drawn = [self._drawn(generators[slot]) for slot in seen.slots.tolist()]
+        assert given.chance is not None, "it always draws"
+        generators = state.get("generator", np.empty(len(given.t), object)).copy()
+        for row in np.flatnonzero(given.t == 0).tolist():
+            generators[row] = np.random.default_rng(seed_of(given.chance[row, 0]))
+        drawn = [map_leaves(lambda leaf: _sample(leaf, generator), self._space) for generator in generators]  # noqa: B023
         actions = stacked_rows(drawn)
-        return Acted(actions, actions, state=generators)
-
-    def _drawn(self, generator: np.random.Generator) -> Tree:
-        return map_leaves(lambda leaf: _sample(leaf, generator), space_tree(self._space))
+        return ActOutput(actions, actions, state={"generator": generators})
 
 
 def _sample(space: Space, generator: np.random.Generator) -> NDArray[Any]:
@@ -104,6 +149,85 @@ def _sample(space: Space, generator: np.random.Generator) -> NDArray[Any]:
         return np.asarray(int(space.start) + generator.integers(int(space.n)), space.dtype)
     space._np_random = generator  # seeding the space would cost more than the draw
     return np.asarray(space.sample())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """How a policy is opened, whatever kind it is of."""
+
+    explore: bool = False  # sample actions, where the policy can; `random` always does
+    device: str = "cpu"
+    pieces: PlaySpec = field(default_factory=PlaySpec)  # pipelines that the user gave
+    storage_options: Mapping[str, Any] | None = None
+    plugins: Sequence[str] = ()  # packages whose code a run folder may name
+    trust_pickle: bool = False  # run the code that is pickled in a checkpoint of RLlib's
+    loaded: LoadedPolicy | None = None  # the policy of the run folder that is named, where it has been read
+
+    def refuse_pieces(self, what: str, name: str) -> None:
+        """Raise BadConfig where the user gave pipelines, which need a network between them; `what` plays."""
+        if not self.pieces.is_default:
+            fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
+            raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {name}", fix=fix)
+
+
+def state_rows(state: State, rows: Any) -> State:
+    """The state of these rows."""
+    return {name: array[rows] for name, array in state.items()}
+
+
+def put_state(state: State, rows: Any, new: State, count: int) -> None:
+    """Write the state of these rows of `count` into `state`, which may be empty as yet."""
+    for name, array in new.items():
+        if name not in state:
+            state[name] = np.zeros((count, *array.shape[1:]), array.dtype)
+        state[name][rows] = array
+
+
+# ---- seeds of libraries ----
+
+
+def seed_of(chance: NDArray[np.float64]) -> int:
+    """A seed of 53 bits that follows from one uniform number."""
+    return int(chance * 2.0**53)
+
+
+@contextmanager
+def seeded(chance: NDArray[np.float64] | None) -> Iterator[int | None]:
+    """Within it the generators of Python, numpy and torch, which libraries draw from, follow from the first row of `chance`.
+
+    Gives that seed; None without `chance`: nothing is seeded.
+    """
+    if chance is None or not chance.size:
+        yield None
+        return
+    seed = seed_of(chance[0, 0])
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        seed_generators(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        try:
+            yield seed
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+# ---- what fits ----
+
+
+def check_fits(theirs: tuple[Any, Any], name: str, environment: Environment) -> None:
+    """Raise SpaceMismatch, with every difference, for a policy of these spaces (observations, actions), where it has any."""
+    ours = environment.observation_space, environment.action_space
+    problems = [
+        text.replace("the data has", "the policy has", 1)
+        for space, own, what in zip(theirs, ours, ("observations", "actions"), strict=True)
+        if isinstance(space, gym.Space)
+        for text in misfits(space, own, inferred=False, what=what)
+    ]
+    if problems:
+        fix = "an environment that the policy was trained for, wrapped as it was"
+        raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)
 
 
 # ---- rows ----

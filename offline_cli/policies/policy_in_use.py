@@ -17,21 +17,17 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
+from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
-from offline_cli.policies.by_name import ONNX, SB3, PolicyOptions, is_named, open_policy, stand_in
-from offline_cli.policies.module_policy import ModulePolicy
-from offline_cli.policies.onnx_model import read_model
-from offline_cli.policies.piece_policy import PolicyForPieces
+from offline_cli.policies.by_name import is_named, known_spaces, open_policy, stand_in
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Policy, Seen, fitted, rows_of
+from offline_cli.policies.policy import ActInput, Policy, PolicyOptions, State, fitted, put_state, rows_of, state_rows
 from offline_cli.policies.run_policy import LoadedPolicy
-from offline_cli.policies.sb3_policy import ModelPolicy, load_model
 from offline_cli.policies.seeds import Purpose, chance_key, uniform
 from offline_cli.spaces import Space, describe
 from offline_cli.storage.locations import Location
@@ -86,42 +82,25 @@ def load_policy(
         trust_pickle=trust_pickle,
         loaded=loaded,
     )
-    with _environment(name, env, loaded, options) as environment:
-        opened = open_policy(name, environment, options, lambda: environment.singles(1)[0].reset(seed=0)[0])
+    with _environment(name, env, options) as environment:
         spaces = environment.observation_space, environment.action_space
-        return PolicyInUse(opened, spaces, explore=explore, seed=seed, run=loaded)
+        return PolicyInUse(open_policy(name, environment, options), spaces, explore=explore, seed=seed, run=loaded)
 
 
 @contextmanager
-def _environment(name: str, env: str | None, loaded: LoadedPolicy | None, options: PolicyOptions) -> Iterator[Environment]:
-    """The one of that name; without one, a stand-in of the spaces that are known of the policy's. Raises BadConfig."""
-    if env is None and loaded is not None:
-        if options.pieces.is_default or loaded.trained is not None:
-            yield stand_in("the spaces it was trained with", run_policy.environment_spaces(loaded, name))
-            return
-        env = loaded.description["environment"]
-        env = None if env is not None and ":" in env else env  # code, which a run folder does not get to choose
-    elif env is None:
-        yield stand_in("the spaces it was trained with", _spaces_of_model(name, options))
+def _environment(name: str, env: str | None, options: PolicyOptions) -> Iterator[Environment]:
+    """The one of that name; without one, a stand-in of the spaces that the policy says itself. Raises BadConfig."""
+    spaces = None if env is not None else known_spaces(name, options)
+    if spaces is not None:
+        yield stand_in("the spaces it was trained with", spaces)
         return
-    if env is None:
-        what = "what observations its environment gives is not known: the policy plays between pieces, and the run names none"
-        raise BadConfig(what, where=name, fix="load_policy(..., env=...) with the environment it was trained for")
+    if env is None and options.loaded is not None:
+        env = options.loaded.description["environment"]
+    if env is None or (":" in env and options.loaded is not None and env == options.loaded.description["environment"]):
+        fix = "load_policy(..., env=...) with the environment it acts in"  # code, a run folder does not get to choose
+        raise BadConfig("it does not say which observations its environment gives", where=name, fix=fix)
     with open_environment(env) as environment:
         yield environment
-
-
-def _spaces_of_model(name: str, options: PolicyOptions) -> tuple[Space, Space]:
-    if name.startswith(ONNX):
-        told = read_model(name.removeprefix(ONNX), options.storage_options)
-        observations, actions = told.space("observation_space"), told.space("action_space")
-        if observations is not None and actions is not None:
-            return observations, actions
-    if name.startswith(SB3):
-        model, _ = load_model(name.removeprefix(SB3), device=options.device)
-        return model.observation_space, model.action_space
-    fix = "load_policy(..., env=...) with the environment it acts in"
-    raise BadConfig("it does not say for which spaces it is", where=name, fix=fix)
 
 
 class PolicyInUse:
@@ -138,15 +117,14 @@ class PolicyInUse:
     ) -> None:
         """`spaces`: the environment's, of observations and actions. `run`: what it was read from, if that was a run folder."""
         self.observation_space, self.action_space = spaces
-        self.run = run
-        self._policy, self._explore, self._seed = policy, explore, seed
+        self.run = run  # `run.trained`: the pieces it was trained through, and what they learned
+        self._policy, self._seed = policy, seed
         self._like = space_tree(spaces[0])
         self._leaves = leaves(self._like)
-        self._floats = [np.dtype(space.dtype).kind == "f" for space in self._leaves] if _takes_finite(policy) else []
         self._next = 0  # number of the next episode
         self._numbers: Index = np.zeros(0, np.int64)  # (rows,) of episodes; FRESH: one begins with its next observation
         self._t: Index = np.zeros(0, np.int64)  # (rows,) steps of these
-        self._state: Any = None
+        self._state: State = {}
         self._lock = threading.Lock()
 
     @property
@@ -155,24 +133,9 @@ class PolicyInUse:
         return None if self.run is None else self.run.module
 
     @property
-    def description(self) -> Mapping[str, Any]:
-        """policy.json of the run folder; empty: the policy is not of one."""
-        return {} if self.run is None else self.run.description
-
-    @property
-    def trained(self) -> PipelineSpec | None:
-        """The pieces it was trained through, and what they learned; None: it plays without pieces."""
-        return None if self.run is None else self.run.trained
-
-    @property
-    def checkpoint(self) -> int | None:
-        """The update of the checkpoint it is from, in a run that is not finished; else None."""
-        return None if self.run is None else self.run.checkpoint
-
-    @property
     def has_memory(self) -> bool:
         """Whether an action may depend on earlier observations of the episode: a state, stacked frames, last actions."""
-        return bool(getattr(self._policy, "looks_back", False))
+        return self._policy.looks_back
 
     def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None) -> Tree:
         """The action for one observation; actions (B, ...) for a batch, whose leaves have an axis of B rows before their own.
@@ -189,40 +152,15 @@ class PolicyInUse:
         rows, count = self._rows(observation)
         self._check_finite(rows)
         size = 1 if count is None else count
+        if not size:
+            return zero_rows(self.action_space, 0)
         with self._lock:
-            if not size and not self.has_memory:
-                return zero_rows(self.action_space, 0)
-            seen = self._seen(rows, size, reward, [info] if count is None and info is not None else info)
-            acted = self._policy.act(seen, self._state, self._explore)
-            self._state = acted.state
+            self._begin(size)
+            given = self._given(rows, size, reward, [info] if count is None and info is not None else info)
+            acted = self._policy.act(given, state_rows(self._state, slice(size)))
+            put_state(self._state, slice(size), acted.state, len(self._t))
             self._t[:size] += 1
         return rows_of(acted.for_env, 0) if count is None else acted.for_env
-
-    def _seen(self, rows: Tree, size: int, reward: ArrayLike | None, infos: Any) -> Seen:
-        """Raises BadConfig, SpaceMismatch."""
-        if not size:
-            raise SpaceMismatch("a batch of no observations", where=WHERE, fix="a row for each environment")
-        self._begin(size)
-        begins = self._t[:size] == 0
-        if reward is not None:
-            rewards = np.where(begins, 0.0, np.asarray(reward, np.float64).reshape(size))
-        elif self._reads_rewards and not begins.all():
-            what = "no rewards, and what plays looks at them"
-            raise BadConfig(what, where=WHERE, fix="act(observation, reward=...) with what the last action was rewarded with")
-        else:
-            rewards = np.where(begins, 0.0, np.nan)  # for pieces of the user's own: not known
-        if infos is not None and (len(infos) != size or not all(isinstance(one, Mapping) for one in infos)):
-            raise BadConfig("infos that are not one mapping for each observation", where=WHERE, fix="a list of mappings")
-        numbers, draws = self._numbers[:size].copy(), self._policy.chance_size
-        chance = uniform(chance_key(self._seed, Purpose.EVALUATE), numbers, self._t[:size], draws) if draws else None
-        return Seen(rows, np.arange(size), begins, rewards, infos, numbers, chance)
-
-    @property
-    def _reads_rewards(self) -> bool:
-        if isinstance(self._policy, PolicyForPieces):
-            pieces = getattr(self._policy.player.env_to_module, "connectors", ())
-            return any(getattr(piece, "n_prev_rewards", 0) for piece in pieces)
-        return bool(getattr(self._policy, "reads_rewards", False))
 
     def reset(self, rows: ArrayLike | None = None, *, seed: int | None = None) -> None:
         """New episodes begin with the next observations: of all rows, however many come; or of `rows` alone, indices or a mask.
@@ -234,9 +172,41 @@ class PolicyInUse:
                 self._seed, self._next = seed, 0
             if rows is None:
                 self._numbers = self._t = np.zeros(0, np.int64)
-                self._state = None
-            elif len(self._numbers):
-                self._numbers[_chosen(rows, len(self._numbers))] = FRESH
+                self._state = {}
+                return
+            try:
+                self._numbers[np.asarray(rows, None if np.size(rows) else np.int64)] = FRESH
+            except IndexError as err:
+                fix = f"indices below {len(self._numbers)}, or a mask of as many"
+                raise BadConfig(f"{err}, of {len(self._numbers)}", where="reset(rows)", fix=fix) from err
+
+    def _begin(self, size: int) -> None:
+        """Give the rows whose episodes begin now their numbers. Raises BadConfig."""
+        held = len(self._numbers)
+        if self.has_memory and held and size != held and (self._numbers >= 0).any():
+            what = f"{size} observations, and {held} before: the policy remembers an episode for each"
+            raise BadConfig(what, where=WHERE, fix=f"{held} observations in the same order, or reset() before another number")
+        if size > held:
+            self._numbers = np.concatenate([self._numbers, np.full(size - held, FRESH)])
+            self._t = np.concatenate([self._t, np.zeros(size - held, np.int64)])
+            self._state = {name: np.resize(array, (size, *array.shape[1:])) for name, array in self._state.items()}
+        new = np.flatnonzero(self._numbers[:size] < 0)
+        self._numbers[new] = np.arange(self._next, self._next + len(new))
+        self._t[new] = 0
+        self._next += len(new)
+
+    def _given(self, rows: Tree, size: int, reward: ArrayLike | None, infos: Any) -> ActInput:
+        """Raises BadConfig."""
+        t, numbers = self._t[:size].copy(), self._numbers[:size].copy()
+        if reward is None and self._policy.reads_rewards and t.any():
+            what = "no rewards, and what plays looks at them"
+            raise BadConfig(what, where=WHERE, fix="act(observation, reward=...) with what the last action was rewarded with")
+        known = np.nan if reward is None else np.asarray(reward, np.float64).reshape(size)  # NaN: for pieces of the user's own
+        if infos is not None and (len(infos) != size or not all(isinstance(one, Mapping) for one in infos)):
+            raise BadConfig("infos that are not one mapping for each observation", where=WHERE, fix="a list of mappings")
+        draws = self._policy.chance_size
+        chance = uniform(chance_key(self._seed, Purpose.EVALUATE), numbers, t, draws) if draws else None
+        return ActInput(rows, numbers, t, np.where(t == 0, 0.0, known), infos, chance)
 
     # ---- rows ----
 
@@ -258,37 +228,12 @@ class PolicyInUse:
             raise SpaceMismatch(what, where=WHERE, fix=fix) from err
 
     def _check_finite(self, rows: Tree) -> None:
-        """Raise BadData, naming leaf and row, for NaN or infinity."""
-        for (path, leaf), is_float in zip(flatten(rows, "observation"), self._floats, strict=False):
-            if is_float and not np.isfinite(leaf).all():
+        """Raise BadData, naming leaf and row, for NaN or infinity that would go into a network."""
+        for path, leaf in flatten(rows, "observation") if self._policy.needs_finite else ():
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
                 what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
                 raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
-
-    def _begin(self, size: int) -> None:
-        """Give the rows whose episodes begin now their numbers. Raises BadConfig."""
-        held = len(self._numbers)
-        if self.has_memory and held and size != held and (self._numbers >= 0).any():
-            what = f"{size} observations, and {held} before: the policy remembers an episode for each"
-            raise BadConfig(what, where=WHERE, fix=f"{held} observations in the same order, or reset() before another number")
-        if size > held:
-            self._numbers = np.concatenate([self._numbers, np.full(size - held, FRESH)])
-            self._t = np.concatenate([self._t, np.zeros(size - held, np.int64)])
-        new = np.flatnonzero(self._numbers[:size] < 0)
-        self._numbers[new] = np.arange(self._next, self._next + len(new))
-        self._t[new] = 0
-        self._next += len(new)
-
-
-# ---- what is given ----
-
-
-def _takes_finite(policy: Policy) -> bool:
-    """Whether it is a network that sees the observations as they are, or after pieces of ours: yours may fill in NaN."""
-    if isinstance(policy, PolicyForPieces):
-        pieces = getattr(policy.player.env_to_module, "connectors", ())
-        return all(type(piece).__module__.startswith("offline_cli.") for piece in pieces)
-    return isinstance(policy, ModulePolicy | ModelPolicy)
 
 
 def _arrays(value: Any, space: Space, path: str = "") -> Tree:
@@ -304,23 +249,9 @@ def _arrays(value: Any, space: Space, path: str = "") -> Tree:
         if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
             told = f"{len(value)} parts" if isinstance(value, (tuple, list)) else type(value).__name__
             raise ValueError(f"an observation with {told}{at}")
-        return tuple(
-            _arrays(part, own, f"{path}.{i}".strip(".")) for i, (part, own) in enumerate(zip(value, space, strict=True))
-        )
+        parts = enumerate(zip(value, space, strict=True))
+        return tuple(_arrays(part, own, f"{path}.{i}".strip(".")) for i, (part, own) in parts)
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"an observation of {array.dtype}{at}, which is not numeric")
     return array if array.flags.writeable and array.flags.c_contiguous else array.copy()  # as torch takes it
-
-
-def _chosen(rows: ArrayLike, held: int) -> Index:
-    """Indices of rows. Raises BadConfig."""
-    given = np.atleast_1d(np.asarray(rows))
-    if given.dtype == np.bool_ and given.shape == (held,):
-        return np.flatnonzero(given)
-    if not given.size:
-        return np.zeros(0, np.int64)
-    if given.dtype.kind not in "iu" or given.ndim != 1 or given.min() < 0 or given.max() >= held:
-        fix = f"indices from 0 to {held - 1}, or a mask of {held}"
-        raise BadConfig(f"rows {np.asarray(rows).tolist()}, of {held}", where="reset(rows)", fix=fix)
-    return given.astype(np.int64)

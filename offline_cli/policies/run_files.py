@@ -140,9 +140,10 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
-def check_learned(content: bytes | None, told: Any) -> None:
-    """Raise ValueError unless `content` (None: no file) is what the pieces learned, as policy.json says."""
+def check_learned(content: bytes | None, told: Any) -> bytes:
+    """`content`. Raises ValueError unless it (None: no file) is what the pieces learned, as policy.json says."""
     if content is None:
         raise ValueError(f"{LEARNED} is missing, which holds what its connector pieces learned")
     if not isinstance(told, dict) or hashlib.sha256(content).hexdigest() != told.get("state_sha256"):
         raise ValueError(f"{LEARNED} is not the one that {POLICY} was written with")
+    return content

@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal
 
+import pydantic
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, OfflineCliError, Uncommitted, UnsupportedSpace
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
+from offline_cli.modules.images import NATURE, encoder_kind
 from offline_cli.modules.images import OURS as OUR_ENCODERS
-from offline_cli.modules.images import encoder_kind
 from offline_cli.modules.network import OURS, Mlp, Network, PythonNetwork, network_kind
 from offline_cli.modules.policy_modules import fewest_numbers, fewest_remembering
 from offline_cli.modules.rl_module import RLModule
@@ -42,6 +42,7 @@ from offline_cli.plugins import (
     plugin_behind,
     with_network,
 )
+from offline_cli.policies.module_policy import hash_of_weights
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
@@ -68,13 +69,12 @@ __all__ = [
     "LoadedPolicy",
     "described_form",
     "environment_spaces",
+    "fingerprint_of",
+    "known_environments",
     "load_policy",
-    "policy_of",
 ]
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 FORMAT = "offline-cli-policy"
 VERSION = 1
@@ -84,6 +84,34 @@ ENCODER_PACKAGE = "encoder_package"
 GAUSSIAN = "gaussian"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
 GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
+
+
+class Described(pydantic.BaseModel):
+    """policy.json, as far as a policy is built from it."""
+
+    format: Literal["offline-cli-policy"]
+    version: Literal[1]
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    action_scale: str
+    network: dict[str, Any]
+    package: str | None = None  # that registers the network
+    encoder_package: str | None = None
+    environment: str | None
+    environments: list[EnvironmentSpec] = []
+    gaussian: GaussianForm = CLONING
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any]) -> Described:
+        """Raises ValueError, in one line."""
+        try:
+            found = cls.model_validate(dict(description))
+        except pydantic.ValidationError as err:
+            told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in err.errors(include_url=False)]
+            raise ValueError("; ".join(told)) from err
+        if not all(isinstance(found.network.get(key, default), str) for key, default in (("name", None), ("encoder", ""))):
+            raise ValueError("it names no network")
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +156,7 @@ def load_policy(
     learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
     update, weights = (None, folder.join(WEIGHTS).read_bytes()) if last is None else last
     code = with_network(plugins, network)
-    found = policy_of(text, weights, learned, where=str(folder), of_checkpoint=last is not None, plugins=code)
+    found = _policy_of(text, weights, learned, where=str(folder), of_checkpoint=last is not None, plugins=code)
     if update is None:
         return found
     what = "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d"
@@ -136,43 +164,36 @@ def load_policy(
     return replace(found, checkpoint=update)
 
 
-def policy_of(
-    text: bytes,
-    weights: bytes,
-    learned: bytes | None,
-    *,
-    where: str,
-    of_checkpoint: bool = False,
-    plugins: Collection[str] = (),
+def _policy_of(
+    text: bytes, weights: bytes, learned: bytes | None, *, where: str, of_checkpoint: bool, plugins: Collection[str]
 ) -> LoadedPolicy:
-    """The policy that these files' bytes are; `learned`: None where there is no such file. Raises BadData for broken ones, and
-    for a network of another package BadConfig, MissingPackage as `load_policy` does.
+    """The policy that these files' bytes are; `learned`: None where there is no such file. Raises as `load_policy` does.
 
-    `of_checkpoint`: the weights are among those of a checkpoint. `plugins`: packages whose code may be imported.
+    `of_checkpoint`: the weights are among those of a checkpoint.
     """
     of_weights = "tensors.safetensors of its last checkpoint" if of_checkpoint else WEIGHTS
-    description = _read(POLICY, lambda: json_object(text), where)
-    tensors = _read(of_weights, lambda: load(weights), where)
-    kind = _kind_of_network(description, where, plugins)
-    _check_encoder(description, where, plugins)
+    kind: type[Network] | None = None
+    reading = POLICY
     try:
-        module = _built(description, len(weights), kind, where)
-        _load(module, part(tensors, f"{MODULES}{OF_POLICY}") if of_checkpoint else tensors, kind)
+        description = json_object(text)
+        told = Described.of(description)
+        kind = _kind_of_network(told, where, plugins)
+        module = _built(told, len(weights), kind, where)
+        reading = of_weights
+        tensors = load(weights)
+        module.load_state_dict(part(tensors, f"{MODULES}{OF_POLICY}") if of_checkpoint else tensors)
+        reading = LEARNED
         trained = _trained(description, learned, where, plugins)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-        BadConfig,
-        UnsupportedSpace,
-        SafetensorError,
-    ) as err:
-        if issubclass(kind, PythonNetwork) and (isinstance(err, BadConfig) or plugin_behind(err) is not None):
-            raise  # the mistake is in the code that the user named
-        raise BadData(f"the policy cannot be read: {err}", where=where, fix="train again") from err
+    except Exception as err:
+        is_code = kind is not None and issubclass(kind, PythonNetwork)
+        if (kind is None and isinstance(err, OfflineCliError)) or (
+            is_code and (isinstance(err, BadConfig) or plugin_behind(err) is not None)
+        ):
+            raise  # the mistake is in what the user named, or has not named
+        if is_code and reading == of_weights:
+            what = f"--network makes another network than the run's weights are of: {err}"
+            raise BadConfig(what, where=where, fix="name the code that the run was trained with") from err
+        raise BadData(f"the policy cannot be read: {reading}: {err}", where=where, fix="train again") from err
     broken = [name for name, parameter in module.named_parameters() if not bool(torch.isfinite(parameter).all())]
     if broken:  # buffers may: a mask of -inf, for instance
         what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
@@ -180,25 +201,44 @@ def policy_of(
     return LoadedPolicy(module, description, trained, hashlib.sha256(weights).hexdigest())
 
 
-def _load(module: RLModule, tensors: Mapping[str, Tensor], kind: type[Network]) -> None:
-    """Raise BadConfig for weights that are not those of the code that the user named, RuntimeError for others."""
-    if issubclass(kind, PythonNetwork):
-        own = module.state_dict()
-        forms = [{name: tuple(tensor.shape) for name, tensor in held.items()} for held in (own, tensors)]
-        if forms[0] != forms[1]:
-            name = next(name for name in {**forms[0], **forms[1]} if forms[0].get(name) != forms[1].get(name))
-            here, there = (found.get(name, "none") for found in forms)
-            what = f"{kind.name} makes a network whose {name} is {here}, and the run's is {there}"
-            raise BadConfig(what, where=f"--network {kind.name}", fix="name the code that the run was trained with")
-    module.load_state_dict(tensors)
-
-
-def _read(name: str, read: Callable[[], T], where: str) -> T:
-    """What `read` gives of the file called `name`. Raises BadData, naming it, where it is broken or damaged."""
+def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> type[Network]:
+    """The class of its network; its encoder is imported, too. Raises BadConfig, MissingPackage for code that is not named, or
+    not there.
+    """
+    name, encoder = told.network["name"], told.network.get("encoder", NATURE)
+    code = next((one for one in plugins if one.startswith(PYTHON)), None)
+    if name in OURS and code is not None:
+        fix = "leave --network out: the run says itself which network it has"
+        raise BadConfig(f"the run has the network {name}, not {code}", where=where, fix=fix)
+    for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
+        if one not in OURS and one not in OUR_ENCODERS and not one.startswith(PYTHON) and not is_registered(group, one):
+            kind = "network" if group == NETWORKS else "encoder"
+            what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
+            fix = f"install that package if you trust it, and give {OPTION} with its name"
+            raise MissingPackage(what, where=where, fix=fix)
+    encoder_kind(encoder, named=plugins)
     try:
-        return read()
-    except (ValueError, TypeError, OverflowError, SafetensorError) as err:
-        raise BadData(f"the policy cannot be read: {name}: {err}", where=where, fix="train again") from err
+        return network_kind(name, named=plugins)
+    except BadConfig as err:
+        err.where = where if name.startswith(PYTHON) else err.where
+        raise
+
+
+def _built(told: Described, size: int, kind: type[Network], where: str) -> RLModule:
+    """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
+    spaces = space_from_json(told.observation_space, where=where), space_from_json(told.action_space, where=where)
+    options = {name: value for name, value in told.network.items() if name != "name"}
+    if issubclass(kind, Mlp):
+        hidden = [int(width) for width in options["hidden"]]
+        if min(hidden, default=1) < 1 or fewest_numbers(*spaces, hidden, Mlp(options).images) * SMALLEST > size:
+            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
+    wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
+    if wrong:
+        raise ValueError(f"options of its network: {'; '.join(wrong)}")
+    if fewest_remembering(options) * SMALLEST > size:
+        raise ValueError(f"a memory of {options}, and {size} bytes of weights")
+    form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
+    return kind(options).policy(*spaces, action_scale=told.action_scale, **form)
 
 
 def _trained(
@@ -207,77 +247,24 @@ def _trained(
     """What the description and `LEARNED` say of the pipeline. Raises ValueError, KeyError, BadData where they are broken."""
     if learned is None and "pipeline" not in description:
         return None
-    told = description.get("pipeline")
-    check_learned(learned, told)
-    assert learned is not None
-    assert told is not None
-    state = copy.deepcopy(state_from_bytes(learned, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
+    told: Any = description.get("pipeline")
+    content = check_learned(learned, told)
+    state = copy.deepcopy(state_from_bytes(content, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
     return PipelineSpec.from_json(told, state, where=f"{where}/{POLICY}", plugins=plugins)
 
 
-def _kind_of_network(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> type[Network]:
-    """Raises BadConfig, MissingPackage for code that is not named, or not there."""
-    code = next((one for one in plugins if one.startswith(PYTHON)), None)
-    told = description.get(NETWORK)
-    name = told.get("name") if isinstance(told, Mapping) else None
-    if not isinstance(name, str):
-        raise BadData(f"the policy cannot be read: {POLICY} names no network", where=where, fix="train again")
-    if name in OURS:
-        if code is not None:
-            fix = "leave --network out: the run says itself which network it has"
-            raise BadConfig(f"the run has the network {name}, not {code}", where=where, fix=fix)
-        return network_kind(name)
-    if not name.startswith(PYTHON) and not is_registered(NETWORKS, name):
-        package = description.get("package")
-        what = f"the network {name!r} of the run is not installed; the run says that the package {package!r} registers it"
-        raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
-    try:
-        return network_kind(name, named=plugins)
-    except BadConfig as err:
-        err.where = where if name.startswith(PYTHON) else err.where
-        raise
-
-
-def _check_encoder(description: Mapping[str, Any], where: str, plugins: Collection[str]) -> None:
-    """Import the encoder of a package. Raises as `_kind_of_network` does."""
-    name = description[NETWORK].get("encoder")
-    if not isinstance(name, str) or name in OUR_ENCODERS:
-        return
-    if not is_registered(ENCODERS, name):
-        package = description.get(ENCODER_PACKAGE)
-        what = f"the encoder {name!r} of the run is not installed; the run says that the package {package!r} registers it"
-        raise MissingPackage(what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name")
-    encoder_kind(name, named=plugins)
+# ---- what a run says of itself ----
 
 
 def described_form(head: ActionHead) -> dict[str, Any]:
     """How Box actions follow from the network's outputs, by its key; empty where that is as in behaviour cloning."""
-    forms = head.forms()
-    if not forms or forms[0] == CLONING:
-        return {}
-    assert all(form == forms[0] for form in forms), "a head is built with one form"
-    return {GAUSSIAN: {"mean": forms[0].mean, "log_std": list(forms[0].log_std)}}
-
-
-def _form_of(description: Mapping[str, Any]) -> GaussianForm:
-    """Raises KeyError, TypeError, ValueError where the description is broken."""
-    if GAUSSIAN not in description:
-        return CLONING
-    told = description[GAUSSIAN]
-    low, high = (float(limit) for limit in told["log_std"])
-    return GaussianForm(told["mean"], (low, high))
+    forms = head.forms()  # one: a head is built with it
+    return {GAUSSIAN: {"mean": forms[0].mean, "log_std": list(forms[0].log_std)}} if forms and forms[0] != CLONING else {}
 
 
 def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
-    """Where a run was measured, and what its data is of. Raises ValueError, KeyError, TypeError where the description of the
-    policy is broken."""
-    found = []
-    for one in description.get(ENVIRONMENTS, []):
-        parts = one["id"], one["kwargs"], one["wrappers"]
-        if [*map(type, parts)] != [str, dict, list] or any(type(text) is not str for text in parts[2]):
-            raise ValueError(f"its environment is {one!r}")
-        found.append(EnvironmentSpec(parts[0], parts[1], tuple(parts[2])))
-    return found
+    """Where a run was measured, and what its data is of. Raises ValueError for a broken description."""
+    return Described.of(description).environments if description.get(ENVIRONMENTS) else []
 
 
 def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
@@ -291,30 +278,10 @@ def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
         raise BadData(f"the policy cannot be read: {GIVEN_SPACE}: {err}", where=where, fix="train again") from err
 
 
-def _built(description: Mapping[str, Any], size: int, kind: type[Network], where: str) -> RLModule:
-    """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
-    if (description["format"], description["version"]) != (FORMAT, VERSION):
-        raise ValueError(f"format {description['format']} version {description['version']}")
-    if not isinstance(description["environment"], (str, type(None))):
-        raise ValueError(f"its environment is {description['environment']!r}")
-    known_environments(description)
-    observation_space = space_from_json(description["observation_space"], where=where)
-    action_space = space_from_json(description["action_space"], where=where)
-    form = _form_of(description)
-    options = {name: value for name, value in description[NETWORK].items() if name != "name"}
-    if issubclass(kind, Mlp):
-        hidden = [int(width) for width in options["hidden"]]
-        sizes = observation_space, action_space, hidden, Mlp(options).images
-        if min(hidden, default=1) < 1 or fewest_numbers(*sizes) * SMALLEST > size:
-            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
-    wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
-    if wrong:
-        raise ValueError(f"options of its network: {'; '.join(wrong)}")
-    if fewest_remembering(options) * SMALLEST > size:
-        raise ValueError(f"a memory of {options}, and {size} bytes of weights")
-    return kind(options).policy(
-        observation_space,
-        action_space,
-        action_scale=description["action_scale"],
-        **({} if form == CLONING else {"gaussian": form}),
-    )
+def fingerprint_of(loaded: LoadedPolicy) -> str:
+    """Of a run's policy: weights, and description with the pieces it was trained through and a hash of what they learned.
+
+    What the description says of environments does not count: ids of recorded episodes follow from the fingerprint.
+    """
+    played = {name: value for name, value in loaded.description.items() if name not in (ENVIRONMENTS, GIVEN_SPACE)}
+    return hash_of_weights(loaded.module, json.dumps(played, sort_keys=True).encode())

@@ -13,30 +13,32 @@ import zipfile
 from pathlib import Path
 from typing import Any, Final
 
+import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
 
+from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.modules.devices import seed_generators
-from offline_cli.policies.policy import Acted, Seen
+from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits, seeded
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.local_files import not_found
 from offline_cli.trees import flatten, unflatten_like
 
-__all__ = ["ModelPolicy", "load_model", "with_channels_last"]
+__all__ = ["SB3", "ModelPolicy", "check_model", "open_model", "spaces_of_model"]
 
+SB3: Final = "sb3:"
 ALGORITHMS: Final = {  # what loads and plays a model, by the module of its policy's class; DDPG's policies are TD3's
     "stable_baselines3.common.policies": "PPO",
     **{f"stable_baselines3.{name.lower()}.policies": name for name in ("PPO", "A2C", "DQN", "SAC", "TD3")},
 }
 SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and is not used here
+NORMALIZING: Final = "*vec*normalize*.pkl"  # as stable-baselines3's guide, its callbacks and its zoo name them
 
 
-class ModelPolicy:
-    """A model that predicts actions in the environment's units."""
+class ModelPolicy(Policy):
+    """A model that predicts actions in the environment's units. Where it explores, its libraries' generators draw."""
 
-    action_scale = "env"
+    needs_finite = True
 
     def __init__(self, model: Any, action_space: Space, *, explore: bool, fingerprint: str) -> None:
         self.fingerprint = fingerprint
@@ -44,40 +46,75 @@ class ModelPolicy:
         self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items()}
         self.chance_size = int(explore)
 
-    def act(self, seen: Seen, state: Any, explore: bool) -> Acted:
-        """See Policy. A model draws with torch's generator, which is seeded for each call."""
-        if explore and seen.chance is not None:
-            with torch.random.fork_rng():
-                seed_generators(int(seen.chance[0, 0] * 2.0**53))
-                found = self._model.predict(seen.obs, deterministic=False)[0]
-        else:
-            found = self._model.predict(seen.obs, deterministic=True)[0]
+    def act(self, given: ActInput, state: State) -> ActOutput:
+        """See Policy."""
+        with seeded(given.chance) as seed:
+            drawn_from = getattr(self._model, "action_space", None)
+            if seed is not None and isinstance(drawn_from, gym.Space):  # DQN draws from its space
+                drawn_from.seed(seed % (1 << 31))
+            found = self._model.predict(given.obs, deterministic=seed is None)[0]
         actions = unflatten_like(
             found, [np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(found)]
         )
-        return Acted(actions, actions)
+        return ActOutput(actions, actions)
 
 
-def load_model(file: str, *, device: str) -> tuple[Any, str]:
-    """The model in a file that `model.save` of stable-baselines3 wrote, and its fingerprint.
+def open_model(name: str, environment: Environment, options: PolicyOptions) -> ModelPolicy:
+    """The policy of the model in `sb3:FILE`. Raises what `_loaded` raises, SpaceMismatch, and BadConfig for pipelines."""
+    options.refuse_pieces("a model of stable-baselines3", name)
+    model, path = _loaded(name, options.device)
+    check_model(model, environment, name)
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+    return ModelPolicy(model, environment.action_space, explore=options.explore, fingerprint=fingerprint)
 
-    Runs what code is pickled in the file. Raises StorageNotFound, MissingPackage, BadConfig for algorithms that are not known,
-    BadData for other files.
+
+def spaces_of_model(name: str, options: PolicyOptions) -> tuple[Space, Space]:
+    """Those it was trained with. Raises what `_loaded` raises."""
+    model, _ = _loaded(name, options.device)
+    return model.observation_space, model.action_space
+
+
+def check_model(model: Any, environment: Environment, name: str) -> None:
+    """As `check_fits`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
+    seen = getattr(model, "observation_space", None)
+    if isinstance(seen, gym.Space):
+        seen = _with_channels_last(seen, environment.observation_space)
+    check_fits((seen, getattr(model, "action_space", None)), name, environment)
+
+
+def _loaded(name: str, device: str) -> tuple[Any, Path]:
+    """The model in a file that `model.save` of stable-baselines3 wrote, and its path.
+
+    Runs what code is pickled in the file. Raises StorageNotFound, MissingPackage; BadConfig for algorithms that are not known,
+    and beside a file of VecNormalize; BadData for other files.
     """
+    file = name.removeprefix(SB3)
     path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
     if not path.is_file():
-        raise not_found(file, f"{file} does not exist", where=f"--policy sb3:{file}", fix="check the path")
-    name = _algorithm(path)
+        raise not_found(file, f"{file} does not exist", where=f"--policy {name}", fix="check the path")
+    algorithm = _algorithm(path)
+    _refuse_normalizing(path)
     try:
-        maker = getattr(importlib.import_module("stable_baselines3"), name)
+        maker = getattr(importlib.import_module("stable_baselines3"), algorithm)
     except ModuleNotFoundError as err:
         fix = "pip install 'offline-cli[sb3]'"
-        raise MissingPackage(f"the package {err.name} is missing", where=f"--policy sb3:{file}", fix=fix) from err
+        raise MissingPackage(f"the package {err.name} is missing", where=f"--policy {name}", fix=fix) from err
     try:
-        return maker.load(str(path), device=device, custom_objects=SMALL), hashlib.sha256(path.read_bytes()).hexdigest()
+        return maker.load(str(path), device=device, custom_objects=SMALL), path
     except Exception as err:  # the file decides what runs here, and so what is raised
         fix = "save it again with the installed version of stable-baselines3"
         raise BadData(f"the model cannot be loaded: {err!r}", where=str(path), fix=fix) from err
+
+
+def _refuse_normalizing(model: Path) -> None:
+    """Raise BadConfig where statistics of VecNormalize lie beside the model: it learned from observations divided by them."""
+    home = model.parent  # of the zoo: ENV_1/ENV.zip beside ENV_1/ENV/vecnormalize.pkl
+    folders = home, home / model.stem, home / home.resolve().name.rpartition("_")[0]
+    found = next((file for folder in folders for file in sorted(folder.glob(NORMALIZING))), None)
+    if found is not None:
+        what = f"{found} lies beside the model: it was trained on normalised observations, and would see raw ones"
+        fix = "load both in a Python object whose predict() calls normalize_obs(), and name that with python:module:attribute; "
+        raise BadConfig(what, where=str(model), fix=f"{fix}or move the file away, if it is another model's")
 
 
 def _algorithm(path: Path) -> str:
@@ -95,17 +132,13 @@ def _algorithm(path: Path) -> str:
     return ALGORITHMS[home]
 
 
-def with_channels_last(model: Space, environment: Space) -> Space:
-    """The space that a model was trained with; where it saw the environment's images with channels first, as stable-baselines3
-    turns them by itself, the environment's own, as a whole or by key of a Dict."""
+def _with_channels_last(model: Space, environment: Space) -> Space:
+    """The model's space; the environment's own for images whose channels stable-baselines3 put first, also by key of a Dict."""
     if isinstance(model, spaces.Dict) and isinstance(environment, spaces.Dict):
         ours = environment.spaces
-        return spaces.Dict({key: with_channels_last(one, ours[key]) if key in ours else one for key, one in model.items()})
-    return environment if _is_turned(model, environment) else model
-
-
-def _is_turned(model: Space, environment: Space) -> bool:
+        return spaces.Dict({key: _with_channels_last(one, ours[key]) if key in ours else one for key, one in model.items()})
     if not (isinstance(model, spaces.Box) and isinstance(environment, spaces.Box)) or len(environment.shape) != 3:
-        return False
+        return model
     height, width, channels = environment.shape
-    return model.shape == (channels, height, width) and model.dtype == environment.dtype == np.uint8
+    is_turned = model.shape == (channels, height, width) and model.dtype == environment.dtype == np.uint8
+    return environment if is_turned else model

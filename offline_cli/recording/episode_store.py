@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
 from offline_cli.playing.infos import KeptInfo
-from offline_cli.policies.policy import Acted, Seen
+from offline_cli.policies.policy import ActInput, ActOutput
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
@@ -75,15 +75,15 @@ class EpisodeStore:
         for slot in slots.tolist():
             self._infos[slot] = []
 
-    def act(self, seen: Seen, infos: Sequence[KeptInfo] | None, acted: Acted) -> None:
+    def act(self, slots: Index, given: ActInput, infos: Sequence[KeptInfo] | None, acted: ActOutput) -> None:
         """See Sink. Raises BadPiece for extra model outputs that are not those of the steps before, or no numbers."""
         if self._like is None:
-            self._make_room(seen, acted)
+            self._make_room(given, acted)
         self._check_outputs(acted.extras)
-        slots, t = seen.slots, self._t[seen.slots]
+        t = self._t[slots]
         if len(t) and int(t.max()) + 1 >= self._capacity:
             self._grow()
-        for held, leaf in zip(self._obs, _flat(seen.obs), strict=True):
+        for held, leaf in zip(self._obs, _flat(given.obs), strict=True):
             held[slots, t] = leaf
         of_step = [*_flat(acted.actions), *(leaf for tree in acted.extras.values() for leaf in _flat(tree))]
         for held, leaf in zip(self._steps, of_step, strict=False):
@@ -131,15 +131,15 @@ class EpisodeStore:
 
     # ---- room ----
 
-    def _make_room(self, seen: Seen, acted: Acted) -> None:
-        self._like = map_leaves(_row, seen.obs), map_leaves(_row, acted.actions), dict(acted.extras)
+    def _make_room(self, given: ActInput, acted: ActOutput) -> None:
+        self._like = map_leaves(_row, given.obs), map_leaves(_row, acted.actions), dict(acted.extras)
         self._forms = _forms(acted.extras)
         strange = [path for path, _, dtype in self._forms if dtype.kind not in NUMBERS]
         if strange:
             fix = "numbers alone; what is not to be recorded, take out of the batch"
             raise BadPiece(f"model outputs that are not numbers: {', '.join(strange)}", where="model outputs", fix=fix)
         outputs = [leaf for tree in acted.extras.values() for leaf in _flat(tree)]
-        self._obs = [self._rows_like(leaf) for leaf in _flat(seen.obs)]
+        self._obs = [self._rows_like(leaf) for leaf in _flat(given.obs)]
         self._steps = [self._rows_like(leaf) for leaf in (*_flat(acted.actions), *outputs, np.zeros(1))]
 
     def _rows_like(self, leaf: Rows) -> Rows:

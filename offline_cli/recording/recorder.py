@@ -29,7 +29,7 @@ from offline_cli.datasets.target_folder import dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.playing.infos import DROPPED, KeptInfo, kept_info
-from offline_cli.policies.policy import Acted, Seen, category_check, fitter, stacked_rows
+from offline_cli.policies.policy import ActInput, ActOutput, category_check, fitter, stacked_rows
 from offline_cli.recording.episode_store import EpisodeStore
 from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
@@ -144,16 +144,18 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             raise UsageError("a step after the recorder was closed", where=self.url, fix="close it after the last step")
         taken = stacked_rows([self._fitted("the action given to step", lambda: self._take(action))])
         self._fitted("the action given to step", lambda: self._check(taken))
-        acted = Acted(taken, taken, self._outputs_of_step())
-        kept = map_leaves(np.copy, taken), self._info  # an environment may write into what it is given
+        taken, before, outputs = (
+            map_leaves(np.copy, taken),
+            self._info,
+            self._outputs_of_step(),
+        )  # an environment may write into it
         observation, reward, terminated, truncated, info = super().step(action)
         rewards = self._fitted("step", lambda: np.array([reward_of(reward)]))
         flags = self._fitted("step", lambda: (np.array([flag_of(terminated)]), np.array([flag_of(truncated)])))
         if not self._t:
             self._store.begin(ONE, np.array([self._begun]))
             self._begun += 1
-        seen = Seen(self._obs, ONE, NO, rewards)
-        self._store.act(seen, [kept[1]], Acted(kept[0], kept[0], acted.extras))
+        self._store.act(ONE, ActInput(self._obs, ONE, ONE, rewards), [before], ActOutput(taken, taken, outputs))
         self._store.reward(ONE, rewards)
         self._t += 1
         self._seen("step", observation, info)

@@ -166,6 +166,10 @@ def test_a_ppo_checkpoint_records_here_what_it_records_there(
         np.testing.assert_allclose(here.get_rewards(), np.asarray(there.get_rewards()), rtol=0, atol=1e-4)
         if not pieces:  # RLlib's filter writes over what it keeps
             np.testing.assert_allclose(here.get_observations(), raw, rtol=0, atol=1e-4)
+    drawn = [tmp_path / name for name in ("drawn", "again")]
+    for out in drawn:
+        record(env, out, policy=policy, episodes=2, explore=True, seed=4, trust_pickle=True, device="cpu")
+    assert len({next((out / "data").iterdir()).read_bytes() for out in drawn}) == 1
 
 
 def test_a_module_that_puts_out_actions_plays_them(tmp_path: Path) -> None:

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, TargetNotMet, UsageError
 from offline_cli.playing.evaluate import evaluate
+from offline_cli.playing.returns import play
+from offline_cli.policies.run_policy import load_policy
+from offline_cli.policies.seeds import Purpose
 from offline_cli.recording.record import record
 from offline_cli.training.train import train
 
@@ -124,6 +128,18 @@ def test_a_policy_between_pieces_learns_and_plays_among_several(data: Path, tmp_
     options: dict[str, Any] = {"hidden": (8,), "updates": 2, "device": "cpu", "module_id": "left", "pipeline": pieces}
     train(data, tmp_path / "run", **options)
     assert found(tmp_path / "run", episodes=3)["return_by_agent"]["left"]["games"] == 3
+
+
+def test_one_learned_agent_is_checked_in_its_game_beside_the_policies_of_the_others(run: Path) -> None:
+    how: dict[str, Any] = {"seed": 0, "purpose": Purpose.EVALUATE, "num_envs": 12}
+    with open_environment(WALKERS) as game:
+        checked = play(load_policy(run).module, game, 12, agent="left", others=["*=random"], **how).of_agent("left")
+    measured = found("random", policy=[f"left={run}"], num_envs=12)["return_by_agent"]["left"]
+    assert (len(checked.returns), checked.mean, checked.std) == (
+        measured["games"],
+        measured["return_mean"],
+        measured["return_std"],
+    )
 
 
 def test_a_run_is_not_measured_among_several_agents(data: Path, tmp_path: Path) -> None:

@@ -20,13 +20,12 @@ from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
+from offline_cli.errors import BadConfig, SpaceMismatch
 from offline_cli.modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.run_policy import load_policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
@@ -182,15 +181,6 @@ def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episod
 # ---- whoever fails is named ----
 
 
-@pytest.mark.parametrize(("episodes", "ending", "steps", "place"), [(1, "-0", 3, "0, step 3"), (20, "-2", 4, "2, step 4")])
-def test_a_piece_that_raises_is_named_with_episode_and_step(episodes: int, ending: str, steps: int, place: str) -> None:
-    pieces = PlaySpec(file_of({"use": "odd_pieces:RaisesOn", "steps": steps, "ending": ending}))
-    with pytest.raises(BadData, match=r"piece RaisesOn raised RuntimeError\('the lens is dirty'\)") as caught:
-        played(policy_for("Sign-v0"), "Sign-v0", pieces, episodes)
-    assert caught.value.where == f"Sign-v0, episode {place}"
-    assert caught.value.exit_code == 3
-
-
 # ---- evaluate ----
 
 
@@ -265,25 +255,3 @@ def test_code_that_a_run_folder_names_is_imported_only_where_the_user_names_it(
     assert evaluate(tmp_path / "run", env="Sign-v0", episodes=20, env_to_module=file).return_mean > 7
     assert no_import.exists()
     del sys.modules["bomb"]
-
-
-def test_a_trained_state_that_its_piece_does_not_take_is_bad_data() -> None:
-    trained = PipelineSpec(
-        "learner",
-        {"kind": "learner", "pieces": [FILTER]},
-        state={"MeanStdFilter": {"shared": {"obs": 3}, "own": {}}},
-        where="RUN",
-        plugins=(),
-    )
-    with pytest.raises(OfflineCliError, match="what the pieces learned in training cannot be given to them") as caught:
-        played(policy_for("Sign-v0"), "Sign-v0", PlaySpec(trained=trained), 1)
-    assert (caught.value.exit_code, caught.value.where) == (3, "RUN")
-
-
-def test_the_state_in_a_run_folder_is_what_is_played_with(stacked_run: Path) -> None:
-    trained = load_policy(str(stacked_run)).trained
-    assert trained is not None
-    with open_environment("Sign-v0") as environment:
-        pipelines = PlaySpec(trained=trained).build_in(environment)
-    mine = pipelines.get_state()["env_to_module"]["MeanStdFilter"]["shared"]["obs"]
-    assert mine["mean"].tolist() == trained.state["MeanStdFilter"]["shared"]["obs"]["mean"].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, SpaceMismatch, StorageNotFound
+from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
 from offline_cli.policies.run_policy import load_policy
 
 Record = Callable[..., Path]
@@ -44,11 +45,11 @@ def test_a_run_that_explores_draws_by_its_own_likelihoods(
     assert abs(share - expected) < 4 * np.sqrt(0.25 / len(chance))
 
 
-def test_a_checkpoint_of_rllibs_without_its_prefix_gets_a_hint(recorded: Record, tmp_path: Path) -> None:
-    (tmp_path / "class_and_ctor_args.pkl").touch()
-    with pytest.raises(NoData) as caught:
-        recorded(policy=str(tmp_path))
-    assert caught.value.fix == f"did you mean rllib:{tmp_path}?"
+@pytest.mark.parametrize(("name", "prefix"), [("model.zip", "sb3:"), ("model.onnx", "onnx:"), ("my_code:act", "python:")])
+def test_a_name_without_its_prefix_gets_a_hint(name: str, prefix: str, recorded: Record) -> None:
+    with pytest.raises(StorageNotFound) as caught:
+        recorded(policy=name)
+    assert caught.value.fix == f"did you mean {prefix}{name}?"
 
 
 def test_functions_of_one_observation_and_of_batches_play_alike(recorded: Record, read: Read) -> None:
@@ -86,15 +87,17 @@ def test_a_policy_for_other_spaces_is_refused_with_both(recorded: Record, run_fo
 
 
 @pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.integration)])
-def test_a_policy_that_raises_is_named_with_episode_and_step(runners: int, recorded: Record, tmp_path: Path) -> None:
+def test_a_policy_that_raises_is_named_with_the_episodes_it_was_asked_for(runners: int, recorded: Record) -> None:
+    failing: dict[str, Any] = {"policy": "python:recording_envs:failing", "num_env_runners": runners, "episodes": 200}
     with pytest.raises(BadData, match="no idea") as caught:
-        recorded(policy="python:recording_envs:failing", episodes=200, num_envs=40, num_env_runners=runners)
+        recorded(**failing, num_envs=40)
+    assert caught.value.where.startswith("recording_envs:Count-v0, episodes ")
+    with pytest.raises(BadData, match="no idea") as caught:
+        recorded(**failing, num_envs=1)
     name, episode, step = caught.value.where.split(", ")
     assert (name, step) == ("recording_envs:Count-v0", "step 2")
-    index = int(episode.removeprefix("episode "))
-    again = pytest.raises(BadData, match="no idea")
-    with again:
-        recorded(policy="python:recording_envs:failing", first_episode=index, episodes=1)
+    with pytest.raises(BadData, match="no idea"):
+        recorded(policy=failing["policy"], first_episode=int(episode.removeprefix("episode ")), episodes=1)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def test_without_the_package_the_line_to_install_it_is_told(
     assert "offline-cli[sb3]" in caught.value.fix
 
 
-@pytest.mark.parametrize(("algorithm", "explore"), [("PPO", False), ("PPO", True), ("DQN", False), ("TD3", True)])
+@pytest.mark.parametrize(("algorithm", "explore"), [("PPO", False), ("PPO", True), ("DQN", True), ("TD3", True)])
 def test_models_of_stable_baselines3_play(
     algorithm: str, explore: bool, recorded: Record, read: Read, tmp_path: Path, same: Same
 ) -> None:

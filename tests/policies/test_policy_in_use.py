@@ -179,7 +179,7 @@ def test_a_model_of_stable_baselines3_acts_without_an_environment(sb3_model: tup
     rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     policy = load_policy(f"sb3:{file}")
     np.testing.assert_array_equal(policy.act(rows), model.predict(rows, deterministic=True)[0])
-    assert (policy.module, policy.trained) == (None, None)
+    assert policy.run is None
 
 
 def test_a_run_trained_through_python_objects_plays_between_the_pieces_that_are_named(

@@ -13,7 +13,7 @@ from rllib_modules import Follows
 
 from offline_cli import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, OfflineCliError
+from offline_cli.errors import BadConfig, BadData, OfflineCliError
 
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]
@@ -42,12 +42,16 @@ def test_a_class_that_puts_out_actions_or_names_its_distribution_plays(name: str
     assert set(read(recorded(policy=f"python:rllib_modules:{name}", episodes=2)).actions.tolist()) == {2}
 
 
+def test_a_distribution_class_of_its_own_draws_by_the_seed(recorded: Record, read: Read) -> None:
+    drawn = [read(recorded(policy="python:rllib_modules:DrawsItself", explore=True, seed=seed)) for seed in (3, 3, 4)]
+    np.testing.assert_array_equal(drawn[0].actions, drawn[1].actions)
+    assert drawn[0].actions.tolist() != drawn[2].actions.tolist()
+
+
 @pytest.mark.parametrize(
     ("name", "explore", "said"),
     [
         ("Silent", False, "Silent does not say what it puts out"),
-        ("Wordless", False, r"Wordless puts out \['thoughts'\], neither 'actions' nor 'action_dist_inputs'"),
-        ("NamesDistribution", True, "NamesDistribution draws from a distribution class of its own"),
         ("WantsCatalog", False, "WantsCatalog wants a catalog"),
         ("TakesName", False, r"TakesName.setup\(\) makes a network called action_head"),
     ],
@@ -57,6 +61,12 @@ def test_a_class_that_cannot_play_is_refused_by_what_it_lacks(name: str, explore
         recorded(policy=f"python:rllib_modules:{name}", episodes=1, explore=explore)
     assert isinstance(caught.value, BadConfig)
     assert (caught.value.exit_code, bool(caught.value.fix)) == (4, True)
+
+
+def test_a_class_that_puts_out_nothing_to_act_on_is_found_before_anything_is_played(recorded: Record) -> None:
+    with pytest.raises(BadData, match=r"no actions among the columns \['thoughts'\]") as caught:
+        recorded(policy="python:rllib_modules:Wordless", episodes=1)
+    assert caught.value.where == "--policy python:rllib_modules:Wordless"
 
 
 @pytest.mark.parametrize("explore", [False, True])

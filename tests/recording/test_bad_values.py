@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.recording.record import record
-from offline_cli.step_values import flag_of, reward_of
 
 Read = Callable[[Path], EpisodeBatch]
 OPTIONS: dict[str, Any] = {"policy": "random", "device": "cpu", "num_envs": 3, "episodes": 12}
@@ -94,23 +90,3 @@ def test_a_recording_that_is_gone_on_with_counts_what_its_first_part_holds(tmp_p
     assert again.complete
     assert again.assumptions == result.assumptions
     assert again.assumptions["nan-in-observations"] > first.assumptions["nan-in-observations"]
-
-
-@given(st.one_of(st.floats(), st.integers(-(2**53), 2**53), st.booleans(), st.fractions(max_denominator=99)))
-def test_a_number_is_the_reward_that_it_says_whatever_its_type(value: float | Fraction) -> None:
-    kinds = [value] if isinstance(value, Fraction) else [value, np.asarray(value), np.asarray([value]), np.asarray(value)[()]]
-    for given_ in kinds:
-        np.testing.assert_equal(float(reward_of(given_)), float(value))
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.one_of(st.none(), st.text(), st.complex_numbers(), st.lists(st.floats(), min_size=2), st.just([]), st.binary()))
-def test_what_is_no_number_is_never_a_reward_or_a_flag(value: Any) -> None:
-    for taken in (reward_of, flag_of):
-        with pytest.raises(ValueError, match="of "):
-            taken(value)
-
-
-@pytest.mark.parametrize("value", [True, np.True_, 1, 1.0, np.uint8(1), np.array([True]), np.array(1)])
-def test_one_and_true_are_flags_of_any_type(value: Any) -> None:
-    assert flag_of(value) is True

@@ -25,7 +25,7 @@ FAILING = {"use": "recording_pieces:Failing"}
 
 @pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.integration)])
 @pytest.mark.parametrize("side", ["env_to_module", "module_to_env"])
-def test_a_piece_that_raises_is_named_with_episode_step_and_seed_and_whole_episodes_are_kept(
+def test_a_piece_that_raises_is_named_with_its_episodes_and_seed_and_whole_episodes_are_kept(
     side: str, runners: int, tmp_path: Path, recorded: Record, read: Read, pipeline_file: File
 ) -> None:
     out, file = tmp_path / "D", pipeline_file(FAILING, kind=side)
@@ -33,13 +33,15 @@ def test_a_piece_that_raises_is_named_with_episode_step_and_seed_and_whole_episo
     with pytest.raises(BadData, match=r"piece Failing raised ValueError\('cannot see'\)") as caught:
         record(ENV, out, **options, episodes=150)
     assert caught.value.exit_code == 3
+    name, episodes = caught.value.where.split(", ")
+    first = int(episodes.split()[1])
+    assert (name, f"seed was {environment_seed(0, first)}" in caught.value.fix) == (ENV, True)
+    assert 0 < open_dataset(str(out)).manifest.counts.episodes <= first
+    with pytest.raises(BadData, match="cannot see") as caught:
+        record(ENV, tmp_path / "E", **{**options, "num_envs": 1}, episodes=150)
     name, episode, step = caught.value.where.split(", ")
-    index = int(episode.removeprefix("episode "))
     assert (name, step) == (ENV, "step 2")
-    assert f"its seed was {environment_seed(0, index)}" in caught.value.fix
-    assert 0 < open_dataset(str(out)).manifest.counts.episodes <= index
-    with pytest.raises(BadData, match="cannot see"):
-        record(ENV, tmp_path / "E", **options, first_episode=index, episodes=1)
+    assert f"seed was {environment_seed(0, int(episode.removeprefix('episode ')))}" in caught.value.fix
     kept, again = read(out), read(recorded(**{**OPTIONS, side: file}, episodes=open_dataset(str(out)).manifest.counts.episodes))
     np.testing.assert_array_equal(kept.actions, again.actions)
 
@@ -63,5 +65,5 @@ def test_a_piece_that_does_what_it_may_not_is_told_so(
     file = pipeline_file({"use": f"recording_pieces:{piece}"}, kind=side)
     with pytest.raises(BadData, match=told) as caught:
         record(ENV, tmp_path / "D", **OPTIONS, **{side: file}, episodes=20)
-    assert caught.value.where.startswith(f"{ENV}, episode ")
+    assert caught.value.where.startswith((f"{ENV}, episode", "--policy "))
     assert caught.value.fix

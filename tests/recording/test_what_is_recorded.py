@@ -128,3 +128,8 @@ def test_a_dry_run_checks_all_and_writes_nothing(tmp_path: Path) -> None:
     result = record("recording_envs:Count-v0", tmp_path / "D", policy="random", episodes=5, device="cpu", dry_run=True)
     assert (result.dry_run, result.episodes) == (True, 0)
     assert not (tmp_path / "D").exists()
+
+
+def test_the_same_command_gives_the_same_bytes(recorded: Record) -> None:
+    shards = [next((recorded(policy="random", num_envs=5) / "data").iterdir()) for _ in range(2)]
+    assert (shards[0].name, shards[0].read_bytes()) == (shards[1].name, shards[1].read_bytes())

@@ -65,6 +65,21 @@ class NamesDistribution(Follows):
         return Last
 
 
+class Drawn(Last):
+    """Drawn with torch's own generator."""
+
+    def sample(self) -> torch.Tensor:
+        return torch.distributions.Categorical(logits=self.inputs * 0).sample()
+
+    def logp(self, actions: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(actions.shape)
+
+
+class DrawsItself(Follows):
+    def get_inference_action_dist_cls(self) -> Any:
+        return Drawn
+
+
 class SetsDistribution(Follows):
     def setup(self) -> None:
         super().setup()
