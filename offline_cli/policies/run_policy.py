@@ -150,7 +150,7 @@ def policy_of(
 
     `of_checkpoint`: the weights are among those of a checkpoint. `plugins`: packages whose code may be imported.
     """
-    of_weights = "tensors.safetensors of its last checkpoint" if of_checkpoint else WEIGHTS
+    of_weights = "state.safetensors, its last checkpoint," if of_checkpoint else WEIGHTS
     description = _read(POLICY, lambda: json_object(text), where)
     tensors = _read(of_weights, lambda: load(weights), where)
     kind = _kind_of_network(description, where, plugins)

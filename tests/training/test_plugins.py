@@ -82,8 +82,7 @@ def test_train_bc_trains_with_an_algorithm_that_a_config_file_names(
 
 
 def test_a_checkpoint_holds_every_module_and_the_policy_file_the_policy_alone(run: Path) -> None:
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    saved, policy = load_file(checkpoint / "tensors.safetensors"), load_file(run / "policy.safetensors")
+    saved, policy = load_file(run / "state.safetensors"), load_file(run / "policy.safetensors")
     modules = {name.split(".")[1] for name in saved if name.startswith("modules.")}
     assert modules == {"policy", "value", "slow_value"}
     assert {f"modules.policy.{name}" for name in policy} == {name for name in saved if name.startswith("modules.policy.")}
