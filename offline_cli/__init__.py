@@ -31,12 +31,12 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
     from offline_cli.exporting.export import export as export
-    from offline_cli.files.locations import open_location as open_location
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
     from offline_cli.policies.policy_in_use import load_policy as load_policy
     from offline_cli.recording.record import record as record
     from offline_cli.recording.recorder import Recorder as Recorder
+    from offline_cli.storage.locations import open_location as open_location
     from offline_cli.training.train import train as train
     from offline_cli.training.train import train_bc as train_bc
 
@@ -74,7 +74,7 @@ _HOMES = {
     "load_policy": "offline_cli.policies.policy_in_use",
     "merge": "offline_cli.converting.operations.merging",
     "open_dataset": "offline_cli.datasets.dataset",
-    "open_location": "offline_cli.files.locations",
+    "open_location": "offline_cli.storage.locations",
     "record": "offline_cli.recording.record",
     "repack": "offline_cli.converting.operations.merging",
     "repair": "offline_cli.checking.repair",

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from offline_cli.storage.locations import Location
+
     from offline_cli.episodes.batch import EpisodeBatch
-    from offline_cli.files.locations import Location
     from offline_cli.spaces import Space
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -91,7 +92,7 @@ def measured() -> Callable[..., tuple[str, int]]:
 @pytest.fixture(params=["local", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
     """A folder that does not exist yet, on disk and in memory."""
-    from offline_cli.files.locations import open_location
+    from offline_cli.storage.locations import open_location
 
     if request.param == "local":
         yield open_location(tmp_path / "D")

@@ -38,13 +38,13 @@ from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, UsageError
-from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.data_commands import ApplyOptions
 from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location, Sources, open_location
 
 __all__ = ["ApplyResult", "apply"]
 

@@ -33,12 +33,12 @@ from offline_cli.datasets.manifest import now, with_defaults
 from offline_cli.datasets.ownership import is_regular
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.errors import Interrupted, StorageError
-from offline_cli.files.blanking import this_command
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
 from offline_cli.json_documents import mistakes
 from offline_cli.spaces import space_to_json
 from offline_cli.stop_signals import check
+from offline_cli.storage.blanking import this_command
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 
 __all__ = ["Asked", "BatchFolder", "write_batches"]
 

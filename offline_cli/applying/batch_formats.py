@@ -32,11 +32,11 @@ from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.datasets.step_tables import info_to_text
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import StagedFile
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
 from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.spaces import Space, tree_from_lists
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 

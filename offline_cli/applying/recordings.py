@@ -33,7 +33,6 @@ from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import SpaceMismatch, UsageError
-from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.opening import open_sources
@@ -45,6 +44,7 @@ from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, same_space
+from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["Network", "Ready", "Recordings", "Said", "Seen", "dtype_name", "seen_in_batch", "seen_in_episodes"]

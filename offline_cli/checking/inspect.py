@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.files.local_files import SIGNS, read_plain
 from offline_cli.json_documents import Expectations
 from offline_cli.meanings import Meanings
 from offline_cli.options.data_commands import InspectOptions
@@ -32,14 +31,15 @@ from offline_cli.options.option import declared_in
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.stop_signals import check
+from offline_cli.storage.local_files import SIGNS, read_plain
 from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
     from offline_cli.datasets.statistics import SpreadBuilder, StatisticsBuilder
     from offline_cli.episodes.batch import EpisodeBatch
-    from offline_cli.files.locations import Sources
     from offline_cli.formats.source import Source
+    from offline_cli.storage.locations import Sources
 
 ABOUT_READING: Final = declared_in(InspectOptions).keys() - {"expect", "on_error"}  # what a manifest alone does not answer
 SHOWN_STEPS: Final = 5  # of an episode, at either end

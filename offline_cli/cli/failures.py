@@ -282,7 +282,7 @@ def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:
     package = (error.name or "").partition(".")[0]
     if not package or package == "offline_cli":
         return Bug(f"a bug in offline-cli: {error}", where=_innermost_place(error), fix="the same command with --debug")
-    from offline_cli.files.providers import known_providers
+    from offline_cli.storage.providers import known_providers
 
     extras = {name: one.extra for one in known_providers() for name in one.client}
     extra = extras.get(package) or _EXTRA_OF.get(package)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from offline_cli.errors import UsageError
-from offline_cli.files.blanking import BLANK, blanked, blanked_args, secrets_among
+from offline_cli.storage.blanking import BLANK, blanked, blanked_args, secrets_among
 
 __all__ = ["Invocation"]
 

@@ -68,7 +68,7 @@ def _waits_shown_by(listener: Any) -> AbstractContextManager[None]:
     """Within it, requests to a storage that are not answered are reported, unless --quiet is given."""
     if listener is no_progress:
         return nullcontext()
-    from offline_cli.files.timeouts import waits_told_to
+    from offline_cli.storage.timeouts import waits_told_to
 
     def tell(url: str, waited: float, limit: float) -> None:
         listener.tell(f"{url}: no answer for {waited:.0f} s; the storage's client tries again, for {limit:.0f} s in all")

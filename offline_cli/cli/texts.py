@@ -22,7 +22,7 @@ from offline_cli.cli.streams import is_terminal
 from offline_cli.errors import BadConfig, NoData, UsageError
 
 if TYPE_CHECKING:
-    from offline_cli.files.locations import Location
+    from offline_cli.storage.locations import Location
 
 __all__ = [
     "STDIN",
@@ -161,7 +161,7 @@ def with_stdin(sources: Sequence[str]) -> Iterator[list[str | Location]]:
 
 
 def _kept(file: Path) -> Location:
-    from offline_cli.files.locations import Location, open_location
+    from offline_cli.storage.locations import Location, open_location
 
     with file.open("wb") as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy, CHUNK)

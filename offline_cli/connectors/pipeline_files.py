@@ -35,9 +35,9 @@ from offline_cli.connectors.piece_options import (
     what_it_wants,
 )
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError, SpaceMismatch
-from offline_cli.files.local_files import not_found
 from offline_cli.json_documents import deeper_than, load_schema, mistakes
 from offline_cli.spaces import Space
+from offline_cli.storage.local_files import not_found
 
 __all__ = ["PieceEntry", "Setting", "document_of", "entries_of", "made_pieces", "place_pieces", "read_document"]
 

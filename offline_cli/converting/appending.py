@@ -18,9 +18,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import UsageError
-from offline_cli.files.locations import Location
 from offline_cli.formats.opening import info_of
 from offline_cli.options.data_commands import ConvertOptions
+from offline_cli.storage.locations import Location
 
 __all__ = ["added_to", "base_of", "environment_of_all"]
 

@@ -34,8 +34,6 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
-from offline_cli.files.local_files import checked_folder
-from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.frames import placed
 from offline_cli.formats.memory_limits import EpisodeLimit
@@ -47,6 +45,8 @@ from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import describe
+from offline_cli.storage.locations import Location, Sources, expand, open_location
+from offline_cli.storage.temp_files import checked_folder
 from offline_cli.trees import flatten
 
 __all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "listed", "not_written", "provenance_of"]

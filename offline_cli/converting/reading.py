@@ -31,7 +31,6 @@ from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import conform
 from offline_cli.errors import BadConfig, BadEpisode, UsageError
-from offline_cli.files.locations import Sources
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.formats.opening import open_sources
@@ -43,6 +42,7 @@ from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
+from offline_cli.storage.locations import Sources
 from offline_cli.tally import INCOMPLETE, MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
 from offline_cli.trees import flatten
 

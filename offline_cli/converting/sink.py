@@ -28,7 +28,6 @@ from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, UsageError
-from offline_cli.files.locations import Location
 from offline_cli.formats import registry
 from offline_cli.formats.hdf5.d3rlpy import D3RLPY_SINK
 from offline_cli.formats.hdf5.d4rl import D4RL_SINK
@@ -42,6 +41,7 @@ from offline_cli.formats.reader import Reader
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Reject
 from offline_cli.trees import map_leaves
 

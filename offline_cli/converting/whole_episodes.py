@@ -34,12 +34,12 @@ from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
-from offline_cli.files.local_files import TempFile
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
 from offline_cli.formats.source import ROWS, Fragments, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.stop_signals import check
+from offline_cli.storage.temp_files import TempFile
 from offline_cli.tally import INCOMPLETE, OnError, Reject, Rejects, Tally
 from offline_cli.trees import Tree, flatten, leaves
 

@@ -23,10 +23,10 @@ from offline_cli.datasets.ownership import refuse_foreign, refuse_links
 from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.errors import BadConfig, BadData, NoData, OutputExists, StorageNotFound, Uncommitted
-from offline_cli.files.locations import Location
 from offline_cli.parquet.shards import opened
 from offline_cli.source_code import allowed_changes, content_hash_of
 from offline_cli.spaces import Space, describe, same_space
+from offline_cli.storage.locations import Location
 
 __all__ = ["Base", "check_base", "dataset_to_append_to", "note_in", "refuse_note_of_others"]
 

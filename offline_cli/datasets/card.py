@@ -12,9 +12,9 @@ import orjson
 from offline_cli.datasets.file_names import CARD
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import is_link, is_regular
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file, write_whole
 from offline_cli.spaces import describe
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file, write_whole
 
 __all__ = ["MARK", "write_card"]
 

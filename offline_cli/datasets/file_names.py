@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.files.local_files import PART_PREFIX
+from offline_cli.storage.local_files import PART_PREFIX
 
 __all__ = [
     "BATCHES",

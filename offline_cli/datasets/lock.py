@@ -28,11 +28,11 @@ import orjson
 from offline_cli.datasets.file_names import DATASET, WRITING, FolderKind
 from offline_cli.datasets.ownership import is_regular, keep_names
 from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
-from offline_cli.files.blanking import without_folders
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import create_only, whole_file, write_whole
 from offline_cli.running_processes import began, runs
 from offline_cli.source_code import allowed_changes
+from offline_cli.storage.blanking import without_folders
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import create_only, whole_file, write_whole
 
 try:
     import fcntl

@@ -20,11 +20,11 @@ from offline_cli.datasets import episode_tables, step_tables
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder
 from offline_cli.errors import PROBLEM, BadData
-from offline_cli.files.locations import Location
 from offline_cli.parquet.arrow_trees import is_numeric
-from offline_cli.parquet.safety import MEMORY_LIMIT
+from offline_cli.parquet.bounds import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, read_row_groups
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["Blocks", "Rows", "ShardReader", "run_starts", "whole_episodes"]

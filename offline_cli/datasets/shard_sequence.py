@@ -19,10 +19,9 @@ from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.row_formats import RowFormat
 from offline_cli.datasets.row_groups import BlockCutter, joined_batch, raw_bytes
 from offline_cli.datasets.statistics import StatisticsBuilder
-from offline_cli.files.locations import Location
-from offline_cli.parquet.shard_hashes import fingerprint
 from offline_cli.parquet.shard_writing import ShardWriter
-from offline_cli.parquet.shards import opened, read_row_groups
+from offline_cli.parquet.shards import fingerprint, opened, read_row_groups
+from offline_cli.storage.locations import Location
 
 __all__ = ["Adopted", "ShardSequence", "adopt"]
 

@@ -35,9 +35,9 @@ from offline_cli.datasets.ownership import (
     refuse_links,
 )
 from offline_cli.errors import BadData, Locked, OutputExists, StorageError, UsageError
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import whole_file
-from offline_cli.files.uploads import open_uploads
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
+from offline_cli.storage.uploads import open_uploads
 
 __all__ = ["REPAIRED_FIX", "TargetFolder", "check_apart", "check_target", "exclusive"]
 

@@ -13,11 +13,11 @@ from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.row_groups import Episodes, joined_batches
 from offline_cli.datasets.writer import UNKNOWN, DatasetWriter
 from offline_cli.errors import BadConfig, BadEpisode, NoData
-from offline_cli.files.locations import Location, open_location
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options.data_commands import WriteOptions
 from offline_cli.options.keywords import takes
 from offline_cli.spaces import Space, only_discrete, same_space
+from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["WrittenDataset", "write_dataset"]
 

@@ -44,13 +44,13 @@ from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError, UsageError
-from offline_cli.files.blanking import this_command
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import write_whole
 from offline_cli.meanings import NO_MEANINGS, Meanings, joined
 from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
 from offline_cli.parquet.shard_writing import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
+from offline_cli.storage.blanking import this_command
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import write_whole
 from offline_cli.tally import CHANGED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]

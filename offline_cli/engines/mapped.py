@@ -7,9 +7,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 from offline_cli.engines.processes import ProcessEngine
-from offline_cli.files.timeouts import processors
 from offline_cli.import_path import guard_hint
 from offline_cli.scopes import Reading
+from offline_cli.storage.timeouts import processors
 
 __all__ = ["helpers", "mapped"]
 

@@ -22,13 +22,13 @@ from offline_cli.connectors.pipeline_spec import PlayPipelines, Setting
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadConfig, OutputExists, UsageError
 from offline_cli.exporting.model_card import Exported, card_of, facts_of
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import write_whole
 from offline_cli.options.exporting import ExportOptions
 from offline_cli.options.keywords import takes
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, environment_spaces, load_policy
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import write_whole
 
 __all__ = ["ExportResult", "export"]
 

@@ -17,12 +17,12 @@ import torch
 
 import offline_cli
 from offline_cli.errors import OfflineCliError
-from offline_cli.files.blanking import blanked, blanked_call, blanked_values
-from offline_cli.files.locations import Location
 from offline_cli.policies.module_policy import fingerprint_of
 from offline_cli.policies.run_files import STATE, json_object, newest_checkpoint
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments
 from offline_cli.spaces import Space, describe, space_to_json
+from offline_cli.storage.blanking import blanked, blanked_call, blanked_values
+from offline_cli.storage.locations import Location
 from offline_cli.training.run_folder import RunFolder
 
 __all__ = ["Exported", "card_of", "facts_of"]

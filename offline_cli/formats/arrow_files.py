@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, OfflineCliError
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.locations import Location
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.parquet.arrow_reading import extension_failures
+from offline_cli.parquet.extension_types import extension_failures
 from offline_cli.scopes import Scope
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location
 
 __all__ = ["arrow_schema_of", "record_batches", "without_leaves"]
 

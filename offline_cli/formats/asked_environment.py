@@ -16,8 +16,8 @@ import gymnasium.wrappers
 from offline_cli.datasets.manifest import Environment
 from offline_cli.environments import EnvironmentSpec, check_registered
 from offline_cli.errors import BadConfig, UsageError
-from offline_cli.files.blanking import BLANK, blanked, blanked_keys, without_folders
 from offline_cli.import_path import call_of
+from offline_cli.storage.blanking import BLANK, blanked, blanked_keys, without_folders
 
 __all__ = ["AskedEnvironment", "refused"]
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.files.locations import Location
 from offline_cli.formats.action_shapes import choices, one_number_each
 from offline_cli.formats.arrow_files import arrow_schema_of, record_batches, without_leaves
 from offline_cli.formats.arrow_leaves import tree_of
@@ -27,6 +26,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, Source, SourceInfo
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.json_documents import from_json
+from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["ImitationSource", "open_imitation"]

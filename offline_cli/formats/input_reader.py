@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadConfig, BadData, BadEpisode, OfflineCliError
-from offline_cli.files.locations import Location
 from offline_cli.formats.reader import OpenContext, Reader
 from offline_cli.formats.source import FileSource, Fragments, Origins, Source
 from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows, timesteps
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 

@@ -18,8 +18,6 @@ import pyarrow as pa
 from offline_cli.columns import Columns
 from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location
-from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.arrow_files import arrow_schema_of
 from offline_cli.formats.hdf5.safe import Hdf5File
 from offline_cli.formats.npz.archive import NpzArchive
@@ -31,6 +29,8 @@ from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.packing import is_named_csv, looks_like_csv, packing_of, unpacked_head
 from offline_cli.json_documents import from_json
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location
+from offline_cli.storage.timeouts import ReadingPool
 from offline_cli.tally import Rejects
 
 __all__ = ["KINDS", "LOOKED_AT", "NO_DATA", "Listing"]

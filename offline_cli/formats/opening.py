@@ -17,7 +17,6 @@ from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
-from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.dropped_leaves import DroppedLeaves
 from offline_cli.formats.frames import placed
 from offline_cli.formats.listing import KINDS, Listing
@@ -28,6 +27,7 @@ from offline_cli.formats.source import ROWS, Fragments, ReadOptions, Source, Sou
 from offline_cli.formats.tables import TableOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["OwnSource", "info_of", "infos_of_manifests", "open_source", "open_sources"]

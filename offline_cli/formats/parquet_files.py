@@ -22,11 +22,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData, OfflineCliError
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.locations import Location
-from offline_cli.files.prefetch import Ahead
-from offline_cli.files.remote_files import expect
-from offline_cli.files.timeouts import ReadingPool
 from offline_cli.formats.small_parquet import (
     FewRows,
     one_ahead,
@@ -36,18 +31,15 @@ from offline_cli.formats.small_parquet import (
     small_sizes,
 )
 from offline_cli.options import engines
-from offline_cli.parquet.arrow_reading import (
-    ParquetFile,
-    arrow_file,
-    check_footer,
-    extension_failures,
-    threads_may_read,
-    without_objects,
-)
-from offline_cli.parquet.safety import Unfolded, file_ranges
-from offline_cli.parquet.shard_hashes import dropping
-from offline_cli.parquet.shards import check_bound
+from offline_cli.parquet.bounds import Unfolded, check_bound, check_footer, file_ranges
+from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
+from offline_cli.parquet.shards import arrow_file, dropping, threads_may_read
 from offline_cli.scopes import Scope, part_of
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location
+from offline_cli.storage.prefetch import Ahead
+from offline_cli.storage.remote_files import expect
+from offline_cli.storage.timeouts import ReadingPool
 from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]

@@ -15,10 +15,10 @@ import numpy as np
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
-from offline_cli.files.locations import Location
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.source import Fragments, Source
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import flatten
 

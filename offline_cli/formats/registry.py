@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.d3rlpy import open_d3rlpy
 from offline_cli.formats.hdf5.d4rl import open_d4rl
 from offline_cli.formats.hdf5.robomimic import open_robomimic
@@ -30,6 +29,7 @@ from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
+from offline_cli.storage.locations import Location
 
 __all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 

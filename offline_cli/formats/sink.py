@@ -14,10 +14,10 @@ from offline_cli.datasets.appending import Base
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
-from offline_cli.files.locations import Location
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.options.shared import MAX_BYTES
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Reject, Tally
 
 __all__ = [

@@ -23,12 +23,14 @@ import pyarrow as pa
 
 from offline_cli.engines.mapped import helpers, mapped
 from offline_cli.errors import OfflineCliError
-from offline_cli.files.locations import Location
-from offline_cli.files.remote_files import expect, ready
-from offline_cli.files.timeouts import ReadingPool
-from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, read_metadata, threads_may_read
-from offline_cli.parquet.safety import chosen_columns, file_ranges
+from offline_cli.parquet.arrow_reading import read_metadata
+from offline_cli.parquet.bounds import check_footer, chosen_columns, file_ranges
+from offline_cli.parquet.extension_types import ParquetFile
+from offline_cli.parquet.shards import threads_may_read
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location
+from offline_cli.storage.remote_files import expect, ready
+from offline_cli.storage.timeouts import ReadingPool
 
 __all__ = [
     "AHEAD",

@@ -13,8 +13,6 @@ from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.engines.processes import ProcessEngine
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
-from offline_cli.files.blanking import blanked_call, blanked_values
-from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads
 from offline_cli.options.keywords import takes
@@ -30,6 +28,8 @@ from offline_cli.policies.policy import Policy
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.storage.blanking import blanked_call, blanked_values
+from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["EvaluateResult", "evaluate"]
 

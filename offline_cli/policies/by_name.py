@@ -19,7 +19,6 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError, SpaceMismatch, StorageNotFound
-from offline_cli.files.local_files import not_found
 from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.agents_policy import open_agents
@@ -33,6 +32,7 @@ from offline_cli.policies.rllib_policy import CLASS, read_checkpoint
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.policies.sb3_policy import ModelPolicy, load_model, with_channels_last
 from offline_cli.spaces import Space
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ONNX", "PolicyOptions", "files_of", "is_named", "open_policies", "open_policy", "stand_in"]

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, MissingPackage, UnsafeData, UnsupportedSpace
-from offline_cli.files.locations import Location, open_location
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["INSTALL", "MAX_BYTES", "OnnxModel", "Port", "facts_as_metadata", "model_of", "read_model"]
 

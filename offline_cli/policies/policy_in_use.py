@@ -21,7 +21,6 @@ from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
-from offline_cli.files.locations import Location
 from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
@@ -35,6 +34,7 @@ from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.policies.sb3_policy import ModelPolicy, load_model
 from offline_cli.policies.seeds import Purpose, chance_key, uniform
 from offline_cli.spaces import Space, describe
+from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = ["PolicyInUse", "load_policy"]

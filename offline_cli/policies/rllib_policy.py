@@ -20,9 +20,9 @@ from torch import nn
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
-from offline_cli.files.local_files import not_found
 from offline_cli.policies.piece_policy import PolicyForPieces, is_of_floats
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.storage.local_files import not_found
 
 __all__ = ["CLASS", "RLlibCheckpoint", "read_checkpoint"]
 

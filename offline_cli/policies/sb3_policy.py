@@ -18,10 +18,10 @@ import torch
 from gymnasium import spaces
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.files.local_files import not_found
 from offline_cli.modules.devices import seed_generators
 from offline_cli.policies.policy import Acted, Seen
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.storage.local_files import not_found
 from offline_cli.trees import flatten, unflatten_like
 
 __all__ = ["ModelPolicy", "load_model", "with_channels_last"]

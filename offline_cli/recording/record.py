@@ -29,9 +29,6 @@ from offline_cli.engines.engine import PROCESSES, Engine, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
-from offline_cli.files.blanking import blanked
-from offline_cli.files.clients import options_for
-from offline_cli.files.locations import Location, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device
 from offline_cli.options.keywords import takes, wrong_values
@@ -50,6 +47,9 @@ from offline_cli.recording.results import RecordResult, ended_early, filled, not
 from offline_cli.source_code import allowed_changes, code_of, content_hash_of
 from offline_cli.spaces import Space
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.clients import options_for
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import Tally
 
 __all__ = ["record"]

@@ -26,8 +26,6 @@ from offline_cli.datasets.appending import dataset_to_append_to
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.files.blanking import blanked, without_folders
-from offline_cli.files.locations import Location, open_location
 from offline_cli.options.keywords import takes
 from offline_cli.options.playing import RecorderOptions
 from offline_cli.playing.infos import DROPPED, KeptInfo, kept_info
@@ -35,6 +33,8 @@ from offline_cli.policies.policy import Acted, Seen, category_check, fitter, sta
 from offline_cli.recording.episode_store import EpisodeStore
 from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
+from offline_cli.storage.blanking import blanked, without_folders
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import UNFINISHED, Tally
 from offline_cli.trees import Tree, map_leaves
 

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, Interrupted
-from offline_cli.files.blanking import blanked_call, blanked_values
 from offline_cli.playing.plan import Plan
 from offline_cli.policies.piece_policy import PolicyForPieces
 from offline_cli.policies.policy import Policy
 from offline_cli.stop_signals import exit_code_of
+from offline_cli.storage.blanking import blanked_call, blanked_values
 
 __all__ = ["RecordResult", "ended_early", "filled", "nothing_recorded"]
 

@@ -16,8 +16,8 @@ from os import PathLike
 from typing import Any, BinaryIO
 
 from offline_cli.errors import NoData, OfflineCliError, StorageNotFound
-from offline_cli.files.locations import Location, open_location
 from offline_cli.policies.run_files import CONFIG, METRICS
+from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["curves", "draw_curve"]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from offline_cli.converting.operations.choosing import top
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData, UsageError
-from offline_cli.files.locations import Location, expand
+from offline_cli.storage.locations import Location, expand
 
 __all__ = ["HeldOut", "Weights", "best_episodes", "place_named"]
 

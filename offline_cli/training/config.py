@@ -18,8 +18,6 @@ from typing import Any
 
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, UsageError
-from offline_cli.files.blanking import blanked_call, blanked_values
-from offline_cli.files.local_files import not_found
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
 from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import MLP
@@ -27,6 +25,8 @@ from offline_cli.options.option import declared_in
 from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
 from offline_cli.plugins import network_named
 from offline_cli.policies.run_files import CONFIG
+from offline_cli.storage.blanking import blanked_call, blanked_values
+from offline_cli.storage.local_files import not_found
 from offline_cli.training.config_mistakes import (
     BOUNDS,
     DEFAULTS,

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, BadData, UsageError
-from offline_cli.files.locations import Sources, open_location
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.images import reads_alike
 from offline_cli.modules.network import MLP, Mlp, Network, network_kind
@@ -27,6 +26,7 @@ from offline_cli.plugins import PYTHON
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
 from offline_cli.policies.run_policy import NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, describe, same_space
+from offline_cli.storage.locations import Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig
 

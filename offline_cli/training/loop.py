@@ -34,7 +34,6 @@ from offline_cli.errors import (
     TargetNotMet,
     TrainingDiverged,
 )
-from offline_cli.files.locations import Location, expand, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
@@ -46,6 +45,7 @@ from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, exit_code_of, requested, signals_noted
+from offline_cli.storage.locations import Location, expand, open_location
 from offline_cli.training.algorithms.algorithm import BC, uses_rewards
 from offline_cli.training.checks import CONFIRMED, Checks
 from offline_cli.training.chosen_episodes import Weights

@@ -41,8 +41,6 @@ from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.datasets.ownership import is_own_part, keep_bytes, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.errors import BadData, Locked, OfflineCliError, OutputExists, StorageNotFound
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import whole_file, write_whole
 from offline_cli.json_documents import from_json
 from offline_cli.policies.run_files import (
     CONFIG,
@@ -61,6 +59,8 @@ from offline_cli.policies.run_files import (
     tensor_bytes,
 )
 from offline_cli.report.curves import draw_curve
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.result import TrainResult
 from offline_cli.training.run_state import TrainState

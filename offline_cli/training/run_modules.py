@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location
 from offline_cli.modules.network import MLP, network_kind
 from offline_cli.plugins import with_network
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
+from offline_cli.storage.locations import Location
 from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Task, algorithm_kind
 from offline_cli.training.config import BCConfig, stored_config
 from offline_cli.training.learner import Learner

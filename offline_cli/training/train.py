@@ -8,10 +8,10 @@ from typing import Any, Unpack
 
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.errors import UsageError
-from offline_cli.files.locations import Location, Sources
 from offline_cli.options.keywords import takes
 from offline_cli.options.training import TrainBCOptions, TrainOptions
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.storage.locations import Location, Sources
 from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.loop import learn
 from offline_cli.training.result import TrainResult

@@ -55,7 +55,6 @@ from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment, EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
-from offline_cli.files.locations import Sources
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back
 from offline_cli.formats.source import Source
@@ -66,6 +65,7 @@ from offline_cli.policies.play_spec import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported, leaf_spaces
+from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import Algorithm, bootstraps, uses_rewards
 from offline_cli.training.chosen_episodes import HeldOut, Weights, best_episodes
 from offline_cli.training.config import BCConfig

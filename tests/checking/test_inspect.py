@@ -38,7 +38,7 @@ def test_expectations_that_do_not_hold_are_all_named(real_data: Path) -> None:
 
 HEAVY = (
     *("torch", "polars", "pyarrow", "pandas", "fsspec", "s3fs", "gcsfs", "adlfs", "aiohttp", "matplotlib", "jsonschema"),
-    *("asyncio", "msgpack", "offline_cli.files.locations", "offline_cli.formats", "offline_cli.converting"),
+    *("asyncio", "msgpack", "offline_cli.storage.locations", "offline_cli.formats", "offline_cli.converting"),
     *("offline_cli.episodes", "offline_cli.parquet", "offline_cli.datasets.dataset", "offline_cli.modules"),
 )
 RUN = f"""

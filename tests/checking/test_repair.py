@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
 
 from offline_cli.checking.repair import RepairResult, repair
 from offline_cli.checking.validate import validate
@@ -19,8 +21,6 @@ from offline_cli.datasets.lock import WritingLock
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, Locked, NoData, UsageError
-from offline_cli.files import staging
-from offline_cli.files.locations import Location, open_location
 
 Make = Any  # the fixture's class, which lives in conftest.py
 NONE = {"incomplete-dataset", "spaces-inferred"}

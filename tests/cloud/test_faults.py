@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from cloud_servers import PROVIDERS, REPOSITORY, Cloud
 from fault_proxy import Fault, FaultProxy
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import StagedFile, write_whole
+from offline_cli.storage.uploads import open_uploads
 
 from offline_cli.errors import StorageError
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import StagedFile, write_whole
-from offline_cli.files.uploads import open_uploads
 
 pytestmark = pytest.mark.integration
 

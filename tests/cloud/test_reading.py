@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from cloud_servers import Cloud, found_by_environment
 from fault_proxy import Fault, FaultProxy
+from offline_cli.storage.locations import open_location
 from requests_made import Requests
 
 from offline_cli import open_dataset, record
 from offline_cli.errors import StorageError
-from offline_cli.files.locations import open_location
 
 pytestmark = pytest.mark.integration
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
+from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import EpisodeStream, read_episodes
@@ -19,7 +20,6 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
-from offline_cli.files.locations import open_location
 from offline_cli.spaces import same_space
 
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
+from offline_cli.storage.locations import Location, open_location
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location, open_location
-from offline_cli.parquet.shard_hashes import fingerprint
+from offline_cli.parquet.shards import fingerprint
 from offline_cli.spaces import space_to_json
 
 Make = Callable[..., EpisodeBatch]

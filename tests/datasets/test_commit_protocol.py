@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import repair
 from offline_cli.datasets.dataset import Dataset, holds_dataset
@@ -16,7 +17,6 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
-from offline_cli.files.locations import Location, open_location
 from offline_cli.parquet import shard_writing
 from offline_cli.tally import Reject
 
@@ -115,7 +115,7 @@ class TestEarlyEnds:
         monkeypatch: pytest.MonkeyPatch,
         paths_of: Paths,
     ) -> None:
-        from offline_cli.files import staging
+        from offline_cli.storage import staging
 
         monkeypatch.setattr(shard_writing, "BUFFER", buffer)  # of 1 byte: each page by itself
 

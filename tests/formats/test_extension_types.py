@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from offline_cli.storage.locations import open_location
 
 from offline_cli import inspect
 from offline_cli.errors import BadData
-from offline_cli.files.locations import open_location
 from offline_cli.parquet.shards import opened
 
 NAME, RAYS = "offline_cli.tests.tensor", "ray.data.arrow_tensor"

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from offline_cli.storage.locations import open_location
 
 from offline_cli import DatasetWriter, open_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping, OutputExists, UnsafeData
-from offline_cli.files.locations import open_location
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.opening import open_source
 from offline_cli.scopes import Scope

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from installed_packages import Install
+from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadConfig, BadData, NoData
-from offline_cli.files.locations import open_location
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.opening import open_source
 from offline_cli.formats.reader import LIKELY, NO, SURE

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.formats.small_parquet import parquet_batches
-from offline_cli.parquet.arrow_reading import arrow_file, threads_may_read
+from offline_cli.parquet.shards import arrow_file, threads_may_read
 
 ROWS = 4_000
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from offline_cli.parquet.bounds import refuse_bomb
 
 from offline_cli import convert
 from offline_cli.errors import UnsafeData
-from offline_cli.parquet.safety import refuse_bomb
 
 ROWS = 20_000
 LONG = "x" * 5_000

@@ -14,17 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import convert, validate
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError, UnsafeData
-from offline_cli.files import staging
-from offline_cli.files.locations import Location, open_location
 from offline_cli.parquet import safety
-from offline_cli.parquet.encoding import BLOCK_BYTES
-from offline_cli.parquet.shard_writing import COMPRESSIONS, ShardWriter
+from offline_cli.parquet.shard_writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]
@@ -175,7 +174,7 @@ def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, 
 EVERY_BYTE = """
     import io
     import pyarrow as pa, pyarrow.parquet as pq
-    from offline_cli.parquet.arrow_reading import check_footer
+    from offline_cli.parquet.bounds import check_footer
 
     stream = io.BytesIO()
     pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), stream, row_group_size=1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from offline_cli.storage.locations import open_location
 from safetensors.torch import load_file
 from stored_steps import columns_in
 
@@ -21,7 +22,6 @@ from offline_cli.connectors.pipeline_spec import Setting
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError
-from offline_cli.files.locations import open_location
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.training.config import resolve_config

@@ -17,7 +17,6 @@ from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
-from offline_cli.files.locations import Location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
@@ -27,6 +26,7 @@ from offline_cli.options.shared import COMPRESSION
 from offline_cli.parquet.shard_writing import COMPRESSIONS
 from offline_cli.parquet.shards import opened
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.storage.locations import Location
 
 __all__ = ["FACTS", "Facts", "facts_of_document", "facts_of_manifest", "facts_of_note", "facts_of_shards"]
 

@@ -47,15 +47,15 @@ from offline_cli.datasets.row_formats import RowFormat, row_format
 from offline_cli.datasets.shard_sequence import Adopted, ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.errors import BadData, Locked, NoData, UsageError
-from offline_cli.files.blanking import this_command
-from offline_cli.files.locations import Location, open_location
-from offline_cli.files.staging import whole_file, write_whole
-from offline_cli.files.uploads import Upload, open_uploads
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.options.data_commands import RepairOptions
 from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.stop_signals import check
+from offline_cli.storage.blanking import this_command
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file, write_whole
+from offline_cli.storage.uploads import Upload, open_uploads
 from offline_cli.tally import Tally
 
 __all__ = ["LEFT_OUT", "RepairResult", "repair"]

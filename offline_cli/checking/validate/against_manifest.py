@@ -23,9 +23,9 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.files.locations import Location
 from offline_cli.formats.source import Origins
 from offline_cli.parquet.shards import opened, read_row_groups
+from offline_cli.storage.locations import Location
 
 __all__ = ["ManifestFigures", "PlainColumns"]
 

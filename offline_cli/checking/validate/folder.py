@@ -23,17 +23,16 @@ from offline_cli.datasets.ownership import quarantine_files
 from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.target_folder import REPAIRED_FIX
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
-from offline_cli.files.locations import Location
-from offline_cli.files.uploads import open_uploads
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib_columns import RllibColumnsSource
 from offline_cli.formats.rllib_episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
-from offline_cli.parquet.shard_hashes import OTHER_SHARD, fingerprint
-from offline_cli.parquet.shards import opened, read_row_groups
+from offline_cli.parquet.shards import OTHER_SHARD, fingerprint, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
+from offline_cli.storage.locations import Location
+from offline_cli.storage.uploads import open_uploads
 from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder", "check_leftovers", "told_of"]

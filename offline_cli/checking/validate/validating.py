@@ -29,7 +29,6 @@ from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData, UsageError
-from offline_cli.files.locations import Location, Sources, expand
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
@@ -40,6 +39,7 @@ from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete
+from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import leaves
 

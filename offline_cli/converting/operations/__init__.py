@@ -29,7 +29,6 @@ from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
-from offline_cli.files.locations import Location, Sources, expand, open_location
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import OwnSource, open_sources
@@ -38,6 +37,7 @@ from offline_cli.formats.tables.source import TableOptions
 from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
 from offline_cli.progress import OnProgress
 from offline_cli.source_code import content_hash_of
+from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.tally import OnError
 
 __all__ = ["Operation", "OperationResult", "Share"]

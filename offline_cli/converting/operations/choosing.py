@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from offline_cli.converting.operations.survey import NOWHERE, Survey
 from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
 from offline_cli.errors import BadData, NoData, UsageError
-from offline_cli.files.locations import Location
+from offline_cli.storage.locations import Location
 
 __all__ = ["Parts", "drawn", "listed_ids", "problem_ids", "share_of", "top"]
 

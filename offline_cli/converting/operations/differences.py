@@ -29,7 +29,6 @@ from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch, Form, forms, in_words
 from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints
-from offline_cli.files.locations import Location, expand
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import open_sources
@@ -41,6 +40,7 @@ from offline_cli.options.operations import DiffOptions
 from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, same_space
+from offline_cli.storage.locations import Location, expand
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, equal_values, flatten
 

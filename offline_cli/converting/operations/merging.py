@@ -25,12 +25,12 @@ from offline_cli.converting.whole_episodes import CHOSEN, ExtraOutputs, first_ba
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
-from offline_cli.files.locations import Location, Sources
 from offline_cli.formats.source import Fragments, ReadOptions, Source, SourceInfo
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import MergeOptions, RepackOptions
 from offline_cli.options.shared import EXTRAS
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.storage.locations import Location, Sources
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
 
 __all__ = ["MergeResult", "RepackResult", "merge", "repack"]

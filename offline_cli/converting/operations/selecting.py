@@ -23,11 +23,11 @@ from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import NoData, OutputExists, UsageError
-from offline_cli.files.locations import Location, Sources, open_location
 from offline_cli.options.keywords import takes
 from offline_cli.options.operations import FilterOptions, SampleOptions, SplitOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import content_hash_of
+from offline_cli.storage.locations import Location, Sources, open_location
 
 __all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
 

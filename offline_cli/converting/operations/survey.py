@@ -29,11 +29,11 @@ from offline_cli.datasets.reading import Rows
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData
-from offline_cli.files.locations import Location
 from offline_cli.parquet.shards import opened
 from offline_cli.progress import Progress
 from offline_cli.spaces import same_space
 from offline_cli.stop_signals import check
+from offline_cli.storage.locations import Location
 
 __all__ = ["NOWHERE", "Survey", "by_rows", "surveyed"]
 

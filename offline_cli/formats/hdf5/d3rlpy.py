@@ -17,7 +17,6 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
-from offline_cli.files.locations import Location
 from offline_cli.formats.hdf5.episodes import Column, EpisodeDatasets, fragments_of_files
 from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text, read_metadata
 from offline_cli.formats.hdf5.safe import TEXT, Hdf5File
@@ -27,6 +26,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, SourceInfo
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.files.locations import Location
 from offline_cli.formats.action_shapes import choices, one_number_each
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text, read_metadata
@@ -33,6 +32,7 @@ from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, chained, fragments_of_rows
 from offline_cli.formats.tables.ids import source_hash
+from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Rejects, Tally
 from offline_cli.trees import Tree
 

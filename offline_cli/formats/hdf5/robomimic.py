@@ -25,8 +25,6 @@ from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.files.blanking import blanked
-from offline_cli.files.locations import Location
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.hdf5.episodes import Column, EpisodeDatasets, fragments_of_files, numbered
 from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text, read_metadata
@@ -38,6 +36,8 @@ from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, FileSource, Fragments, SourceInfo
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree
 

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, MissingPackage, OfflineCliError, UnsafeData
-from offline_cli.files.failures import storage_failures
-from offline_cli.files.local_files import open_plain
-from offline_cli.files.locations import Location
 from offline_cli.scopes import Scope
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.local_files import open_plain
+from offline_cli.storage.locations import Location
 
 __all__ = ["FRAMES", "TEXT", "Form", "Hdf5File", "Node", "need_h5py"]
 

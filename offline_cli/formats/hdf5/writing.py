@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, StorageError
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import StagedFile
 from offline_cli.formats.hdf5.safe import need_h5py
 from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import Tree
 
 __all__ = ["Hdf5Sink", "attribute_of", "check_hdf5", "put"]

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, NoData, UnsafeData
-from offline_cli.files.locations import Location
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.parquet_files import chunks, schema_of
 from offline_cli.json_documents import from_json
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects
 
 __all__ = ["EPS_ID", "INFO", "Episodes", "Folder", "Info", "checked_template", "read_episodes", "read_info", "read_tasks"]

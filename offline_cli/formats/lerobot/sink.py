@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists, UnsupportedSpace
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
 from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.lerobot.dataset import EPS_ID, INFO
 from offline_cli.formats.lerobot.features import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
@@ -41,6 +39,8 @@ from offline_cli.formats.lerobot.writing import (
 from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written
 from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["LEROBOT_SINK"]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import PROBLEM, BadData
-from offline_cli.files.locations import Location
 from offline_cli.formats.lerobot.dataset import INFO, Episodes, Folder, Info, read_episodes, read_info, read_tasks
 from offline_cli.formats.lerobot.features import FRAME, Leaf, Plan
 from offline_cli.formats.parquet_files import Chunk, chunks, schema_of
@@ -28,6 +27,7 @@ from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Source,
 from offline_cli.formats.tables import TableSource
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.meanings import Element, Meanings
+from offline_cli.storage.locations import Location
 from offline_cli.tally import GAP, MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["LeRobotSource", "open_lerobot"]

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import StagedFile
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
 
 __all__ = ["CHUNKS", "STATISTICS", "EpisodeFile", "FrameFiles", "ParquetOutput", "Totals", "statistics_of", "tasks_file"]
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 from gymnasium import spaces
 
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.files.locations import Location
 from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.arrow_files import record_batches, without_leaves
 from offline_cli.formats.arrow_leaves import is_text, tree_of
@@ -24,6 +23,7 @@ from offline_cli.formats.minari.metadata import METADATA, Metadata
 from offline_cli.json_documents import from_json
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 

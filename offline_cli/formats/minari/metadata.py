@@ -20,11 +20,11 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, UnsupportedSpace
-from offline_cli.files.blanking import blanked
-from offline_cli.files.locations import Location
 from offline_cli.formats.sink import SinkContext
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.locations import Location
 
 __all__ = ["FORMAT", "HDF5", "MAIN", "METADATA", "Metadata", "document_of", "is_image"]
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final
 from gymnasium import spaces
 
 from offline_cli.errors import BadData, BadEpisode, NoData
-from offline_cli.files.locations import Location
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.hdf5.episodes import Column, EpisodeDatasets, batches, numbered, read_episodes
 from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Hdf5File, Node
@@ -25,6 +24,7 @@ from offline_cli.formats.minari.metadata import FORMAT, HDF5, MAIN, METADATA, Me
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, SourceInfo
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import write_whole
 from offline_cli.formats.hdf5.writing import Hdf5Sink, attribute_of, put
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.minari.fields import EXTRA, IDS
 from offline_cli.formats.minari.metadata import FORMAT, MAIN, METADATA, document_of
 from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.spaces import check_supported
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import write_whole
 from offline_cli.tally import Tally
 
 __all__ = ["MINARI_SINK"]

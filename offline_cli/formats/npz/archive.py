@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData, MemoryLimitExceeded, OfflineCliError, UnsafeData
-from offline_cli.files.failures import storage_failures
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.scopes import Scope
+from offline_cli.storage.failures import storage_failures
 
 __all__ = ["ArrayInfo", "ArrayRows", "NpzArchive"]
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping
-from offline_cli.files.locations import Location
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.left_out import count_finals, why_no_column
 from offline_cli.formats.npz.archive import NpzArchive
@@ -25,6 +24,7 @@ from offline_cli.formats.sink import SinkContext, SinkKind
 from offline_cli.formats.source import Fragments, Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["NPZ_SINK", "NpzSource", "open_npz"]

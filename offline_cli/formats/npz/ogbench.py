@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, UnsupportedSpace, UsageError
-from offline_cli.files.locations import Location
 from offline_cli.formats.action_shapes import choices, one_number_each
 from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
@@ -35,6 +34,7 @@ from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["OGBENCH_SINK", "OgbenchSource", "open_ogbench"]

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.files.local_files import TempFile
-from offline_cli.files.staging import StagedFile
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.sink import ForeignSink, Written, file_check
+from offline_cli.storage.staging import StagedFile
+from offline_cli.storage.temp_files import TempFile
 from offline_cli.trees import Tree, flatten
 
 __all__ = ["ArchiveSink", "check_npz", "named_leaves"]

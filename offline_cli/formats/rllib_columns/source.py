@@ -31,7 +31,7 @@ from offline_cli.formats.rllib_columns.tables import (
 )
 from offline_cli.formats.source import FileSource, Fragments, Origins
 from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows
-from offline_cli.parquet.arrow_reading import without_dictionaries
+from offline_cli.parquet.arrow_trees import without_dictionaries
 from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["ColumnsReading", "RllibColumnsSource"]

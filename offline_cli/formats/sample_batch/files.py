@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
 from offline_cli.errors import PROBLEM, BadData, UnsafeData
-from offline_cli.files.failures import storage_failures
 from offline_cli.formats.source import Openable
 from offline_cli.scopes import Scope, part_of
+from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import Rejects, RejectsAhead
 
 __all__ = ["MAX_LINE_BYTES", "Line", "LineGroup", "grouped", "line_limit_of", "lines_of"]

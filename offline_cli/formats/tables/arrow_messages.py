@@ -12,7 +12,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
-from offline_cli.parquet.arrow_reading import ParquetFile, check_footer, without_objects
+from offline_cli.parquet.bounds import check_footer
+from offline_cli.parquet.extension_types import ParquetFile, without_objects
 from offline_cli.scopes import Scope
 
 __all__ = [

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from offline_cli.columns import Columns
-from offline_cli.files.failures import storage_failures
 from offline_cli.formats.source import Openable
+from offline_cli.storage.failures import storage_failures
 
 __all__ = ["are_rllibs", "source_hash"]
 

@@ -24,13 +24,13 @@ from typing import Any, Final
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
-from offline_cli.files.local_files import dangling_link
-from offline_cli.files.locations import open_location
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.images import wrong_images
 from offline_cli.json_documents import deeper_than, load_schema, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_from_json
+from offline_cli.storage.local_files import dangling_link
+from offline_cli.storage.locations import open_location
 
 __all__ = [
     "DEFAULT",

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from offline_cli.errors import BadData
-from offline_cli.files.failures import storage_failures
 from offline_cli.formats.source import Openable
-from offline_cli.parquet.arrow_reading import extension_failures
+from offline_cli.parquet.extension_types import extension_failures
+from offline_cli.storage.failures import storage_failures
 
 __all__ = ["damage", "is_named_csv", "looks_like_csv", "packing_of", "seekable", "unpacked", "unpacked_head"]
 

@@ -23,7 +23,6 @@ from offline_cli.byte_sizes import byte_size
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, BadEpisode, BadMapping, MissingPackage, NoData, UsageError
-from offline_cli.files.local_files import checked_folder
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, room_for_data
 from offline_cli.formats.source import FileSource, Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS
@@ -61,6 +60,7 @@ from offline_cli.formats.tables.mapping import (
 )
 from offline_cli.formats.tables.proposals import default_mapping, looks_like_ids
 from offline_cli.options.shared import EpisodeEnds, Tables
+from offline_cli.storage.temp_files import checked_folder
 from offline_cli.tally import Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree
 

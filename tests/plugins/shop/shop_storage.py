@@ -15,8 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fsspec import AbstractFileSystem
-
-from offline_cli.files.providers import Fault, Provider
+from offline_cli.storage.providers import Fault, Provider
 
 SHOP = Provider(
     "shop",
