@@ -22,12 +22,12 @@ from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 import offline_cli
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import open_location
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
 from offline_cli.training.training_data import load_data

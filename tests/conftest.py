@@ -17,10 +17,9 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from offline_cli.storage.locations import Location
-
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.spaces import Space
+    from offline_cli.storage.locations import Location
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))  # modules that tests of several packages share

@@ -31,14 +31,12 @@ from offline_cli.formats.small_parquet import (
     small_sizes,
 )
 from offline_cli.options import engines
-from offline_cli.parquet.bounds import Unfolded, check_bound, check_footer, file_ranges
+from offline_cli.parquet.bounds import Unfolded, check_bound, check_footer
 from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
 from offline_cli.parquet.shards import arrow_file, dropping, threads_may_read
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.prefetch import Ahead
-from offline_cli.storage.remote_files import expect
 from offline_cli.storage.timeouts import ReadingPool
 from offline_cli.tally import Lost, Rejects
 
@@ -259,7 +257,7 @@ def _readings(
         elif isinstance(found, FewRows):
             yield iter([_Part(found.table, found.urls, found.rows, found.sizes, found.memory)])
         else:
-            yield _parts_of(found, partial(_read_small, found, columns, Ahead(), None), columns, None, scope)
+            yield _parts_of(found, partial(_read_small, found, columns, None), columns, None, scope)
 
 
 def _refused(error: OfflineCliError) -> Iterator[_Part]:
@@ -273,14 +271,13 @@ def _read_ahead(
 ) -> Iterator[tuple[Location, Future[Small]]]:
     """Each file with its reader; the next files are opened ahead."""
     read = partial(_read_small, use_threads=len(files) == 1)  # else each thread of the pool has a file
-    shared = Ahead()
     with scope.part() as held:
         pool = held.enter(ReadingPool(min(workers, max(1, len(files)))))
         ahead: deque[tuple[Location, Future[Small]]] = deque()
         pending = iter(files)
         while True:
             for file in islice(pending, AHEAD * workers - len(ahead)):
-                ahead.append((file, pool.submit(read, file, columns, shared, own_limit)))
+                ahead.append((file, pool.submit(read, file, columns, own_limit)))
             if not ahead:
                 return
             yield ahead.popleft()
@@ -297,11 +294,9 @@ def _parts_of(
         yield _Part.of(table, file.url, size)
 
 
-def _read_small(
-    file: Location, columns: Sequence[str] | None, ahead: Ahead, own_limit: int | None, *, use_threads: bool = False
-) -> Small:
+def _read_small(file: Location, columns: Sequence[str] | None, own_limit: int | None, *, use_threads: bool = False) -> Small:
     """The whole file, or None for one that is to be read in parts; the bytes that are stored of it, and what they unfold to."""
-    with file.open(ahead) as stream, arrow_file(stream) as source:
+    with file.open() as stream, arrow_file(stream) as source:
         return _read_whole(stream, source, file, columns, own_limit, use_threads=use_threads and threads_may_read(source))
 
 
@@ -329,7 +324,6 @@ def _read_whole(
     unfolded = check_bound(file, lambda: nullcontext(stream), metadata, columns=wanted, memory_limit=own_limit, size=stored)
     if unfolded.apart or unfolded.nbytes > BIG:
         return None, stored, unfolded
-    expect(stream, lambda: file_ranges(metadata, wanted))
     table = parquet.read(columns=wanted, use_threads=use_threads)
     table.validate(full=True)  # text that is not UTF-8 is the file's fault
     return without_objects(table), stored, unfolded

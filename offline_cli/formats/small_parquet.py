@@ -23,13 +23,11 @@ import pyarrow as pa
 
 from offline_cli.engines.mapped import helpers, mapped
 from offline_cli.errors import OfflineCliError
-from offline_cli.parquet.arrow_reading import read_metadata
-from offline_cli.parquet.bounds import check_footer, chosen_columns, file_ranges
+from offline_cli.parquet.bounds import check_footer, chunks_of
 from offline_cli.parquet.extension_types import ParquetFile
 from offline_cli.parquet.shards import threads_may_read
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
-from offline_cli.storage.remote_files import expect, ready
 from offline_cli.storage.timeouts import ReadingPool
 
 __all__ = [
@@ -82,14 +80,9 @@ def parquet_batches(
     `stream`: see `arrow_file`, which gives one that Arrow's threads may read.
     """
     threaded = threads_may_read(stream)
-    metadata = read_metadata(stream) if metadata is None else metadata
+    metadata = ParquetFile(stream).metadata if metadata is None else metadata
     check_footer(metadata)
-    bunches = list(_bunches(metadata, columns, 0 if apart else at_once))
-    together = [group for groups, small in bunches if small for group in groups]
-    expect(stream, lambda: file_ranges(metadata, columns, groups=together))
-    for groups, small in bunches:
-        if small:
-            ready(stream, partial(file_ranges, metadata, columns, groups=groups))
+    for groups, small in _bunches(metadata, columns, 0 if apart else at_once):
         parquet = ParquetFile(
             stream,
             metadata=metadata,
@@ -122,10 +115,9 @@ def validated(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _bunches(metadata: Any, columns: Sequence[str] | None, at_once: int) -> Iterator[tuple[list[int], bool]]:
     """(row groups, whether they are to be read at once): consecutive ones that are small together, or one that is not."""
     bunch: list[int] = []
-    room, chosen = at_once, chosen_columns(metadata, columns)
+    room = at_once
     for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        size = sum(group.column(column).total_compressed_size for column in chosen)
+        size = sum(chunk.total_compressed_size for _, chunk in chunks_of(metadata, columns, [number]))
         if bunch and size > room:
             yield bunch, True
             bunch, room = [], at_once

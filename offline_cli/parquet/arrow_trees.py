@@ -8,7 +8,7 @@ Parquet cannot hold, and nulls raise. Everything moves as whole buffers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from offline_cli.errors import UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["arrow_type", "from_arrow", "is_numeric", "space_field", "to_arrow", "tree_field"]
+__all__ = ["arrow_type", "from_arrow", "is_numeric", "space_field", "to_arrow", "tree_field", "without_dictionaries"]
 
 MARK = {b"offline_cli": b"tuple"}  # on the field of a struct that stands for a tuple
 FIX = "use the episodes format, which stores any array"
@@ -132,3 +132,14 @@ def _numbers(array: Any, field: Any) -> NDArray[Any]:
         return np.unpackbits(bits, bitorder="little")[first : first + len(array)].view(np.bool_)
     numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return numbers
+
+
+def without_dictionaries(table: Any, names: Collection[str] | None = None) -> Any:
+    """A pa.Table with values, in columns `names` or all, where it has numbers and a dictionary: chunks may have others."""
+    for place, field in enumerate(table.schema):
+        if (names is None or field.name in names) and pa.types.is_dictionary(field.type):
+            kind, column = field.type.value_type, table.column(place)
+            is_empty = column.null_count == len(column)
+            plain = pa.nulls(len(column), kind) if is_empty else column.cast(kind)
+            table = table.set_column(place, field.with_type(kind), plain)
+    return table

@@ -1,70 +1,32 @@
 """One Parquet file, written so that it exists only when whole.
 
 A thread encodes and compresses tables while the caller prepares the next. An exception in it is raised by one of the next
-tables, or at the end. A writer that gives up does not wait for storage.
+tables, or at the end. Floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a
+checksum.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offline_cli.columns import Columns
 from offline_cli.errors import UsageError
-from offline_cli.files.locations import Location
-from offline_cli.files.staging import StagedFile
-from offline_cli.files.timeouts import ended_by
 from offline_cli.options.shared import Compression
-from offline_cli.parquet.encoding import parquet_options, rows_of_group
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
+from offline_cli.storage.timeouts import ReadingPool
 
-__all__ = ["COMPRESSIONS", "BackgroundWriter", "ShardWriter", "check_compression"]
+__all__ = ["BLOCK_BYTES", "COMPRESSIONS", "ShardWriter", "check_compression"]
 
+BLOCK_BYTES: Final = 8 << 20  # of raw arrays in a row group, about
 COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
 BUFFER: Final = 4 << 20  # bytes of a shard that are written at once: each page by itself would wait for Python's lock
-
-
-class BackgroundWriter:
-    """Calls made by a thread, one after the other; ended by exactly one of `finish` and `give_up`."""
-
-    def __init__(self) -> None:
-        self._stop = threading.Event()
-        self._pool: ThreadPoolExecutor | None = None  # from the first call on
-        self._coming: Future[None] | None = None
-
-    def begin(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Make the call once the one before it has ended. Raises what that one raised."""
-        self.wait()
-        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="offline-cli-writing")
-        self._coming = self._pool.submit(self._make, call, arguments)
-
-    def _make(self, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        try:
-            with ended_by(self._stop):
-                call(*arguments)
-        finally:
-            arguments = ()  # an error refers to this frame: it does not hold the table
-
-    def wait(self) -> None:
-        """Wait for the last call. Raises what it raised."""
-        if self._coming is not None:
-            self._coming.result()  # which stays if it failed, or if we are interrupted
-            self._coming = None
-
-    def finish(self) -> None:
-        """Wait for the last call, and make no more. Raises what it raised."""
-        self.wait()
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Wait until no call is running: waits for a storage end at once, and what the calls raise is ignored."""
-        self._stop.set()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
 
 
 def check_compression(name: str) -> str:
@@ -82,11 +44,12 @@ class ShardWriter:
         self.target = target
         self.rows = 0
         self._schema = schema
+        self._pool = ReadingPool(1)
+        self._coming: Future[None] | None = None
         self._file = StagedFile(target, folder=folder)
-        self._behind = BackgroundWriter()
         try:
             self._sink = pa.BufferedOutputStream(pa.PythonFile(self._file, mode="w"), BUFFER)
-            self._parquet = pq.ParquetWriter(self._sink, schema, **parquet_options(schema, compression))
+            self._parquet = pq.ParquetWriter(self._sink, schema, **_options(schema, compression))
         except BaseException:
             self._file.discard()
             raise
@@ -94,30 +57,36 @@ class ShardWriter:
     def write(self, table: Any) -> None:
         """Append a pa.Table of the schema, in row groups of about BLOCK_BYTES."""
         assert table.schema.equals(self._schema), "the file has one schema"
+        self.settle()
         self.rows += table.num_rows
-        self._behind.begin(self._append, [table])
+        self._coming = self._pool.submit(self._append, [table])
 
     def _append(self, tables: list[Any]) -> None:
         """The one pa.Table there, which is let go, in one chunk: pages depend on chunks."""
         table = tables.pop().combine_chunks()
-        self._parquet.write_table(table, row_group_size=rows_of_group(table))
+        is_small = table.nbytes <= 2 * BLOCK_BYTES  # unlike one of a single long episode, or of images
+        rows = table.num_rows if is_small else int(table.num_rows * BLOCK_BYTES / table.nbytes)
+        self._parquet.write_table(table, row_group_size=max(1, rows))
         self._sink.flush()
 
     def settle(self) -> None:
         """Wait for all tables, so that `commit` takes only a moment. Raises what writing them raised."""
-        self._behind.wait()
+        if self._coming is not None:
+            self._coming.result()  # which stays if it failed, or if we are interrupted
+            self._coming = None
 
     def commit(self) -> tuple[int, str]:
         """Publish the shard under its name, footer included; its bytes and sha256."""
-        self._behind.finish()
+        self.settle()
+        self._pool.give_up()
         self._close()
         self._file.commit()
         return self._file.bytes, self._file.sha256
 
     def discard(self) -> None:
-        """Discard the shard."""
+        """Discard the shard, without waiting for a storage."""
         try:
-            self._behind.give_up()
+            self._pool.give_up()
         finally:  # a second Ctrl-C too
             self._file.discard()
             with suppress(pa.ArrowException, OSError):  # after a failed write it may raise once more
@@ -127,3 +96,30 @@ class ShardWriter:
         """Write the footer."""
         self._parquet.close()
         self._sink.flush()
+
+
+def _options(schema: Any, compression: str) -> dict[str, Any]:
+    """What pq.ParquetWriter takes, for a pa.Schema."""
+    return {
+        "compression": compression,
+        "use_dictionary": [path for field in schema for path in _repeating(field.type, field.name) if path != Columns.ITEM],
+        "write_statistics": [name for name in schema.names if name != Columns.ITEM] if Columns.ITEM in schema.names else True,
+        "write_batch_size": 1 << 20,
+        "write_page_checksum": True,
+    }
+
+
+def _repeating(kind: Any, path: str) -> Iterator[str]:
+    """Paths of Parquet columns worth a dictionary: text and integers, wherever they are.
+
+    Parquet has no 8-bit numbers: an image's bytes take four each. As indices into a dictionary they take one again.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_struct(kind):
+        for index in range(kind.num_fields):
+            yield from _repeating(kind.field(index).type, f"{path}.{kind.field(index).name}")
+    elif pa.types.is_fixed_size_list(kind):
+        yield from _repeating(kind.value_type, f"{path}.list.element")
+    elif pa.types.is_string(kind) or pa.types.is_integer(kind):
+        yield path

@@ -11,12 +11,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 from safetensors.torch import load_file
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.parquet.arrow_trees import from_arrow
+from offline_cli.storage.locations import open_location
 
 VECTOR = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 CHOICES = gym.spaces.Discrete(2)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import apply, train
 from offline_cli.applying.apply import ApplyResult
@@ -20,6 +19,7 @@ from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTr
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, SpaceMismatch, UsageError
 from offline_cli.policies.run_policy import load_policy
+from offline_cli.storage.locations import open_location
 from offline_cli.training.run_modules import policy_with_values
 from offline_cli.trees import flatten
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import encode_batch
 from offline_cli.episodes.codec.arrays import pack, unpack
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import Tally
 
 HERE = str(Path(__file__).resolve().parent)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.checking.validate import CODES, Validation, validate
 from offline_cli.converting.convert import convert
 from offline_cli.errors import InvalidData, NoData, StorageNotFound, UnknownEnvironment, UsageError
+from offline_cli.storage.locations import open_location
 
 Make = Any  # the fixture's class, which lives in conftest.py
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.formats.asked_environment import refused
+from offline_cli.storage.locations import open_location
 
 Call = Callable[..., Any]
 KWARGS = '{"g": 5.0}'

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.report.inspection import BLOCKS
+from offline_cli.storage.locations import open_location
 
 Call = Callable[..., Any]
 TABLES = Path(__file__).resolve().parents[1] / "testdata" / "tables"

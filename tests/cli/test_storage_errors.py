@@ -15,7 +15,7 @@ from provider_answers import ANSWERS, MISSING, Answer
 Call = Callable[..., Any]
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 TIDY = re.compile(r"error: (?P<what>[^\n]+)\n  at:  (?P<where>[^\n]+)\n  try: (?P<fix>[^\n]+)\n")
-ONE_OF_EACH = [*{answer.scheme: answer for answer in ANSWERS}.values()]  # of each storage; tests/files has the others
+ONE_OF_EACH = [*{answer.scheme: answer for answer in ANSWERS}.values()]  # of each storage; tests/storage has the others
 ONE_OF_EACH += [answer for answer in MISSING if answer.scheme == "s3"]  # of others a look says only that nothing is there
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.errors import StorageError
+from offline_cli.storage.locations import open_location
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
 

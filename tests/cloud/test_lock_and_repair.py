@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from cloud_servers import Cloud
 from gymnasium import spaces
-from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import create_only
-from offline_cli.storage.uploads import open_uploads
 
 from offline_cli.checking.repair import repair
 from offline_cli.checking.validate import validate
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, TakenOver
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import create_only
+from offline_cli.storage.uploads import open_uploads
 
 pytestmark = pytest.mark.integration
 

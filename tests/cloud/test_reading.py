@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 from cloud_servers import Cloud, found_by_environment
 from fault_proxy import Fault, FaultProxy
-from offline_cli.storage.locations import open_location
+from gymnasium.spaces import Box, Discrete
 from requests_made import Requests
 
 from offline_cli import open_dataset, record
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import StorageError
+from offline_cli.storage.locations import open_location
 
 pytestmark = pytest.mark.integration
 
@@ -47,12 +50,45 @@ def uploaded(folder: Path, cloud: Cloud) -> str:
     return url
 
 
-def test_a_file_is_read_in_order_by_several_requests_at_once(cloud: Cloud, requests: Requests) -> None:
-    place = open_location(f"{cloud.bucket()}/a")
-    cloud.client().pipe_file(place.url, DATA)
+def test_a_file_is_read_in_order_by_few_requests(s3: Cloud, requests: Requests) -> None:
+    place = open_location(f"{s3.bucket()}/a")
+    s3.client().pipe_file(place.url, DATA)
+    requests.clear()
     with place.open() as file:
         assert b"".join(iter(lambda: file.read(300_000), b"")) == DATA
-    assert sum(end - start for _, start, end in requests.ranges) == len(DATA)
+    assert len(requests.calls) <= 4
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_a_storage_error(s3: Cloud) -> None:
+    place = open_location(f"{s3.bucket()}/a")
+    s3.client().pipe_file(place.url, DATA)
+    with place.open() as file:
+        file.read(100)
+        s3.client().pipe_file(place.url, DATA[::-1])
+        with pytest.raises(StorageError, match="changed while it was read"):
+            file.read()
+
+
+def test_a_large_shard_is_read_by_its_row_groups_and_columns(s3: Cloud, requests: Requests, tmp_path: Path) -> None:
+    rng, steps = np.random.default_rng(0), 40_000
+    spaces = {"observation_space": Box(-1, 1, (64,)), "action_space": Discrete(2)}
+    batch = EpisodeBatch(
+        ids=("a", "b"),
+        starts=np.array([0, steps // 2, steps]),
+        obs=rng.random((steps + 2, 64), np.float32),
+        actions=np.zeros(steps, np.int64),
+        rewards=np.ones(steps),
+        terminated=np.array([True, True]),
+        truncated=np.array([False, False]),
+        **spaces,
+    )
+    with DatasetWriter(open_location(tmp_path / "D"), format="columns", action_scale="env", **spaces) as writer:
+        writer.write(batch)
+        writer.commit()
+    dataset = open_dataset(uploaded(tmp_path / "D", s3))
+    requests.clear()
+    assert sum(one.num_steps for one in dataset.batches()) == steps
+    assert len([name for method, name in requests.calls if method == "get_object"]) <= 6
 
 
 @pytest.mark.nightly
@@ -63,7 +99,7 @@ def test_training_with_a_warm_cache_reads_no_shard_and_learns_the_same(
     results = [told("train-bc", local, "--out", tmp_path / "local", *TRAIN)]
     results.append(told("train-bc", url, "--out", tmp_path / "cold", *TRAIN, *option))
     shards = len(list((local / "data").iterdir()))
-    assert len([name for name in requests.gets if name.startswith("shard-")]) == shards
+    assert len([name for name in requests.gets if name.startswith("shard-")]) <= shards
     requests.clear()
     results.append(told("train-bc", url, "--out", tmp_path / "warm", *TRAIN, *option))
     assert [name for name in requests.gets if name.startswith("shard-")] == []
@@ -76,7 +112,7 @@ def test_inspecting_a_dataset_reads_its_manifest_alone(s3: Cloud, requests: Requ
     url = uploaded(local, s3)
     requests.clear()
     assert told("inspect", url)["episodes"] == 60
-    assert dict(requests.gets) == {"manifest.json": 1}
+    assert [key.rpartition("/")[2] for method, key in requests.calls if method == "get_object"] == ["manifest.json"]
     assert len(requests.calls) <= 12
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from cloud_servers import Cloud
-from offline_cli.storage.locations import open_location
 
 from offline_cli import record
 from offline_cli.errors import Interrupted
 from offline_cli.progress import Progress
+from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
 pytestmark = pytest.mark.integration

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from cloud_servers import NIGHTLY_GCS, Cloud, with_gcs
 from fault_proxy import Fault, FaultProxy
-from offline_cli.storage.locations import Location, open_location
 from safetensors.torch import load
 from signal_at import signal_at
 
 from offline_cli import record
 from offline_cli.errors import Interrupted
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.train import train_bc
 
 pytestmark = pytest.mark.integration

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from fake_bucket import FakeBucket
 from made_recordings import made, write
-from offline_cli.storage.locations import Location
 
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats import listing
+from offline_cli.storage.locations import Location
 
 FILES = 200
 SOON = 40  # files that are looked at, read ahead and needed, together

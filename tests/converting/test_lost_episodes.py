@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.checking.inspect import inspect
 from offline_cli.converting.convert import ConvertResult, convert
@@ -18,6 +17,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import Interrupted
+from offline_cli.storage.locations import open_location
 
 LENGTH = 4
 MAPPING = '[columns]\neps_id = "eps_id"\nt = "t"\nobs = "obs"\nactions = "actions"\nrewards = "rewards"\nterminateds = "done"\n'

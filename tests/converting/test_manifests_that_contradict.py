@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import convert, open_dataset
 from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, SpaceMismatch
+from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
 Change = Callable[[dict[str, Any]], Any]

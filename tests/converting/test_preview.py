@@ -8,11 +8,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage.locations import open_location
 
 RandomBatch = Callable[..., EpisodeBatch]
 

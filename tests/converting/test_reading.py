@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import EpisodeStream, read_episodes
@@ -21,6 +20,7 @@ from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
 from offline_cli.spaces import same_space
+from offline_cli.storage.locations import open_location
 
 
 def episode_columns(name: str, steps: int = 3, *, dim: int = 4, action: Any = 1, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 from typer.testing import CliRunner
 
 from offline_cli.checking.repair import repair
@@ -35,6 +34,7 @@ from offline_cli.errors import (
     Uncommitted,
     UsageError,
 )
+from offline_cli.storage.locations import open_location
 
 OBSERVATIONS, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]

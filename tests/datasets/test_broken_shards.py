@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
@@ -18,6 +17,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.parquet.shards import fingerprint
 from offline_cli.spaces import space_to_json
+from offline_cli.storage.locations import Location, open_location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import polars as pl
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import open_dataset, write_dataset
 from offline_cli.datasets.manifest import Environment
+from offline_cli.storage.locations import open_location
 
 Make = Callable[..., Any]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import repair
 from offline_cli.datasets.dataset import Dataset, holds_dataset
@@ -18,6 +17,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
 from offline_cli.parquet import shard_writing
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import Reject
 
 Make = Callable[..., EpisodeBatch]

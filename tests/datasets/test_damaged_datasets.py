@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flipped_bits import flips
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError
+from offline_cli.storage.locations import open_location
 from offline_cli.trees import leaves
 
 OBSERVATIONS = spaces.Dict({"p": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Discrete(5)})

@@ -15,7 +15,6 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.manifest import Manifest
@@ -23,6 +22,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
 from offline_cli.parquet.shards import fingerprint
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import Reject, Tally
 
 Make = Callable[..., EpisodeBatch]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from mortal_commands import Life, Zygote
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli.datasets.dataset import Dataset
+from offline_cli.storage.locations import Location, open_location
 
 pytestmark = pytest.mark.integration
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import Location
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, OfflineCliError, OutputExists, TakenOver
+from offline_cli.storage.locations import Location
 
 Make = Callable[..., EpisodeBatch]
 WriterFor = Callable[..., DatasetWriter]

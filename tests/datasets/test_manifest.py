@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.errors import BadData
 from offline_cli.spaces import same_space
+from offline_cli.storage.locations import open_location
 
 Write = Callable[..., Manifest]
 

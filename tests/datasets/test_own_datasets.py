@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from folder_content import content
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
+from offline_cli.storage.locations import open_location
 
 
 def write(folder: Path, *, overwrite: bool = False, value: float = 0.0) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import open_location
 from power_cuts import power_cuts, recorded, tree_of
 from recorded_disk import Log
 
@@ -17,6 +16,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, StorageNotFound, Uncommitted
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import Reject
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")

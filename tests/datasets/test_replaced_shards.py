@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import Location
 
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, StorageError
+from offline_cli.storage.locations import Location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]

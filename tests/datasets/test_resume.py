@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import Location
 
 from offline_cli.checking.inspect import inspect
 from offline_cli.datasets.dataset import Dataset
@@ -16,6 +15,7 @@ from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, OutputExists, TargetNotMet
+from offline_cli.storage.locations import Location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli import EpisodeBatch, open_dataset
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.errors import BadData
+from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Any]

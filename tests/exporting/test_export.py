@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from exported_policies import KINDS, MEMORY, Exports, Kind
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import export, load_policy
 from offline_cli.episodes.codec.arrays import unpack
@@ -21,6 +20,7 @@ from offline_cli.errors import BadConfig, MissingPackage, OutputExists
 from offline_cli.exporting.model_card import card_of
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.onnx_model import read_model
+from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]

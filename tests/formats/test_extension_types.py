@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli import inspect
 from offline_cli.errors import BadData
 from offline_cli.parquet.shards import opened
+from offline_cli.storage.locations import open_location
 
 NAME, RAYS = "offline_cli.tests.tensor", "ray.data.arrow_tensor"
 
@@ -117,5 +117,5 @@ def test_the_metadata_of_a_file_never_gets_to_a_type_of_rays(copies: int, tmp_pa
     found = inspect(str(tmp_path))
     assert (found.episodes, found.observation_space.shape) == (copies, (3, 2))
     with opened(open_location(tmp_path / "0.parquet")) as shard:
-        assert shard.row_groups([0], None).num_rows == 2
+        assert shard.read_row_groups([0]).num_rows == 2
     assert with_rays_type == []

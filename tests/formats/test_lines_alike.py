@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offline_cli.storage.locations import open_location
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.formats.sample_batch import files as module
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
 Columns = dict[str, Any]

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from offline_cli.storage.locations import open_location
-
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.sample_batch import SampleBatchSource
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
 

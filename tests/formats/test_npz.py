@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import DatasetWriter, open_dataset
 from offline_cli.converting.convert import convert
@@ -19,6 +18,7 @@ from offline_cli.errors import BadData, BadMapping, OutputExists, UnsafeData
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.opening import open_source
 from offline_cli.scopes import Scope
+from offline_cli.storage.locations import open_location
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "ogbench"
 PLAY = TESTDATA / "cube-single-play-v0.npz"

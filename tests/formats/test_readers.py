@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from installed_packages import Install
-from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadConfig, BadData, NoData
@@ -21,6 +20,7 @@ from offline_cli.formats.listing import Listing
 from offline_cli.formats.opening import open_source
 from offline_cli.formats.reader import LIKELY, NO, SURE
 from offline_cli.formats.registry import OURS
+from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 FIRST_RECORD = struct.pack("<Q", 5) + bytes.fromhex("eab2043e") + bytes(20)  # of a TFRecord file, for which there is no reader

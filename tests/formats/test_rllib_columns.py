@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, MemoryLimitExceeded
 from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
 STEPS = 4

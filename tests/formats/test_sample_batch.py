@@ -11,11 +11,11 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
 ROW = {"obs": [[0.5]], "new_obs": [[0.5]], "actions": [1], "rewards": [1.0], "terminateds": [True], "eps_id": [3], "t": [0]}

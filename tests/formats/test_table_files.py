@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from offline_cli.storage import local_files
 
 from offline_cli.errors import BadData, BadMapping
+from offline_cli.storage import local_files
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]

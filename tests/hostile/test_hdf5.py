@@ -11,10 +11,10 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_trees import FOREIGN, d4rl, read, write
-from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadData, MissingPackage, NoData, UnsafeData
+from offline_cli.storage.locations import open_location
 
 Spoil = Callable[[Any, Path], object]
 

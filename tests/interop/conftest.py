@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import Tally
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import textwrap
@@ -14,16 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
-from offline_cli.storage import staging
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import convert, validate
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError, UnsafeData
-from offline_cli.parquet import safety
+from offline_cli.parquet import bounds
 from offline_cli.parquet.shard_writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
+from offline_cli.parquet.shards import arrow_file, threads_may_read
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]
@@ -121,8 +123,8 @@ def still(make_batch: Make, steps: int) -> EpisodeBatch:
 def packed(tmp_path: Path, make_batch: Make, write_dataset: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A dataset whose shard would be a bomb if it were a stranger's."""
     write_dataset(open_location(tmp_path / "P"), still(make_batch, 900), format="episodes", observation_space=IMAGE)
-    monkeypatch.setattr(safety, "MAX_BYTES", 64 * KIB)
-    monkeypatch.setattr(safety, "MAX_RATIO", 20)
+    monkeypatch.setattr(bounds, "MAX_BYTES", 64 * KIB)
+    monkeypatch.setattr(bounds, "MAX_RATIO", 20)
     return tmp_path / "P"
 
 
@@ -206,3 +208,25 @@ def test_whichever_bit_of_a_footer_changes_it_is_refused_or_can_be_looked_at() -
     assert done.returncode == 0, done.stderr
     sound, broken = map(int, done.stdout.split())
     assert min(sound, broken) > 250
+
+
+# ---- Arrow's threads have no Python file in hand: one that lets go of it while the interpreter ends aborts the process ----
+
+
+def test_a_file_of_this_machine_is_read_by_arrow_even_where_another_has_its_name_by_now(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(TABLE, file)
+    with file.open("rb") as stream:
+        file.unlink()
+        file.write_bytes(b"another")
+        with arrow_file(stream) as source:
+            assert threads_may_read(source)
+            assert pq.ParquetFile(source).read().equals(TABLE)
+
+
+def test_any_other_file_is_read_as_it_is(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    stream = io.BufferedReader((tmp_path / "a.parquet").open("rb"))  # type: ignore[type-var]  # a file that is not its own
+    with arrow_file(stream) as source:
+        assert source is stream
+        assert not threads_may_read(source)

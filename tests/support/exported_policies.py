@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tomli_w
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli import export
 from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float32)

@@ -23,13 +23,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
-from offline_cli.storage.locations import open_location
 
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import encode_batch
 from offline_cli.formats.tables import TableOptions
+from offline_cli.storage.locations import open_location
 from offline_cli.tally import Tally
 
 KINDS_OF_OBS = 512

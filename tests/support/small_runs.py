@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage.locations import open_location
 
 WriteDataset = Callable[..., Path]
 MakeBatch = Callable[..., EpisodeBatch]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import Location
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.trees import flatten, map_leaves
 
 OBSERVATIONS = spaces.Box(-1, 1, (4,), np.float32)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from mortal_commands import Zygote
-from offline_cli.storage.locations import Location, open_location
 
 from offline_cli import record
+from offline_cli.storage.locations import Location, open_location
 
 pytestmark = pytest.mark.integration
 

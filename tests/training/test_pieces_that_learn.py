@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from offline_cli.storage.locations import open_location
 from safetensors.torch import load_file
 from stored_steps import columns_in
 
@@ -24,6 +23,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.storage.locations import open_location
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data

@@ -11,11 +11,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
+from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
 SPACES = gym.spaces.Box(-9.0, 9.0, (3,), np.float32), gym.spaces.Discrete(2)

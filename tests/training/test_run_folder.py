@@ -16,10 +16,10 @@ import pytest
 import torch
 from folder_content import content
 from fsspec.implementations.memory import MemoryFileSystem
-from offline_cli.storage.locations import Location, open_location
 from signal_at import signal_at
 
 from offline_cli.errors import BadData, Interrupted, Locked, OutputExists, StorageError
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.config import BCConfig
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.run_state import Best, TrainState

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from offline_cli.storage.locations import open_location
 
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, OfflineCliError
+from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import UsedExtras
 

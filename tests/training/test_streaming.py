@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from offline_cli.storage.temp_files import TempFile
 from signal_at import signal_at
 from stored_steps import columns_in
 
@@ -26,6 +25,7 @@ from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, StorageError
 from offline_cli.progress import Progress
+from offline_cli.storage.temp_files import TempFile
 from offline_cli.training import training_data
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from offline_cli.storage.locations import open_location
 from written_datasets import format, make_batch, write_dataset, writer_for  # noqa: F401
 
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.storage.locations import open_location
 
 Made = Callable[..., Path]
 

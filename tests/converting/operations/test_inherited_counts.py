@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_cli.storage.locations import open_location
 
 from offline_cli import filter, merge, repack, split
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.manifest import Manifest
+from offline_cli.storage.locations import open_location
 
 ASSUMED = {
     "gap-in-t": 1,

@@ -14,7 +14,6 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offline_cli.storage.locations import open_location
 
 from offline_cli.checking.validate import validate
 from offline_cli.converting.convert import convert
@@ -25,6 +24,7 @@ from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, SpaceMismatch, UsageError
+from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
 Written = Callable[..., Path]

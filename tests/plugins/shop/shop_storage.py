@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fsspec import AbstractFileSystem
+
 from offline_cli.storage.providers import Fault, Provider
 
 SHOP = Provider(
@@ -28,8 +29,6 @@ SHOP = Provider(
     has_folders=False,
     creates_only=True,
     forgets_uploads=True,
-    version_tags=("etag",),
-    endpoints=("SHOP_URL",),
     codes={"ShopClosed": Fault.BUSY},
 )
 

@@ -8,13 +8,13 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from offline_cli.storage.locations import Location
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.reader import NO, SURE, OpenContext, Reader
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo, shares
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 
 MARK, TOGETHER = b"LOGBOOK 1 ", 256  # episodes of one batch

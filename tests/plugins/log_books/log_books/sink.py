@@ -7,12 +7,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from gymnasium import spaces
-from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import StagedFile
 
 from offline_cli.converting.sink import SinkContext, SinkKind, Written
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UnsupportedSpace
+from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import StagedFile
 from offline_cli.tally import Reject
 
 NAME = "log.book"

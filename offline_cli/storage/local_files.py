@@ -1,0 +1,112 @@
+"""Files of this machine: opening, syncing, and what a dangling link is.
+
+* `open_plain`, `read_plain`: regular files only. Whoever can put a file into a folder can put a named pipe there, or a link to
+  a terminal, which blocks its reader forever. Data that is piped in on purpose comes as `-`.
+* `sync_bytes`, `sync_names`: sync to disk, by path: the bytes of a file, the names in a folder. A disk that cannot sync a
+  folder (some network filesystems) answers EINVAL or ENOTSUP, and is written to all the same. Any other failure raises OSError,
+  because the caller may go on to remove what the names replace.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import BinaryIO, Final
+
+from offline_cli.errors import BadData, StorageNotFound
+
+__all__ = [
+    *("PART_PREFIX", "SIGNS", "dangling_link", "not_found", "open_plain", "read_plain", "read_start", "sync_bytes"),
+    "sync_names",
+]
+
+SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
+PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
+UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+KINDS: Final = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+
+
+def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
+    """The error of a missing place: `what`, unless it or a folder above is a link without its target."""
+    return dangling_link(path) or StorageNotFound(what, where=where, fix=fix)
+
+
+def dangling_link(path: str | os.PathLike[str], *, shown: str = "") -> StorageNotFound | None:
+    """The error that names the link at or above a local path whose target does not exist, and that target; None without one.
+
+    `shown`: the same path as the user wrote it, where that is another spelling.
+    """
+    place = os.fspath(path)
+    if shown and os.path.abspath(shown) == os.path.abspath(place):
+        place = shown
+    while place and place != os.path.dirname(place) and not os.path.islink(place):
+        place = os.path.dirname(place)
+    if not os.path.islink(place) or os.path.exists(place):
+        return None
+    what = f"{place} is a link, and its target {os.readlink(place)} does not exist"
+    return StorageNotFound(what, where=place, fix="bring the target back, or point the link at what is there")
+
+
+def sync_bytes(file: str) -> None:
+    """Sync the bytes of a file to disk."""
+    handle = os.open(file, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_names(folder: str) -> None:
+    """Sync the names in a folder to disk."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder that may be written to and not read cannot be synced
+        os.sync()
+        return
+    try:
+        os.fsync(handle)
+    except OSError as err:
+        if err.errno not in UNKNOWN:
+            raise
+    finally:
+        os.close(handle)
+
+
+def open_plain(path: str, *, shown: str) -> BinaryIO:
+    """The file at `path`, called `shown` in messages. Raises BadData for anything but a regular file, OSError."""
+    _refuse(os.stat(path).st_mode, shown)  # before anything is opened: that alone sets some devices to work
+    handle = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  its user closes it
+    try:
+        _refuse(os.fstat(handle.fileno()).st_mode, shown)  # what was opened, if it was replaced since
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def read_plain(path: str, *, shown: str) -> bytes:
+    """All bytes of the file. Raises as `open_plain` does."""
+    with open_plain(path, shown=shown) as file:
+        return file.read()
+
+
+def read_start(path: str, most: int, *, shown: str) -> tuple[bytes, int]:
+    """The first `most` bytes of the file and how many it has. Raises as `open_plain` does."""
+    with open_plain(path, shown=shown) as file:
+        return file.read(most), os.fstat(file.fileno()).st_size
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not block on a pipe; changes nothing for a file
+
+
+def _refuse(mode: int, shown: str) -> None:
+    kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
+    if kind is not None:
+        fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
+        raise BadData(f"{kind}, not a file: reading it could block forever", where=shown, fix=fix)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)

@@ -1,0 +1,427 @@
+"""Places by URL: their contents and bytes, and folders created and removed.
+
+The URL chooses the filesystem: a path, or any provider known to us, to other packages or to fsspec. No module above this one
+asks what kind of filesystem it is. Failures raise StorageError, missing places StorageNotFound; a failure is never taken for
+"no such file", as the clients' own `exists`, `isfile` and `isdir` do. Every request goes through `Location.ask`. Local paths
+are shown as the user wrote them.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
+from offline_cli.storage.blanking import blanked
+from offline_cli.storage.clients import options_for, place_in, quiet_clients, time_limit_of
+from offline_cli.storage.failures import is_named, no_bucket, storage_failures
+from offline_cli.storage.local_copies import LocalCopies, cache_of
+from offline_cli.storage.local_files import SIGNS, dangling_link, open_plain, read_plain, read_start, sync_names
+from offline_cli.storage.providers import HERE, Provider, provider_of
+from offline_cli.storage.remote_files import BLOCK, remote_file
+from offline_cli.storage.timeouts import REQUEST_BYTES, SECONDS, wait_for
+from offline_cli.storage.urls import check_url, decoded, is_web
+
+__all__ = ["Location", "Sources", "expand", "open_location"]
+
+SMALL: Final = 1 << 20  # bytes of a listed file that are fetched at once
+T = TypeVar("T")
+Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """One file or folder, existing or not."""
+
+    fs: Any  # fsspec.AbstractFileSystem, which has no types
+    path: str  # as `fs` spells it
+    url: str  # as people read it
+    time_limit: float = field(default=SECONDS, compare=False, repr=False)  # seconds that a request may take
+    cache: LocalCopies | None = field(default=None, compare=False, repr=False)  # of files read from it
+    record: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # of a listed remote file
+
+    def __str__(self) -> str:
+        return self.url
+
+    # ---- names ----
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    def join(self, *parts: str) -> Location:
+        """The location below this one."""
+        tail = "/".join(part.strip("/") for part in parts)
+        return replace(self, path=f"{self.path.rstrip('/')}/{tail}", url=self._url_below(tail), record=None)
+
+    def parent(self) -> Location | None:
+        """The folder that this is in; None: it is the root, or the container itself."""
+        above = self.path.rstrip("/").rpartition("/")[0]
+        return replace(self, path=above, url=self._url_of(above), record=None) if above else None
+
+    def _url_below(self, tail: str) -> str:
+        head, chain, rest = self.url.partition("::")  # zip://folder::file.zip: the folder grows, not the archive's name
+        named = tail.replace("%", "%25") if head.startswith("file:/") else tail  # which is decoded again
+        return f"{head.rstrip('/')}/{named}{chain}{rest}"
+
+    def _url_of(self, path: str) -> str:
+        """The URL of another path of this filesystem, with the scheme that this place was named by: az, not abfs."""
+        if self.is_local:
+            return path
+        scheme, mark, chain = self.url.partition("::")
+        name = str(self.fs.unstrip_protocol(path)).partition("://")[2]
+        return blanked(f"{scheme.partition('://')[0]}://{name}{mark}{chain}")
+
+    # ---- kinds of storage ----
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is a path of this machine."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether this is in the memory of this process."""
+        return isinstance(self.fs, MemoryFileSystem)
+
+    @property
+    def is_arrow(self) -> bool:
+        """Whether this is in a filesystem of `pyarrow.fs`, which has none of the abilities of fsspec's clients."""
+        return isinstance(self.fs, ArrowFSWrapper)
+
+    @property
+    def is_in_bucket(self) -> bool:
+        """Whether this is an object store of buckets, by a client that answers for ranges of bytes."""
+        return not self.is_local and self.provider.serves_ranges
+
+    @property
+    def has_folders(self) -> bool:
+        """Whether folders exist by themselves here; in object stores they are only prefixes of names."""
+        return self.is_local or self.provider.has_folders
+
+    @property
+    def provider(self) -> Provider:
+        """What is known of the storage that this place is in. Raises BadConfig, MissingPackage for a package's broken one."""
+        protocol = self.fs.protocol
+        return provider_of(protocol if isinstance(protocol, str) else protocol[0])
+
+    # ---- questions ----
+
+    def ask(self, doing: str, request: Callable[[], T], *, moving: int = 0) -> T:
+        """What `request()` returns, which asks the filesystem of this place one thing. `moving`: bytes, where these are many.
+
+        Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound; BadConfig where its client
+        cannot use what inner options say.
+        """
+        with storage_failures(self.url, doing, getattr(self.fs, "storage_options", None)):
+            if self.is_local or self.is_memory:
+                return request()
+            return wait_for(request, self.url, self.time_limit * max(1.0, moving / REQUEST_BYTES))
+
+    def _info(self) -> Mapping[str, Any] | None:
+        """The filesystem's record of this place; None where nothing is here."""
+
+        def request() -> Any:
+            self.fs.invalidate_cache()  # cloud clients keep listings, and another process may have written since
+            try:
+                return self.fs.info(self.path)
+            except FileNotFoundError:
+                return None
+            except Exception as err:
+                if self.is_in_bucket and not is_named(err):  # answers to HEAD have no body: another question may get the reason
+                    self.fs.ls(self.path.partition("/")[0], refresh=True)
+                raise
+
+        found: Mapping[str, Any] | None = self.ask("looking it up", request)
+        return found
+
+    def exists(self) -> bool:
+        """Whether a file or folder is here."""
+        return os.path.exists(self.path) if self.is_local else self._info() is not None
+
+    def is_dir(self) -> bool:
+        """Whether a folder is here."""
+        return os.path.isdir(self.path) if self.is_local else self._is("directory")
+
+    def is_file(self) -> bool:
+        """Whether a file is here."""
+        return os.path.isfile(self.path) if self.is_local else self._is("file")
+
+    def _is(self, kind: str) -> bool:
+        found = self.record or self._info()
+        return found is not None and found["type"] == kind
+
+    def size(self) -> int:
+        """Bytes in this file. Raises StorageNotFound."""
+        if self.is_local:
+            return self.ask("asking for its size", lambda: os.stat(self.path).st_size)
+        return int(self.stored()["size"] or 0)
+
+    def stored(self) -> Mapping[str, Any]:
+        """The filesystem's record of this file: `size`, and more by client. Raises StorageNotFound."""
+        found = self.record or self._info()
+        if found is None:
+            raise self.missing()
+        return found
+
+    def missing(self) -> StorageNotFound:
+        """The error of this place when nothing is here: of its bucket, where that is missing too."""
+        if self._has_no_bucket():
+            return no_bucket(self.url)
+        nothing = StorageNotFound(f"{self.url} does not exist", where=self.url, fix="check the path")
+        return (dangling_link(self.path, shown=self.url) if self.is_local else None) or nothing
+
+    def _has_no_bucket(self) -> bool:
+        """Whether the bucket is missing; False too where the store does not say."""
+        try:
+            return self.is_in_bucket and not replace(self, path=self.path.partition("/")[0]).exists()
+        except StorageError as err:
+            return isinstance(err, StorageNotFound)
+
+    # ---- folders ----
+
+    def files(self) -> list[Location]:
+        """Every file below this folder, however deep, sorted by path; a file lists itself. Raises StorageNotFound.
+
+        What a listing says of a remote file (its size, its version) is not asked for again when that is read.
+        """
+        how = {"on_error": "raise"} if self.is_local else {"detail": True}
+
+        def request() -> Any:
+            self.fs.invalidate_cache()
+            return self.fs.find(self.path, **how)
+
+        found = self.ask("listing it", request)
+        if not found and not self.exists():
+            raise self.missing()
+        cut = len(self.path.rstrip("/")) + 1
+        return self._listed(found, lambda path: self.url if path == self.path else self._url_below(path[cut:]))
+
+    def children(self) -> list[Location]:
+        """The files and folders right in this folder, sorted; none where nothing is here."""
+
+        def request() -> list[str]:
+            self.fs.invalidate_cache()
+            try:
+                return list(self.fs.ls(self.path, detail=False))
+            except FileNotFoundError:
+                return []
+
+        root = self.path.rstrip("/")
+        found = sorted(path for path in self.ask("listing it", request) if path.rstrip("/") != root)
+        return [self.join(path.removeprefix(root)) for path in found]
+
+    def matches(self) -> list[Location]:
+        """The places that match this one's path as a pattern, sorted. Raises StorageNotFound where there is none."""
+
+        def request() -> Any:
+            self.fs.invalidate_cache()
+            try:
+                return self.fs.glob(self.path, detail=not self.is_local)
+            except FileNotFoundError:  # some clients say so of a missing bucket, some say that nothing matches
+                return []
+
+        found = self.ask("looking for matches", request)
+        if not found:
+            if self._has_no_bucket():  # which clients take for an empty listing
+                raise no_bucket(self.url)
+            fix = "check the pattern; quote it so that the shell does not expand it"
+            raise StorageNotFound(f"nothing matches {self.url}", where=self.url, fix=fix)
+        return self._listed(found, self._url_of)
+
+    def _listed(self, found: Any, url_of: Callable[[str], str]) -> list[Location]:
+        records = found if isinstance(found, Mapping) else {}
+        return [replace(self, path=path, url=url_of(path), record=records.get(path)) for path in sorted(found)]
+
+    def make_folder(self) -> list[Location]:
+        """Make this folder and those above it, and sync their names to disk.
+
+        Gives the ones that were not there before, outermost first (none in object stores).
+        """
+        if not self.has_folders:
+            return []
+        with storage_failures(self.url, "making the folder"):
+            made: list[Location] = []
+            here: Location | None = self
+            while here is not None and not here.exists():
+                made.insert(0, here)
+                here = here.parent()
+            self.fs.makedirs(self.path, exist_ok=True)
+            for folder in made if self.is_local else ():
+                sync_names(os.path.dirname(folder.path))
+            return made
+
+    def check_writable(self) -> None:
+        """Raise StorageError where this folder could not be made, or nothing in it; of this machine alone, where that is known
+        without trying.
+        """
+        if not self.is_local:
+            return
+        with storage_failures(self.url, "writing there"):
+            here = self.path
+            while not os.path.lexists(here):
+                here = os.path.dirname(here) or os.curdir
+            if not os.path.isdir(here):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), here)  # a file, or a link to nothing
+            if not os.access(here, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), here)
+
+    def remove_empty_folder(self) -> None:
+        """Remove this folder if it is there and empty."""
+        if not self.has_folders:
+            return
+        with storage_failures(self.url, "removing the empty folder"):
+            if self.fs.isdir(self.path) and not self.fs.ls(self.path, detail=False):
+                self.fs.rmdir(self.path)
+
+    def remove(self) -> None:
+        """Remove this file; one that is gone already is no error."""
+        if self.exists():
+            self.ask("removing it", lambda: self.fs.rm_file(self.path))
+
+    # ---- bytes ----
+
+    def open(self) -> BinaryIO:
+        """This file, opened for reading and seeking. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
+        if self.is_local:
+            return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
+        if self.is_memory:  # its own files share one position between all readers
+            return io.BytesIO(self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path))))
+        if self.cache is not None and self.is_in_bucket and not self.is_arrow:
+            return self.ask("copying it to the cache", partial(self.cache.open, self.fs, self.path), moving=self.size())
+        if self.record is not None and 0 < (self.record["size"] or 0) <= SMALL:
+            return io.BytesIO(self._small(self.record["size"]))
+
+        def request() -> Any:
+            if self.record is None:
+                self.fs.invalidate_cache()
+            block = {"block_size": BLOCK} if self.is_in_bucket else {}
+            return self.fs.open(self.path, "rb", **block, **({} if self.is_arrow else {"cache_type": "readahead"}))
+
+        raw = self.ask("opening it", request)
+        size = getattr(raw, "size", None)  # None: of an archive, or of a server that says nothing of sizes
+        return raw if size is None else remote_file(self, raw, size)
+
+    def _small(self, size: int) -> bytes:
+        """All bytes of a small file, in one request; one more where there are more than were listed."""
+        data = self._first(size + 1)
+        if len(data) != size:
+            what = f"the file changed while it was read: {len(data)} bytes or more came where {size} were listed"
+            raise StorageError(what, where=self.url, fix="run the command again once nobody writes there")
+        return data
+
+    def read_bytes(self) -> bytes:
+        """All bytes of this file, past any cache. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
+        if self.is_local:
+            return self.ask("reading it", lambda: read_plain(self.path, shown=self.url))
+        with self.without_cache.open() as file:
+            return file.read()
+
+    def start(self, most: int) -> tuple[bytes, int]:
+        """The first `most` bytes of this file, and how many it has. Raises as `read_bytes` does."""
+        if self.is_local:
+            return self.ask("opening it", lambda: read_start(self.path, most, shown=self.url))
+        size = self.size()
+        return self._first(most) if size else b"", size
+
+    def _first(self, most: int) -> bytes:
+        how = {"seekable": True} if self.is_arrow else {}  # else its wrapper opens a stream that knows no position
+        return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path, end=most, **how)))
+
+    @property
+    def without_cache(self) -> Location:
+        """The same place, read from where it is."""
+        return replace(self, cache=None, record=None)
+
+
+def open_location(
+    url: str | os.PathLike[str] | Location,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    beside: Sources = (),
+    filesystem: Any = None,
+) -> Location:
+    """The place that `url` names, which need not exist.
+
+    `beside`: other places that the same options are for. `filesystem`: one of fsspec or `pyarrow.fs`, in which `url` is a path;
+    of the options it takes only `time_limit`, `cache`, `cache_size`. Raises UsageError for an unknown scheme and for an
+    option that none of these places takes, MissingPackage where a client is not installed, StorageError where it cannot be
+    set up.
+    """
+    if isinstance(url, Location):
+        return url
+    if not isinstance(url, (str, os.PathLike)):
+        raise UsageError(
+            f"a place is a path or a URL, not {url!r}", where="the path given", fix="name a folder, a file or a URL"
+        )
+    text, shared = os.fspath(url), (time_limit_of(storage_options), cache_of(storage_options))
+    if filesystem is not None:
+        options_for("memory://", storage_options)  # refuses what could only be for a client to be made
+        return Location(*place_in(filesystem, text), *shared)
+    if not text:
+        raise UsageError("an empty path", where="the path given", fix="name a folder, a file or a URL")
+    if not storage_options and not any(sign in text for sign in SIGNS):
+        fs, path = url_to_fs(text)
+        return Location(fs, str(path), text)
+    check_url(text)
+    scheme, shown = fsspec.utils.get_protocol(text), blanked(text)
+    for link in text.split("::"):
+        provider_of(fsspec.utils.get_protocol(link)).prepare(storage_options or {})
+    options = options_for(text, storage_options, beside=_urls(beside))
+    plain = "::".join(map(decoded, text.split("::")))
+    if scheme not in HERE:
+        quiet_clients()
+    try:
+        fsspec.get_filesystem_class(scheme)
+        with storage_failures(shown, "opening the storage"):  # Google's and Azure's look for credentials, on the network too
+            fs, path = wait_for(lambda: url_to_fs(plain, **options), shown, shared[0])
+    except ImportError as err:
+        extra = provider_of(scheme).extra
+        fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
+        raise MissingPackage(f"no client for {scheme}:// is installed", where=shown, fix=fix) from err
+    except ValueError as err:
+        fix = "use a local path, s3://, gs:// or az://"
+        raise UsageError(f"{scheme}:// is not a scheme that can be opened: {err}", where=shown, fix=fix) from err
+    return Location(fs, str(path), shown, *shared)
+
+
+def _sequence(sources: Sources) -> list[str | os.PathLike[str] | Location]:
+    return [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+
+
+def _urls(sources: Sources) -> list[str]:
+    return [source.url if isinstance(source, Location) else os.fspath(source) for source in _sequence(sources)]
+
+
+def expand(sources: Sources, storage_options: Mapping[str, Any] | None = None, *, beside: Sources = ()) -> list[Location]:
+    """Every place that `sources` names, in the order given and sorted within a glob; each exists.
+
+    A source is a path, a URL or a glob (`*`, `?`, `[...]`, `**`); something that exists under its literal name is never taken
+    for a glob. Folders stay folders: what is in them is for their readers to say. `beside`: other places that the same options
+    are for. Raises StorageNotFound by name, UsageError as `open_location` does.
+    """
+    listed = _sequence(sources)
+    others = [*listed, *_sequence(beside)]
+    return [found for source in listed for found in _expand_one(open_location(source, storage_options, beside=others))]
+
+
+def _expand_one(location: Location) -> list[Location]:
+    if location.exists():
+        return [location]
+    # what follows `?` on the web is a query, signatures among it
+    path, signs = (location.path.partition("?")[0], "*[") if is_web(location.path) else (location.path, "*?[")
+    if not any(sign in path for sign in signs):
+        raise location.missing()
+    return location.matches()

@@ -1,0 +1,85 @@
+"""A remote file for reading: each read is one bounded request whose failure is a StorageError."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
+
+from offline_cli.errors import StorageError
+
+__all__ = ["BLOCK", "remote_file"]
+
+BLOCK: Final = 8 << 20  # bytes of a request, and as many that are read ahead
+BUFFER: Final = 1 << 20
+
+T = TypeVar("T")
+
+
+class Asking(Protocol):
+    """A place to which requests are made, and waited for."""
+
+    @property
+    def url(self) -> str:
+        """As people read it."""
+
+    def ask(self, doing: str, request: Callable[[], T]) -> T:
+        """What `request()` returns. Raises StorageError."""
+
+
+def remote_file(place: Asking, raw: Any, size: int) -> BinaryIO:
+    """`raw`, a client's open file of `size` bytes, with each of its reads asked for at `place`."""
+    return io.BufferedReader(_RemoteFile(place, raw, size), BUFFER)
+
+
+class _RemoteFile(io.RawIOBase):
+    def __init__(self, place: Asking, raw: Any, size: int) -> None:
+        super().__init__()
+        self._place, self._raw, self._size = place, raw, size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if position < 0:
+            raise ValueError(f"a position before the file: {position}")
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        into = memoryview(buffer).cast("B")
+        data = self._part(len(into))
+        into[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self._part(BLOCK), b""))
+
+    def _part(self, wanted: int) -> bytes:
+        start, wanted = self._position, min(wanted, BLOCK, self._size - self._position)
+        if wanted <= 0:
+            return b""
+
+        def request() -> bytes:
+            self._raw.seek(start)
+            return bytes(self._raw.read(wanted))
+
+        data = self._place.ask("reading it", request)
+        if len(data) != wanted:
+            what = f"the file changed while it was read: {len(data)} bytes came where {wanted} were asked for"
+            raise StorageError(what, where=self._place.url, fix="run the command again once nobody writes there")
+        self._position += wanted
+        return data
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._raw.close()

@@ -1,0 +1,303 @@
+"""Files that get their name whole or not at all, and small ones that are created only where there is none.
+
+`StagedFile`, by kind of storage; bytes are counted and hashed on their way:
+
+* Clients of fsspec: their `autocommit=False`. Blocks of `BLOCK` bytes, each one bounded request, are a multipart upload on S3,
+  a resumable one on Google Cloud Storage, staged blocks on Azure. `discard` aborts it on S3; the others drop incomplete uploads
+  by themselves, within a week.
+* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
+  machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
+* `pyarrow.fs` and memory://: bytes wait in a temporary file and are written by `commit`, because these streams can only be
+  closed, which publishes what they hold. What a failed upload left under a name that was free (Azure: an empty file) goes.
+
+`create_only`, by kind of storage; of many concurrent tries, one succeeds:
+
+* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard links
+  (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
+* Providers that declare it (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match, ifGenerationMatch=0).
+* Anything else, `pyarrow.fs` too: a check beforehand, which two can pass at once. So can two on servers that do not know the
+  condition. A client that loses the answer to its first try, and retries, is told that the file exists: its content shows whose
+  it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final, Protocol
+
+from offline_cli.errors import StorageError, StorageNotFound
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.local_files import PART_PREFIX, sync_names
+from offline_cli.storage.locations import Location
+
+__all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole"]
+
+BLOCK: Final = 8 << 20  # bytes of an uploaded part; S3 takes 10,000 of them, of at least 5 MiB
+WRITING: Final = "writing"
+
+
+class _Stage(Protocol):
+    def write(self, data: memoryview) -> object: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+class StagedFile(io.RawIOBase):
+    """A file-like object for writing; exactly one of `commit` and `discard` ends it. Raises StorageError throughout."""
+
+    def __init__(self, target: Location, *, folder: Location) -> None:
+        """`folder`: the dataset folder, where a local file may be until it is whole."""
+        super().__init__()
+        self.target = target
+        self.bytes = 0
+        self._sha256 = hashlib.sha256()
+        self._discarded = False
+        with _writing_failures(target, "opening it for writing"):
+            self._stage: _Stage | None = _stage(target, folder)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was committed or discarded."""
+        return self._stage is None
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the bytes written so far."""
+        return self._sha256.hexdigest()
+
+    def write(self, data: Any) -> int:
+        """Append bytes; their number. Into a discarded file they go nowhere: Parquet's writer still sends its footer."""
+        if self._discarded:
+            return len(data)
+        assert self._stage is not None, "the file was committed or discarded"
+        view = memoryview(data).cast("B")
+        with _writing_failures(self.target):
+            self._stage.write(view)
+        self._sha256.update(view)
+        self.bytes += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self.bytes
+
+    def close(self) -> None:
+        """Nothing: `commit` and `discard` end the file."""
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def commit(self) -> None:
+        """Publish the file under its name, whole."""
+        assert self._stage is not None, "the file was committed or discarded"
+        with _writing_failures(self.target):
+            self._stage.commit()
+        self._stage = None
+
+    def discard(self) -> None:
+        """Discard the file; a second time, or after `commit`, nothing happens."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            self._discarded = True
+            with storage_failures(self.target.url, "removing what was written"):
+                stage.discard()
+
+
+@contextlib.contextmanager
+def _writing_failures(target: Location, doing: str = WRITING) -> Iterator[None]:
+    """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client blames the file."""
+    try:
+        with storage_failures(target.url, doing):
+            yield
+    except StorageNotFound as err:
+        raise target.missing() from err
+
+
+def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
+    """Write `data` to `target`, replacing what is there in one step. Raises StorageError."""
+    if (
+        (target.is_in_bucket or target.is_memory) and not target.is_arrow and len(data) <= BLOCK
+    ):  # one request instead of an upload's three
+        with _writing_failures(target):
+            target.ask(WRITING, lambda: target.fs.pipe_file(target.path, data))
+        return
+    file = StagedFile(target, folder=folder)
+    try:
+        file.write(data)
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+
+
+def _stage(target: Location, folder: Location) -> _Stage:
+    if target.is_local:
+        return _LocalStage(target, folder)
+    return _WaitingStage(target) if target.is_memory or target.is_arrow else _UploadStage(target)
+
+
+def part_name(name: str) -> str:
+    """A name for a file that is to be called `name`: different for each writer, as one may write while another wakes up."""
+    return f"{PART_PREFIX}{secrets.token_hex(4)}-{name}"
+
+
+class _LocalStage:
+    """A file beside, then a rename."""
+
+    def __init__(self, target: Location, folder: Location) -> None:
+        self._final = target.path
+        self._part = folder.join(part_name(target.name)).path
+        self._file = open(self._part, "wb")  # noqa: SIM115  # closed by commit or discard
+        self.write = self._file.write
+
+    def commit(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())  # a rename may reach the disk before the bytes do
+        self._file.close()
+        os.replace(self._part, self._final)
+        sync_names(os.path.dirname(self._final) or ".")  # old shards may go only once the new manifest cannot
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
+            self._file.close()
+        with contextlib.suppress(FileNotFoundError):  # interrupted after the rename
+            os.remove(self._part)
+
+
+class _UploadStage:
+    """An upload by a client of fsspec."""
+
+    def __init__(self, target: Location) -> None:
+        block = {"block_size": BLOCK} if target.is_in_bucket else {}
+        self._target = target
+        self._waiting = bytearray()  # less than a block
+        opening = partial(target.fs.open, target.path, "wb", autocommit=False, **block)
+        self._file: Any = target.ask("opening it for writing", opening)
+
+    def write(self, data: memoryview) -> None:
+        """Send a block at a time: the client would send all in one request, however large."""
+        while len(self._waiting) + len(data) >= BLOCK:
+            room = BLOCK - len(self._waiting)
+            self._waiting += data[:room]
+            data = data[room:]
+            self._send()
+        self._waiting += data
+
+    def _send(self) -> None:
+        part, self._waiting = bytes(self._waiting), bytearray()
+        self._target.ask(WRITING, partial(self._file.write, part))
+
+    def commit(self) -> None:
+        self._send()
+        self._target.ask(WRITING, self._file.close)
+        self._target.ask(WRITING, self._file.commit)
+
+    def discard(self) -> None:
+        try:
+            if not self._target.provider.forgets_uploads:
+                self._target.ask("aborting the upload", self._file.discard)
+        finally:
+            with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need none of this
+                self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left
+
+
+class _WaitingStage:
+    """A temporary file that is uploaded as a whole."""
+
+    def __init__(self, target: Location) -> None:
+        self._target = target
+        self._waiting = tempfile.SpooledTemporaryFile(BLOCK, prefix="offline-cli-")  # noqa: SIM115  # commit and discard close it
+        self.write, self.discard = self._waiting.write, self._waiting.close
+
+    def commit(self) -> None:
+        was_there = self._target.exists()
+        try:
+            self._waiting.seek(0)
+            stream: Any = self._target.ask(WRITING, lambda: self._target.fs.open(self._target.path, "wb"))
+            while part := self._waiting.read(BLOCK):
+                self._target.ask(WRITING, partial(stream.write, part))
+            self._target.ask(WRITING, stream.close)
+        except BaseException:
+            if not was_there:
+                with contextlib.suppress(StorageError):  # the failure itself is reported
+                    self._target.remove()
+            raise
+        self._waiting.close()
+
+
+# ---- only where there is none ----
+
+
+def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
+    """Write `data`, which nobody else would write, to `target`; False where something is there already.
+
+    `folder`: the dataset folder, where a local file may be until it is whole. Raises StorageError.
+    """
+
+    def request() -> bool:
+        try:
+            if target.is_local:
+                _link(target.path, folder.join(part_name(target.name)).path, data)
+            else:
+                target.fs.pipe_file(target.path, data, **({"mode": "create"} if creates_only(target) else {}))
+        except FileExistsError:
+            return False
+        except OSError:
+            if target.is_local or not target.exists():
+                raise
+            return False  # refused without a usable message: radosgw does
+        return True
+
+    if not creates_only(target) and target.exists():
+        return False
+    with _writing_failures(target, "writing it"):
+        return target.ask("writing it", request) or whole_file(target) == data
+
+
+def creates_only(target: Location) -> bool:
+    """Whether the client of this storage can create a file only where there is none."""
+    return target.is_local or (target.provider.creates_only and not target.is_arrow)
+
+
+def whole_file(place: Location) -> bytes | None:
+    """The bytes at `place`, in one request, so that they are of one moment; None where there is nothing.
+
+    Raises StorageError; BadData for a pipe or a device.
+    """
+    try:
+        if place.is_local:
+            return place.read_bytes()
+        return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
+    except StorageNotFound:
+        return None
+
+
+def _link(final: str, part: str, data: bytes) -> None:
+    try:
+        with open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, final)
+        except (FileExistsError, FileNotFoundError):
+            raise
+        except (OSError, AttributeError):  # no hard links
+            os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.replace(part, final)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(part)
+    try:
+        sync_names(os.path.dirname(final) or ".")
+    except OSError:
+        os.remove(final)  # the caller learns that it was not created
+        raise

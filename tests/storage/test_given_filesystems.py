@@ -1,0 +1,111 @@
+"""Filesystems that a program hands over: `pyarrow.fs` and fsspec objects, with paths relative to what they show."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from pyarrow import fs as arrow_fs
+
+from offline_cli import convert, inspect, open_dataset, open_location, record
+from offline_cli.errors import StorageNotFound, UsageError
+from offline_cli.storage.locations import Location, expand
+from offline_cli.storage.staging import StagedFile, write_whole
+
+
+def arrow_local(folder: Path) -> tuple[Any, str]:
+    return arrow_fs.LocalFileSystem(), str(folder)
+
+
+def arrow_subtree(folder: Path) -> tuple[Any, str]:
+    return arrow_fs.SubTreeFileSystem(str(folder.parent), arrow_fs.LocalFileSystem()), folder.name
+
+
+def arrow_of_fsspec(folder: Path) -> tuple[Any, str]:
+    return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(fsspec.filesystem("file"))), str(folder)
+
+
+def fsspec_local(folder: Path) -> tuple[Any, str]:
+    return fsspec.filesystem("file"), str(folder)
+
+
+def fsspec_memory(folder: Path) -> tuple[Any, str]:
+    return fsspec.filesystem("memory"), f"{uuid.uuid4().hex}/D"
+
+
+@pytest.fixture(
+    params=[arrow_local, arrow_subtree, arrow_of_fsspec, fsspec_local, fsspec_memory], ids=lambda call: call.__name__
+)
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+    """A folder that does not exist yet, in a filesystem of each kind."""
+    make: Callable[[Path], tuple[Any, str]] = request.param
+    filesystem, path = make(tmp_path / "D")
+    place = open_location(path, filesystem=filesystem)
+    yield place
+    if place.is_memory and place.exists():
+        place.fs.rm(place.path, recursive=True)
+
+
+def test_a_dataset_is_recorded_read_and_converted_there(given: Location) -> None:
+    told = record("CartPole-v1", given.join("one"), policy="random", episodes=3, num_env_runners=0)
+    assert open_dataset(given.join("one")).manifest.counts.episodes == 3
+    record("CartPole-v1", given.join("two"), policy="random", episodes=2, num_env_runners=0, seed=1)
+    both = convert([given.join("one"), given.join("two")], given.join("both"))
+    assert both.episodes == 5
+    assert inspect([given.join("both")]).steps > told.steps
+
+
+def test_a_disk_of_this_machine_is_written_by_rename_however_it_is_wrapped(given: Location) -> None:
+    assert given.is_local or given.is_memory
+
+
+def test_files_have_names_relative_to_the_filesystem(given: Location) -> None:
+    given.join("data").make_folder()
+    write_whole(given.join("data/a"), b"abc", folder=given)
+    assert [file.path.removeprefix(given.path) for file in given.files()] == ["/data/a"]
+    assert [file.name for file in expand(given.join("data"))[0].files()] == ["a"]
+
+
+def test_a_place_that_is_not_there_is_named(given: Location) -> None:
+    with pytest.raises(StorageNotFound) as caught:
+        expand(given.join("nothing"))
+    assert given.join("nothing").url in caught.value.where
+
+
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(UsageError, match="dict is not a filesystem"):
+        open_location("D", filesystem={})
+
+
+def test_options_of_a_client_are_refused_beside_a_filesystem(tmp_path: Path) -> None:
+    filesystem = arrow_fs.LocalFileSystem()
+    assert open_location(str(tmp_path), {"time_limit": 9}, filesystem=filesystem).time_limit == 9
+    with pytest.raises(UsageError, match="anon"):
+        open_location(str(tmp_path), {"anon": True}, filesystem=filesystem)
+
+
+class TestArrow:
+    """What holds in a filesystem of pyarrow that is no disk."""
+
+    @pytest.fixture
+    def place(self) -> Location:
+        filesystem = arrow_fs._MockFileSystem()
+        filesystem.create_dir("D")
+        return open_location("D", filesystem=filesystem)
+
+    def test_nothing_is_under_the_name_before_commit(self, place: Location) -> None:
+        file = StagedFile(place.join("a"), folder=place)
+        file.write(b"abc" * 10_000_000)
+        assert not place.join("a").exists()
+        file.commit()
+        assert place.join("a").read_bytes() == b"abc" * 10_000_000
+
+    def test_a_discarded_file_leaves_nothing(self, place: Location) -> None:
+        file = StagedFile(place.join("a"), folder=place)
+        file.write(b"abc")
+        file.discard()
+        assert place.children() == []

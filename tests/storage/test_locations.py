@@ -1,0 +1,196 @@
+"""URLs to places: names, listings, globs, and failures in one language."""
+
+from __future__ import annotations
+
+import errno
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location, expand, open_location
+
+
+def put(location: Location, data: bytes = b"x") -> Location:
+    location.fs.makedirs(location.path.rpartition("/")[0], exist_ok=True)
+    location.fs.pipe_file(location.path, data)
+    return location
+
+
+def test_an_interrupt_is_no_answer_to_whether_something_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    file = put(open_location(str(tmp_path / "a")))
+    assert file.exists()
+    with monkeypatch.context() as patched:
+        for name in ("stat", "lstat", "scandir"):
+            patched.setattr(os, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            file.exists()
+
+
+class TestPlaces:
+    """What holds on disk and in memory alike."""
+
+    def test_files_are_listed_however_deep_and_sorted_by_path(self, place: Location) -> None:
+        for name in ("b/2", "a", "b/1/x"):
+            put(place.join(name))
+        assert [file.url.removeprefix(place.url) for file in place.files()] == ["/a", "/b/1/x", "/b/2"]
+
+    def test_a_file_lists_itself(self, place: Location) -> None:
+        file = put(place.join("a"))
+        assert [found.url for found in file.files()] == [file.url]
+
+    def test_listing_a_missing_folder_names_it(self, place: Location) -> None:
+        with pytest.raises(StorageNotFound, match="does not exist") as caught:
+            place.files()
+        assert caught.value.where == place.url
+
+    def test_reading_a_missing_file_names_it(self, place: Location) -> None:
+        for read in (place.join("a").open, place.join("a").read_bytes, place.join("a").size):
+            with pytest.raises(StorageNotFound) as caught:
+                read()
+            assert caught.value.where == place.join("a").url
+
+    def test_only_empty_folders_are_removed_as_empty(self, place: Location) -> None:
+        put(place.join("full/a"))
+        place.join("empty").make_folder()
+        for name in ("full", "empty", "missing"):
+            place.join(name).remove_empty_folder()
+        assert place.join("full/a").exists()
+        assert not place.join("empty").exists()
+
+    def test_removing_what_is_gone_is_no_error(self, place: Location) -> None:
+        put(place.join("a"))
+        place.join("a").remove()
+        place.join("a").remove()
+        assert not place.join("a").exists()
+
+    def test_a_glob_is_expanded_in_sorted_order(self, place: Location) -> None:
+        for name in ("c.json", "a.json", "b.txt", "d/e.json"):
+            put(place.join(name))
+        assert [found.name for found in expand(f"{place.url}/*.json")] == ["a.json", "c.json"]
+        assert [found.name for found in expand(f"{place.url}/**/*.json")] == ["a.json", "c.json", "e.json"]
+
+    def test_a_list_keeps_its_order_and_folders_stay_folders(self, place: Location) -> None:
+        put(place.join("z/1"))
+        put(place.join("a"))
+        assert [found.name for found in expand([place.join("z"), place.join("a").url])] == ["z", "a"]
+
+    def test_a_name_with_brackets_that_exists_is_no_glob(self, place: Location) -> None:
+        put(place.join("run[1]"))
+        put(place.join("run1"))
+        assert [found.name for found in expand(f"{place.url}/run[1]")] == ["run[1]"]
+
+    @pytest.mark.parametrize("name", ["missing", "*.json"])
+    def test_a_source_that_names_nothing_is_an_error_that_names_it(self, place: Location, name: str) -> None:
+        with pytest.raises(StorageNotFound) as caught:
+            expand([f"{place.url}/{name}"])
+        assert caught.value.where == f"{place.url}/{name}"
+
+
+def test_a_relative_path_is_shown_as_the_user_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(open_location("D/data/a"))
+    assert [file.url for file in open_location("D").files()] == ["D/data/a"]
+
+
+def test_a_file_url_and_a_path_name_the_same_place(tmp_path: Path) -> None:
+    assert open_location(f"file://{tmp_path}/a").path == open_location(tmp_path / "a").path
+
+
+@pytest.mark.parametrize("name", ["x y", "50%", "a%20b", "ü#?&=", "a*[b]"])
+def test_a_file_url_is_decoded_and_what_is_shown_leads_back(name: str, tmp_path: Path) -> None:
+    there = put(open_location((tmp_path / name).as_uri()).join("50%20", "f x"))
+    assert (tmp_path / name / "50%20" / "f x").is_file()
+    for url in (there.url, there.path, (tmp_path / name / "50%20" / "f x").as_uri(), *(file.url for file in there.files())):
+        assert open_location(url).path == there.path, url
+    assert [found.path for found in expand((tmp_path / name).as_uri())] == [str(tmp_path / name)]
+
+
+def test_a_file_url_may_name_this_machine_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "x y").mkdir()
+    for head in ("file://localhost", "file://LOCALHOST", "file:"):
+        assert open_location(f"{head}{tmp_path}/x%20y").is_dir()
+    with pytest.raises(UsageError, match="this URL names the host server") as caught:
+        open_location("file://me:hunter2@server/x%20y")
+    assert "file:///server/x%20y" in caught.value.fix
+    assert "hunter2" not in f"{caught.value} {caught.value.where}"
+
+
+def test_a_file_url_at_the_end_of_a_chain_is_decoded(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a b.zip", "w") as archive:
+        archive.writestr("x%20y.txt", "text")
+    place = open_location(f"zip://::{(tmp_path / 'a b.zip').as_uri()}")
+    assert place.join("x%20y.txt").read_bytes() == b"text"
+
+
+def test_the_fix_of_a_missing_file_speaks_of_buckets_only_where_there_are_some(tmp_path: Path) -> None:
+    for url in (str(tmp_path / "no"), (tmp_path / "no").as_uri()):
+        with pytest.raises(StorageNotFound) as caught:
+            open_location(url).read_bytes()
+        assert caught.value.fix == "check the path"
+
+
+def test_a_place_inside_an_archive_is_joined_before_the_archive(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("top/inner.txt", "text")
+    folder = open_location(f"zip://top::{tmp_path}/a.zip")
+    assert folder.join("inner.txt").url == f"zip://top/inner.txt::{tmp_path}/a.zip"
+    assert folder.join("inner.txt").read_bytes() == b"text"
+
+
+def test_an_unknown_scheme_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="nosuch://"):
+        open_location("nosuch://bucket/a")
+
+
+def test_an_empty_path_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="empty path"):
+        open_location("")
+
+
+def test_a_missing_client_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ImportError("Install adlfs to access Azure")
+
+    monkeypatch.setattr("offline_cli.storage.locations.url_to_fs", refuse)
+    with pytest.raises(MissingPackage) as caught:
+        open_location("az://bucket/a")
+    assert caught.value.fix == "pip install 'offline-cli[azure]'"
+
+
+def cloud_error(module: str) -> Exception:
+    return type("NoCredentialsError", (Exception,), {"__module__": module})("Unable to locate credentials")
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (PermissionError(errno.EACCES, "denied"), "denied"),
+        (OSError(errno.ENOSPC, "full"), "no space left"),
+        (OSError(errno.EDQUOT, "quota"), "no space left"),
+        (ConnectionResetError("reset"), "ConnectionResetError: reset"),
+        (TimeoutError(), "TimeoutError"),
+        (NotADirectoryError(errno.ENOTDIR, "a file"), "Not"),
+        (cloud_error("botocore.exceptions"), "Unable to locate credentials"),
+        (cloud_error("azure.core.exceptions"), "Unable to locate credentials"),
+    ],
+)
+def test_failures_of_storage_name_the_url_and_the_cause(error: Exception, what: str) -> None:
+    with pytest.raises(StorageError, match=what) as caught, storage_failures("s3://bucket/a", "writing"):
+        raise error
+    assert caught.value.where == "s3://bucket/a"
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("ours"), KeyError("ours"), cloud_error("offline_cli.storage")])
+def test_bugs_stay_what_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, storage_failures("s3://bucket/a", "writing"):
+        raise error
+    assert caught.value is error

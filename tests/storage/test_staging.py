@@ -1,0 +1,168 @@
+"""A staged file is whole under its name, or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from offline_cli.errors import StorageError
+from offline_cli.storage import staging
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import StagedFile, write_whole
+
+Paths = Callable[[Location], list[str]]
+
+
+class TestStages:
+    """What holds on disk and in memory alike."""
+
+    @pytest.fixture
+    def target(self, place: Location) -> Location:
+        place.join("data").make_folder()
+        return place.join("data", "a.parquet")
+
+    def test_nothing_is_under_the_name_before_commit(self, place: Location, target: Location) -> None:
+        file = StagedFile(target, folder=place)
+        file.write(b"abc")
+        assert not target.exists()
+        assert place.join("data").children() == []
+        file.commit()
+        assert target.read_bytes() == b"abc"
+
+    def test_a_discarded_file_leaves_nothing(self, place: Location, target: Location, paths_of: Paths) -> None:
+        file = StagedFile(target, folder=place)
+        file.write(b"abc")
+        file.discard()
+        assert paths_of(place) == []
+
+    def test_bytes_and_sha256_are_those_of_the_file(self, place: Location, target: Location) -> None:
+        file = StagedFile(target, folder=place)
+        for part in (b"ab", memoryview(b"cd"), bytearray(b"")):
+            file.write(part)
+        file.commit()
+        assert (file.bytes, file.tell(), file.sha256) == (4, 4, hashlib.sha256(b"abcd").hexdigest())
+
+    def test_a_file_that_is_there_stays_until_the_new_one_is_whole(self, place: Location, target: Location) -> None:
+        write_whole(target, b"old", folder=place)
+        file = StagedFile(target, folder=place)
+        file.write(b"new")
+        assert target.read_bytes() == b"old"
+        file.commit()
+        assert target.read_bytes() == b"new"
+
+
+def test_a_local_file_waits_in_the_dataset_folder_not_in_data(tmp_path: Path) -> None:
+    folder = open_location(tmp_path / "D")
+    folder.join("data").make_folder()
+    file = StagedFile(folder.join("data/a"), folder=folder)
+    other = StagedFile(folder.join("data/a"), folder=folder)  # of a writer that wakes up: it must not write into the first's
+    names = [path.name for path in (tmp_path / "D").iterdir() if path.is_file()]
+    assert len(names) == 2
+    assert all(re.fullmatch(r"_part-[0-9a-f]{8}-a", name) for name in names)
+    other.discard()
+    file.discard()
+
+
+def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full on this system")
+    folder = open_location(tmp_path)
+    monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
+    (tmp_path / "_part-a").symlink_to(full)
+    with pytest.raises(StorageError, match="no space left") as caught:
+        write_whole(folder.join("a"), b"x" * 100_000, folder=folder)
+    assert caught.value.where == str(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+class RemoteFile:
+    """A remote file as fsspec's buffered ones behave: closing sends the rest, commit shows it, discard drops it."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.log.append("write")
+        return len(data)
+
+    def close(self) -> None:
+        self.closed = True
+        self.log.append("close")
+
+    def commit(self) -> None:
+        self.log.append("commit")
+
+    def discard(self) -> None:
+        self.log.append("discard")
+
+
+class RemoteSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Opens RemoteFiles and remembers what is done to them."""
+
+    protocol = "remote-for-tests"
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+        self.opened: RemoteFile | None = None
+
+    def open(self, path: str, mode: str = "rb", **kwargs: Any) -> RemoteFile:
+        self.log.append(f"open {mode} autocommit={kwargs['autocommit']}")
+        self.opened = RemoteFile(self.log)
+        return self.opened
+
+
+def test_a_remote_file_is_opened_without_autocommit_and_committed_after_it_is_closed() -> None:
+    system = RemoteSystem()
+    target = Location(system, "bucket/a", "remote://bucket/a")
+    write_whole(target, b"abc", folder=target)
+    assert system.log == ["open wb autocommit=False", "write", "close", "commit"]
+
+
+def test_a_discarded_remote_file_is_never_closed_by_us_which_would_upload_it() -> None:
+    system = RemoteSystem()
+    target = Location(system, "bucket/a", "remote://bucket/a")
+    file = StagedFile(target, folder=target)
+    file.write(b"abc")
+    file.discard()
+    assert system.log == ["open wb autocommit=False", "discard"]
+    assert system.opened is not None
+    assert system.opened.closed
+
+
+def folders_fail(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Let the disk refuse to keep the names in any folder."""
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
+def test_a_name_that_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders_fail(monkeypatch, errno.EIO)
+    with pytest.raises(StorageError):
+        write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_disk_that_syncs_no_folders_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    folders_fail(monkeypatch, code)
+    write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
+    assert (tmp_path / "a.json").read_bytes() == b"{}"

@@ -1,0 +1,72 @@
+"""Options of storage clients: known ones reach the client that takes them, others are refused by name."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+
+import pytest
+
+from offline_cli.errors import StorageError, UsageError
+from offline_cli.storage.clients import options_for, quiet_clients
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import open_location
+
+
+def test_a_misspelt_option_is_refused_with_those_that_there_are() -> None:
+    pytest.importorskip("s3fs")
+    with pytest.raises(UsageError, match="anno") as caught:
+        open_location("s3://bucket/x", {"anno": True})
+    assert "anon" in caught.value.fix
+
+
+def test_local_paths_take_no_option_of_a_cloud(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="anon"):
+        open_location(tmp_path, {"anon": True})
+
+
+def test_a_region_as_an_option_is_told_how_regions_are_given() -> None:
+    pytest.importorskip("s3fs")
+    with pytest.raises(UsageError, match="region_name") as caught:
+        open_location("s3://bucket/x", {"region_name": "eu-west-1"})
+    assert caught.value.fix.startswith("AWS_DEFAULT_REGION in the environment, or --storage-option 'client_kwargs=")
+
+
+def test_the_options_that_are_ours_are_named_with_those_of_the_storage() -> None:
+    pytest.importorskip("s3fs")
+    with pytest.raises(UsageError) as caught:
+        open_location("s3://bucket/x", {"speed": 1})
+    assert {"time_limit", "cache", "cache_size", "anon"} <= set(caught.value.fix.replace(",", "").split())
+
+
+def test_an_error_about_an_option_repeats_no_password_of_a_place() -> None:
+    with pytest.raises(UsageError) as caught:
+        options_for("local", {"anon": True}, beside=["memory://me:hunter2@b"])
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_option_goes_only_to_the_places_that_take_it() -> None:
+    pytest.importorskip("s3fs")
+    assert options_for("local", {"anon": True}, beside=["s3://bucket/x"]) == {}
+    assert options_for("s3://bucket/x", {"anon": True}, beside=["local"]) == {"anon": True}
+
+
+def test_an_option_that_a_client_refuses_late_is_a_usage_error() -> None:
+    scope = {"__name__": "s3fs.core"}
+    exec("class Session:\n    def __init__(self): pass\ndef connect(): Session(profil=1)", scope)
+    with pytest.raises(UsageError, match="profil"), storage_failures("s3://bucket/x", "looking it up"):
+        scope["connect"]()  # type: ignore[operator]
+
+
+def test_clients_write_no_log_on_stderr(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet_clients()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logging.getLogger("gcsfs").error("a traceback")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_read_only_file_system_is_named_as_such() -> None:
+    with pytest.raises(StorageError, match="read-only") as caught, storage_failures("out", "making the folder"):
+        raise OSError(errno.EROFS, "read-only", "/mnt/out")
+    assert caught.value.where == "out (/mnt/out)"

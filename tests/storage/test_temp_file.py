@@ -1,0 +1,92 @@
+"""Bytes put aside on disk come back as they were, nothing is left of them, and a disk that is full is said to be so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offline_cli.errors import StorageError
+from offline_cli.storage.temp_files import TempFile
+
+
+def test_bytes_and_arrays_come_back_as_they_were_in_any_order(tmp_path: Path) -> None:
+    numbers, read = np.arange(6.0).reshape(2, 3), np.empty((2, 3))
+    with TempFile(str(tmp_path)) as file:
+        places = [file.append(b"abc"), file.append(numbers), file.append(b"")]
+        assert (places, file.size) == ([0, 3, 51], 51)
+        file.read_into(3, read)
+        assert file.read(1, 2) == b"bc"
+    assert np.array_equal(read, numbers)
+
+
+def test_an_array_without_elements_takes_no_bytes_and_needs_none(tmp_path: Path) -> None:
+    nothing = np.empty((0, 3))
+    with TempFile(str(tmp_path)) as file:
+        assert (file.append(nothing), file.size) == (0, 0)
+        file.read_into(0, nothing)
+
+
+def test_reading_beyond_the_end_is_an_error_of_storage(tmp_path: Path) -> None:
+    with TempFile(str(tmp_path)) as file, pytest.raises(StorageError, match="has become shorter"):
+        file.read(0, 1)
+
+
+class Full:
+    """A file on a disk that has no room left."""
+
+    def seek(self, offset: int) -> None: ...
+
+    def write(self, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None: ...
+
+
+def test_a_full_disk_is_an_error_of_storage_with_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TempFile(str(tmp_path)) as file:
+        monkeypatch.setattr(file, "_file", Full())
+        with pytest.raises(StorageError, match="no space left") as caught:
+            file.append(b"rows")
+    assert caught.value.where == str(tmp_path)
+    assert "--temp-dir" in caught.value.fix
+    assert caught.value.exit_code == 5
+
+
+def test_a_file_in_place_of_the_folder_is_an_error_with_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError) as caught, TempFile(str(tmp_path / "file")):
+        pass
+    assert "--temp-dir" in caught.value.fix
+
+
+SCRIPT = """
+import sys, time
+from offline_cli.storage.temp_files import TempFile
+with TempFile(sys.argv[1]) as file:
+    file.append(bytes(100_000))
+    print("written", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(os.name != "posix", reason="only there is an open file without a name")
+def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"written\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    process.stdout.close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,69 @@
+"""A request that is never answered ends, and its error says how to wait longer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli.errors import StorageError, UsageError
+from offline_cli.storage import locations, timeouts
+from offline_cli.storage.locations import open_location
+from offline_cli.storage.timeouts import ReadingPool, wait_for, waits_told_to
+
+
+def never(*_: Any, **__: Any) -> Any:
+    threading.Event().wait()
+
+
+def test_an_answer_comes_through_and_so_does_an_error() -> None:
+    assert wait_for(lambda: 7, "s3://bucket/a", 5) == 7
+    with pytest.raises(KeyError, match="theirs"):
+        wait_for(lambda: {}["theirs"], "s3://bucket/a", 5)
+
+
+def test_a_request_that_is_never_answered_is_a_storage_error_that_says_how_to_wait_longer() -> None:
+    place, began = open_location("s3://bucket/a", {"anon": True, "time_limit": 0.2}), time.monotonic()
+    with pytest.raises(StorageError, match=r"timed out after 0\.2 s") as caught:
+        place.ask("writing", never)
+    assert time.monotonic() - began < 5
+    assert caught.value.where == "s3://bucket/a"
+    assert "time_limit=" in caught.value.fix
+
+
+def test_a_client_that_cannot_be_made_in_time_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locations, "url_to_fs", never)
+    with pytest.raises(StorageError, match=r"opening the storage failed.*timed out after 0\.2 s"):
+        open_location("s3://bucket/a", {"time_limit": 0.2})
+
+
+def test_a_pool_that_is_left_waits_for_no_storage() -> None:
+    began = time.monotonic()
+    with ReadingPool(1) as pool:
+        pool.submit(wait_for, never, "s3://bucket/a", 60)
+        waiting = pool.submit(wait_for, never, "s3://bucket/b", 60)
+    assert time.monotonic() - began < 5
+    assert waiting.cancelled()
+
+
+def test_a_wait_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "REPORTED", 0.02)
+    told: list[tuple[str, float]] = []
+    with waits_told_to(lambda url, waited, limit: told.append((url, limit))), pytest.raises(TimeoutError):
+        wait_for(never, "s3://bucket/a", 0.1)
+    assert told[0] == ("s3://bucket/a", 0.1)
+
+
+def test_the_time_limit_is_an_option_of_every_storage(tmp_path: Path) -> None:
+    assert open_location(tmp_path, {"time_limit": 7}).time_limit == 7
+    assert open_location("s3://bucket/a", {"time_limit": 7, "anon": True}).join("b").time_limit == 7
+    assert open_location("s3://bucket/a").time_limit == timeouts.SECONDS
+
+
+@pytest.mark.parametrize("limit", [0, -1, "soon", True, float("inf"), float("nan")])
+def test_a_time_limit_that_is_none_is_refused(limit: Any) -> None:
+    with pytest.raises(UsageError, match="not a time limit"):
+        open_location("s3://bucket/a", {"time_limit": limit})

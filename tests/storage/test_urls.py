@@ -1,0 +1,94 @@
+"""URLs that cannot be meant are refused before a client is made, and what may be a password in them is not repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_cli.errors import StorageNotFound, UsageError
+from offline_cli.storage import locations
+from offline_cli.storage.locations import Location, expand, open_location
+from offline_cli.storage.urls import check_url, is_of_bucket
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIDX:hunter2@bucket/x",
+        "s3://AKIDX:hun/ter2@bucket/x",
+        "s3://hunter2@bucket/x",
+        "gs://me:hunter2@bucket/x",
+        "az://me:hunter2@container/x",
+        "abfs://me:hunter2@account.dfs.core.windows.net/x",
+        "zip://a.json::s3://me:hunter2@bucket/x.zip",
+    ],
+)
+def test_a_password_in_the_url_of_a_bucket_is_refused_and_not_repeated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a client was made")
+
+    monkeypatch.setattr(locations, "url_to_fs", asked)
+    with pytest.raises(UsageError, match="no user, password or port") as caught:
+        open_location(url)
+    assert "hun" not in str(caught.value)
+    assert "set A" in caught.value.fix or "set GOOGLE" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/a@b:c",
+        "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/name/key",
+        "abfs://container@account.dfs.core.windows.net/x",
+        "https://me:pa55@host/x",
+        "folder/s3:/x",
+        "./s3:/x",
+        "zip://a.json::folder/b.zip",
+    ],
+)
+def test_what_can_be_meant_is_not_refused(url: str) -> None:
+    check_url(url)
+
+
+@pytest.mark.parametrize(("url", "noun"), [("s3://", "bucket"), ("gs:///x", "bucket"), ("az://", "container")])
+def test_a_url_without_a_bucket_is_a_usage_error(url: str, noun: str) -> None:
+    with pytest.raises(UsageError, match=f"names no {noun}") as caught:
+        open_location(url)
+    assert caught.value.fix.endswith(f"{noun}/path")
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:bucket/x", "https:/host/x", "zip://a::s3:/bucket/x.zip"])
+def test_a_url_that_has_lost_a_slash_is_no_local_folder(url: str) -> None:
+    with pytest.raises(UsageError, match="has lost a slash") as caught:
+        open_location(url)
+    assert "two slashes" in caught.value.fix
+
+
+def test_a_folder_of_that_name_is_meant_where_the_path_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s3:").mkdir()
+    assert open_location("./s3:").is_dir()
+
+
+def test_a_question_mark_on_the_web_begins_a_query_and_is_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(Location, "exists", lambda _: False)
+    with pytest.raises(StorageNotFound, match=r"\?X-Amz-Signature=\*\*\* does not exist"):
+        expand("https://host.invalid/bucket/a.json?X-Amz-Signature=0ff1ce")
+
+
+@pytest.mark.parametrize(
+    ("url", "of_bucket"),
+    [
+        ("s3://bucket/D", True),
+        ("zip://a.parquet::gs://bucket/D.zip", True),
+        ("az://container/D", True),
+        ("/data/s3", False),
+        ("https://host/D", False),
+        ("memory://s3/D", False),
+    ],
+)
+def test_what_lies_in_an_object_store_is_told_by_its_url(url: str, of_bucket: bool) -> None:
+    assert is_of_bucket(url) is of_bucket
