@@ -219,8 +219,9 @@ def test_a_second_trainer_is_refused_before_any_data_is_read(tmp_path: Path, how
 
 
 def test_a_trainer_that_was_killed_keeps_nobody_out(write_dataset: Write, tmp_path: Path) -> None:
-    script = f"import os\nfrom offline_cli.training.run_folder import RunFolder\nheld = RunFolder({str(tmp_path / 'run')!r}).locked()"
-    subprocess.run([sys.executable, "-c", f"{script}\nheld.__enter__()\nos._exit(9)"], check=False)
+    script = "import os, sys\nfrom offline_cli.training.run_folder import RunFolder\n"
+    script += "held = RunFolder(sys.argv[1]).locked()\nheld.__enter__()\nos._exit(9)"
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=False)
     assert os.listdir(tmp_path / "run") == [".training.lock"]
     assert train_bc(write_dataset(), tmp_path / "run", updates=3).updates == 3
 
