@@ -4,8 +4,8 @@ An epoch is a permutation of all rows that follows from (seed, epoch) alone, or,
 them. So the number of an update is the position in the data: nothing is saved to resume, and a resumed run continues with the
 batches that would have come next. In memory and streaming the order is the same.
 
-`--streaming` appends each leaf to a temporary file and maps it (`MappedColumns`). Pages that were read are released with every
-batch, so that they do not count as memory of the process; the system keeps them in its cache as far as there is room.
+`--streaming` appends each leaf to a temporary file and maps it (`MappedColumns`). Pages that were read are released, once they
+may take their share of the memory limit; the system keeps them in its cache as far as there is room.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ WEIGHTS: Final = "weights"  # (N,) float32 of the N steps of a batch, sequences 
 
 ORDER: Final = 11  # sets these seeds apart from others drawn from the same run seed
 ROWS, AGES, FRAMES = "rows", "ages", "_frames"
-PAGES_OF: Final = 256  # mapped rows that are read before their pages are released: each may bring 16 pages with it
+AROUND: Final = 1 << 16  # bytes around a mapped row that the system may bring into memory with it
+RESIDENT: Final = 64 << 20  # of mapped files, unless a share of the memory limit is given
 
 Gather = Callable[[int, Sequence[Tensor]], None]
 """Puts the batch of an update into tensors, one for each leaf."""
@@ -168,12 +169,12 @@ class Batches:
         chosen = self._order[first + own.start : first + own.stop]
         if len(chosen) < self._own:
             chosen = torch.cat([chosen, self._order[: self._own - len(chosen)]])
-        size = len(chosen) if self._store.mapped is None else PAGES_OF
+        size = len(chosen) if self._store.mapped is None else self._store.mapped.rows_at_once
         for start in range(0, len(chosen), size):
             part = slice(start, start + size)
             self._take(chosen[part], [target[part] for target in targets])
             if self._store.mapped is not None:
-                self._store.mapped.release()
+                self._store.mapped.touched(len(chosen[part]))
 
     def _take(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
         left = iter(targets)
@@ -202,7 +203,7 @@ class Batches:
                 there = {name: map_leaves(lambda leaf: leaf.to(self._device), tree) for name, tree in batch.items()}
                 yield there | self._repeated(rows), rows
                 if self._store.mapped is not None:
-                    self._store.mapped.release()
+                    self._store.mapped.touched(rows)
 
 
 def _placed(steps: Steps, device: torch.device) -> tuple[dict[str, Any], torch.device]:
@@ -265,12 +266,14 @@ class _Ahead:
 class MappedColumns:
     """Columns that come in parts: a temporary file without a name for each leaf, mapped once all parts are there."""
 
-    def __init__(self, temp_dir: str | None) -> None:
-        self._temp_dir = temp_dir
+    def __init__(self, temp_dir: str | None, resident: int = RESIDENT) -> None:
+        """`resident`: bytes of the files that may be in this process's memory at a time."""
+        self._temp_dir, self._resident = temp_dir, resident
         self._files: list[_LeafFile] = []
         self._like: dict[str, Any] = {}
         self._size = self._frames = 0  # frames in a stack; frames so far
         self._maps: list[mmap.mmap] = []
+        self._touched: list[int] = []  # bytes of each that may be in memory
 
     def add(self, columns: Mapping[str, Any]) -> None:
         """Append the rows of a part. Raises StorageError, for instance where the disk is full."""
@@ -301,11 +304,24 @@ class MappedColumns:
                 columns[name] = FrameStacks(frames, column[ROWS], column[AGES], self._size)
         return Steps(columns, mapped=self)
 
-    def release(self) -> None:
-        """Have pages that were read no longer count as memory of this process."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
-                mapped.madvise(mmap.MADV_DONTNEED)
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows may be read before `touched` is called."""
+        return max(16, self._resident // 2 // AROUND)
+
+    def touched(self, rows: int) -> None:
+        """So many rows were read. Where more may be in memory than is allowed, the larger files give their pages back."""
+        sizes = [len(mapped) for mapped in self._maps]
+        self._touched = [
+            min(known + rows * (AROUND + file.row_bytes), size)
+            for known, file, size in zip(self._touched or [0] * len(sizes), self._files, sizes, strict=True)
+        ]
+        if sum(self._touched) > self._resident // 2 and hasattr(mmap, "MADV_DONTNEED"):
+            small = self._resident // 2 // len(sizes)
+            for number, mapped in enumerate(self._maps):
+                if sizes[number] > small // 2:
+                    mapped.madvise(mmap.MADV_DONTNEED)
+                    self._touched[number] = 0
 
     def close(self) -> None:
         """Release the disk; its space is free once nothing refers to the columns any more."""
@@ -319,6 +335,7 @@ class _LeafFile(TempFile):
     def __init__(self, temp_dir: str | None, leaf: Tensor) -> None:
         super().__init__(temp_dir, holding="steps")
         self._row = leaf[:0].numpy()
+        self.row_bytes = leaf[:1].nbytes
         self.__enter__()
 
     def mapped(self) -> tuple[mmap.mmap | None, Tensor]:

@@ -143,10 +143,11 @@ def load_data(
     that cannot be saved; StorageError where the disk is full.
     """
     setup, temp_dir = setup or Setup.of(config), tables.temp_dir
-    episode_limit = None
+    episode_limit, mapped = None, 0
     if config.streaming:
         room = _room_for_streaming(config.memory_limit, device)
         tables, episode_limit = replace(tables, memory_limit=LEAST_MEMORY + room // 4), EpisodeLimit(room // COPIES)
+        mapped = room // 4
     elif config.memory_limit is not None:
         tables = replace(tables, memory_limit=max(MEMORY_LIMIT, config.memory_limit))
     named = {name: getattr(config, name) for name in ("env", "env_kwargs", "wrappers")}
@@ -185,7 +186,7 @@ def load_data(
             check_streamable(prepared.pieces)
         prepared.learn(lambda: _learned_from(prepared, reading, held_out))
         trained, play = prepared.learned()
-        stores = _Builder(config.streaming, temp_dir, weights), _Builder(config.streaming, temp_dir, None)
+        stores = tuple(_Builder(MappedColumns(temp_dir, mapped) if mapped else None, one) for one in (weights, None))
         for store in stores:
             unfinished.callback(store.close)
         with use_threads(1) if config.streaming else nullcontext():  # parts are small: more threads would wait for each other
@@ -234,7 +235,7 @@ def _learned_from(prepared: Preparation, reading: Episodes, held_out: HeldOut | 
 
 
 def _fill(
-    stores: tuple[_Builder, _Builder], prepared: Preparation, reading: Episodes, held_out: HeldOut | None, facts: DataFacts
+    stores: Sequence[_Builder], prepared: Preparation, reading: Episodes, held_out: HeldOut | None, facts: DataFacts
 ) -> Callable[[], Sequence[Mapping[str, Tree] | None]] | None:
     """Read all episodes, and put their steps into the stores; what computes the columns anew, where the algorithm asks for it.
 
@@ -555,8 +556,9 @@ def _check_recorded_rewards(stream: EpisodeStream, algorithm: Algorithm, *, by_r
 class _Builder:
     """Steps that come in parts; in memory there is one part."""
 
-    def __init__(self, streaming: bool, temp_dir: str | None, weights: Weights | None) -> None:
-        self._mapped = MappedColumns(temp_dir) if streaming else None
+    def __init__(self, mapped: MappedColumns | None, weights: Weights | None) -> None:
+        """`mapped`: where they are kept; None: in memory."""
+        self._mapped = mapped
         self._columns: Mapping[str, Any] = {}
         self._weights, self._sources = weights, list[Tensor]()
         self.rows = 0

@@ -10,11 +10,12 @@ which waits for the GPU, and cannot be captured. `LambdaLR` counts its own steps
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ __all__ = ["Update", "captured", "rate_factor"]
 
 BETAS = (0.9, 0.999)
 WARM_UPS = 3
+UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # what wraps it imports torch's compiler: 60 MB and a second
 SHORTAGE = ("allocat", "out of memory")  # words of errors that are of the machine
 
 Launch = Callable[[int], None]
@@ -102,8 +104,8 @@ class GroupStep:
             losses = self._exchange(losses)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
-        self._adam.step()
         with torch.no_grad():
+            UNWRAPPED_STEP(self._adam)
             self._average()
             for name, loss in losses.items():
                 self.sums[name] += loss
@@ -166,7 +168,7 @@ class GroupStep:
 
 
 def _without_compiler() -> None:
-    """Keep `torch.optim` from importing torch's compiler, which takes a second, to mark a method that it shall not compile."""
+    """Keep `torch.optim` from importing torch's compiler to mark a method that it shall not compile."""
     method = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if method is not None:
         vars(method).setdefault("__dynamo_disable", method)
