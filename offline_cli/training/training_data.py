@@ -81,7 +81,7 @@ SOURCE: Final = "_source"  # an extra output while episodes are read with weight
 MiB: Final = 1 << 20
 PROGRAM: Final = {"cpu": 352 * MiB, "cuda": 2560 * MiB}  # torch and the other libraries, on a GPU with its context
 LEAST_ROOM: Final = 160 * MiB  # of a limit for streaming, beside the program
-DEFAULT_ROOM: Final = 1024 * MiB
+DEFAULT: Final = {"cpu": 1024 * MiB, "cuda": 4096 * MiB}  # limits for streaming
 COPIES: Final = 5  # of episodes while they are put together in memory: 515 MB were seen to take 2.3 GB
 TIDY: Final = 16  # parts after which free memory is returned to the system: else it becomes twice what is in use
 
@@ -218,7 +218,7 @@ def load_data(
 
 def _room_for_streaming(limit: int | None, device: str) -> int:
     """Bytes of the limit (None: the default) beside the program. Raises BadConfig where it is too small."""
-    room = DEFAULT_ROOM if limit is None else limit - PROGRAM[device]
+    room = (DEFAULT[device] if limit is None else limit) - PROGRAM[device]
     if room < LEAST_ROOM:
         needed = f"torch alone needs {PROGRAM[device] // MiB:,} MiB on this device"
         what = f"--memory-limit {(limit or 0) // MiB:,} MiB is too small: {needed}"
