@@ -6,8 +6,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from offline_cli import errors as _errors
-
 if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.applying.apply import apply as apply
     from offline_cli.checking.inspect import inspect as inspect
@@ -42,14 +40,6 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
 
 __version__ = "0.1.0"
 
-
-def _in_python(fix: str) -> str:
-    from offline_cli.options.python_words import in_python
-
-    return in_python(fix)
-
-
-_errors.OfflineCliError.in_python = staticmethod(_in_python)
 
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others keep what is freed (formats/memory_limits.py)
 

@@ -1,15 +1,14 @@
 """Every error a user can cause or see, as one tree; our own bugs stay ordinary exceptions.
 
 An error says what happened, where, and what to try. Its class decides the exit code (README, "Exit codes") and, in
-kebab case, the `code` that programs read under `--json`. `fix` names options as the command line spells them; the text of an
-error, which a Python program shows, names keywords (`OfflineCliError.in_python`).
+kebab case, the `code` that programs read under `--json`. `fix` names options as the command line spells them, in Python too.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Self
 
@@ -68,7 +67,6 @@ class OfflineCliError(Exception):
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "offline-cli-error"
-    in_python: ClassVar[Callable[[str], str]] = str  # `fix` with keywords for options; the package sets it, which knows these
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -117,7 +115,7 @@ class OfflineCliError(Exception):
         return " ".join((head, "; ".join(line.removeprefix(ITEM) for line in mistakes))) if mistakes else head
 
     def __str__(self) -> str:
-        return f"{self.what}\n  at:  {self.where}\n  try: {OfflineCliError.in_python(self.fix)}"
+        return f"{self.what}\n  at:  {self.where}\n  try: {self.fix}"
 
     def __reduce__(self) -> tuple[Any, ...]:  # keyword-only arguments would not survive a trip between processes
         return partial(type(self), self.what, where=self.where, fix=self.fix, details=self.details, result=self.result), ()

@@ -24,12 +24,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 from offline_cli.applying.batch_folder import Asked, write_batches
 from offline_cli.applying.batch_formats import TrainBatch, TrainBatches, batch_format
 from offline_cli.applying.recordings import Network, Said
 from offline_cli.applying.showing import PipelineShown, PipelineTraced, show_pipeline, trace_pipeline
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
 from offline_cli.connectors.learner.added_columns import AddNextObservationsFromEpisodesToTrainBatch
 from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation, NStepReturns
 from offline_cli.connectors.pipeline_spec import PipelineSpec
@@ -40,8 +42,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.tables import TableOptions
-from offline_cli.options.data_commands import ApplyOptions
-from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, open_location
@@ -82,14 +82,39 @@ class ApplyResult:
         return {**plain, "columns": list(self.columns), "assumptions": dict(sorted(self.assumptions.items()))}
 
 
-@takes(ApplyOptions)
+@checked
 def apply(
     sources: Sources = (),
     out: str | None = None,
     *,
+    pipeline: str | os.PathLike[str],
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    keep_invented: bool = False,
+    policy: str | os.PathLike[str] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    limit: Count | None = None,
+    show: bool = False,
+    trace: Count | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: BatchFormat = "columns",
+    steps_per_batch: Count = STEPS_PER_BATCH,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[ApplyOptions],
 ) -> ApplyResult | PipelineShown | PipelineTraced:
     """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
 
@@ -101,15 +126,15 @@ def apply(
     read where the spaces are known without; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes`
     raises, and `load_policy` for the run; SpaceMismatch where its network is of other spaces; Interrupted.
     """
+    options = dict(locals())
     _check_usage(out, options)
-    show, trace, storage_options = options["show"], options["trace"], options["storage_options"]
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables = TableOptions.of(options)
     file = PipelineSpec.from_file(options["pipeline"], "learner")
-    from_, env, action_scale = options["from_"], AskedEnvironment.of(options), options["action_scale"]
+    asked_env = AskedEnvironment.of(options)
     others = [str(place) for place in (out, options["policy"]) if place is not None]
-    network, engine = _network(options, beside=[*_listed(sources), *others]), EngineSpec.of(options)
-    said = Said(sources, from_, env, action_scale, tables, storage_options, others, engine, on_progress, network)
+    run, spec = _network(options, beside=[*_listed(sources), *others]), EngineSpec.of(options)
+    said = Said(sources, from_, asked_env, action_scale, tables, storage_options, others, spec, on_progress, run)
     if show:
         return show_pipeline(file, said)
     if trace is not None:
@@ -124,7 +149,7 @@ def _listed(sources: Sources) -> list[Any]:
     return [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
 
 
-def _network(options: ApplyOptions, *, beside: Sources) -> Network:
+def _network(options: Mapping[str, Any], *, beside: Sources) -> Network:
     """What pieces get. Raises what `load_policy` raises, and UsageError for code without a run that it is of."""
     run, storage_options = options["policy"], options["storage_options"]
     code = {"plugins": options["plugins"], "network": options["network"]}
@@ -142,7 +167,7 @@ def _network(options: ApplyOptions, *, beside: Sources) -> Network:
     return Network(place.url, module.policy_with_values(place, storage_options, **code))
 
 
-def _check_usage(out: str | None, options: ApplyOptions) -> None:
+def _check_usage(out: str | None, options: Mapping[str, Any]) -> None:
     looking = [f"--{name}" for name in ("show", "trace") if options.get(name)]
     if len(looking) > 1:
         raise UsageError("--show and --trace are two ways to look", where="--trace", fix="give one of them")
@@ -152,7 +177,7 @@ def _check_usage(out: str | None, options: ApplyOptions) -> None:
         raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
 
 
-def _applied(asked: Asked, said: Said, target: Location, options: ApplyOptions) -> ApplyResult:
+def _applied(asked: Asked, said: Said, target: Location, options: Mapping[str, Any]) -> ApplyResult:
     began, overwrite, dry_run = time.monotonic(), options["overwrite"], options["dry_run"]
     check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
     recordings = said.open()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from offline_cli.applying.learned_pieces import frozen_with, learn
 from offline_cli.applying.learner_batches import check_known_scale, in_learner_units, learner_spaces, with_steps
+from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -39,7 +40,6 @@ from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.rl_module import RLModule, is_stateful
-from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
@@ -114,7 +114,7 @@ class Said:
     """What a caller says of the sources."""
 
     sources: Sources = ()
-    from_: str = SOURCE_FORMAT.default
+    from_: str = SOURCE_FORMAT
     env: AskedEnvironment | None = None
     action_scale: str | None = None
     tables: TableOptions | None = None

@@ -18,16 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, Count, EpisodeEnds
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, OfflineCliError, UsageError
 from offline_cli.json_documents import Expectations
 from offline_cli.meanings import Meanings
-from offline_cli.options.data_commands import InspectOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.option import declared_in
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.stop_signals import check
@@ -41,7 +40,10 @@ if TYPE_CHECKING:
     from offline_cli.formats.source import Source
     from offline_cli.storage.locations import Sources
 
-ABOUT_READING: Final = declared_in(InspectOptions).keys() - {"expect", "on_error"}  # what a manifest alone does not answer
+ABOUT_READING: Final = (  # what a manifest alone does not answer
+    *("from_", "mapping", "rows_as_episodes", "episode_ends", "deep", "episode", "head"),
+    *("temp_dir", "memory_limit", "storage_options"),
+)
 SHOWN_STEPS: Final = 5  # of an episode, at either end
 TIMELINE: Final = 32  # parts of an episode whose means are shown
 
@@ -117,8 +119,24 @@ KEYS: Final = (
 COUNTS: Final = ("assumptions", "modules", "agents")  # in which what is not listed was counted 0 times
 
 
-@takes(InspectOptions)
-def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **options: Unpack[InspectOptions]) -> Inspection:
+@checked
+def inspect(
+    sources: Sources,
+    *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    on_error: Literal["fail", "skip"] = "fail",
+    expect: Mapping[str, Any] | None = None,
+    deep: bool = False,
+    episode: str | None = None,
+    head: Count | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> Inspection:
     """Figures of `sources`, taken together.
 
     `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
@@ -126,23 +144,24 @@ def inspect(sources: Sources, *, on_progress: OnProgress = no_progress, **option
     element. A kind of `assumptions` that was not counted is 0. Raises TargetNotMet, naming all that differ, UsageError for
     unknown keys, kinds and orders, and for an episode that is not there, and what `read_episodes` raises.
     """
+    options = dict(locals())
     expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS, kinds={"assumptions": KINDS})
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
     expected.check(found.as_dict(), where=", ".join(found.sources))
     return found
 
 
-def _of_local_dataset(sources: Sources, options: InspectOptions) -> Inspection | None:
+def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspection | None:
     """Figures of one committed dataset in a folder of this machine, of which nothing else is said; None for all other sources,
     damaged manifests among them: opening them says what is wrong.
     """
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], str | os.PathLike):
         return None
-    folder, declared = os.fspath(listed[0]), declared_in(InspectOptions)
+    folder = os.fspath(listed[0])
     if not folder or folder.startswith("~") or any(sign in folder for sign in SIGNS):
         return None
-    if any(options.get(name) != declared[name].option.default for name in ABOUT_READING):
+    if any(options[name] not in (None, False, SOURCE_FORMAT, TABLE_MEMORY_LIMIT) for name in ABOUT_READING):
         return None
     place = f"{folder.rstrip('/')}/{MANIFEST}"
     try:
@@ -193,7 +212,7 @@ def _looked_at(
     return wrong
 
 
-def _of_sources(sources: Sources, options: InspectOptions, on_progress: OnProgress) -> Inspection:
+def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
     from offline_cli.converting.reading import read_opened
     from offline_cli.datasets.statistics import SpreadBuilder, StatisticsBuilder

@@ -1,31 +1,26 @@
-"""The command line: its commands, and the boundary where every error becomes a message; loads nothing heavy.
-
-Every command parses, calls one library function and shows its result. What the function raises becomes one message and one
-exit code here, from the shell and from a test runner alike.
-"""
+"""The command line: its commands, and the boundary where every error becomes a message and an exit code."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache
-from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from offline_cli import __version__
-from offline_cli.cli.command_line import HELP_NAMES, Command, names_of_others, other_command, read_plainly, runnable
+from offline_cli.cli import data_commands, learning_commands, operation_commands
+from offline_cli.cli.command import add, is_short, names_of_others, other_command
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.streams import discard, results_alone, settle, stdout_is_closed, write
 from offline_cli.stop_signals import signals_noted
 
-__all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "command_named", "main"]
+__all__ = ["EXIT_CODES", "ErrorBoundary", "app", "main"]
 
-EXIT_CODES = """\b
+EXIT_CODES: Final = """\b
 Exit codes:
     0  done
     1  a bug in offline-cli
@@ -36,35 +31,6 @@ Exit codes:
     6  this machine lacks a package, a device or memory
     7  a target or gate was not met
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
-
-DATA: Final = "offline_cli.cli.data_commands"
-LEARNING: Final = "offline_cli.cli.learning_commands"
-OPERATIONS: Final = "offline_cli.cli.operation_commands"
-COMMANDS: Final[Mapping[str, str]] = {
-    "record": LEARNING,
-    "convert": DATA,
-    "apply": DATA,
-    "train": LEARNING,
-    "train-bc": LEARNING,
-    "evaluate": LEARNING,
-    "export": LEARNING,
-    "inspect": DATA,
-    "validate": DATA,
-    "repair": DATA,
-    "filter": OPERATIONS,
-    "sample": OPERATIONS,
-    "split": OPERATIONS,
-    "merge": OPERATIONS,
-    "repack": OPERATIONS,
-    "diff": OPERATIONS,
-}
-"""Ours in the order of help, and the modules that have them, each imported when one of its commands is asked for."""
-
-
-def command_named(name: str) -> Command:
-    """One of COMMANDS. Raises KeyError for any other name."""
-    found: Command = next(command for command in import_module(COMMANDS[name]).COMMANDS if command.name == name)
-    return found
 
 
 class ErrorBoundary(TyperGroup):
@@ -97,24 +63,24 @@ class ErrorBoundary(TyperGroup):
         """Parse the arguments before the command; `-h`, `--help` and `--version` print here."""
         return _with_quiet_pipe(lambda: super(ErrorBoundary, self).make_context(info_name, args, parent, **extra))
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does."""
-        read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, args)
-
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name: ours first, then one that another package has registered."""
         return super().get_command(ctx, cmd_name) or other_command(cmd_name)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Ours with what they do; those of other packages by name, because nothing of these is imported to show help."""
-        super().format_commands(ctx, formatter)
-        others = [
-            (name, f"of the package {package}") for name, package in names_of_others().items() if name not in self.commands
-        ]
-        if others:
-            with formatter.section("Commands of other packages"):
-                formatter.write_dl(others)
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the short help, or all of it; commands of other packages by name, because none is imported for help."""
+        names = [(name, f"of the package {one}") for name, one in names_of_others().items() if name not in self.commands]
+        if not is_short(ctx):
+            super().format_help(ctx, formatter)
+            formatter.write("\n".join(f"  {name}  {text}" for name, text in names))
+            return
+        formatter.write_usage(ctx.command_path, "COMMAND ...")
+        formatter.write_paragraph()
+        formatter.write_text((self.help or "").partition("\n\n")[0])
+        with formatter.section("Commands"):
+            ours = [(name, one.get_short_help_str(formatter.width - 12)) for name, one in self.commands.items()]
+            formatter.write_dl([*ours, *names])
+        formatter.write("\nCOMMAND -h shows its most used options, --help all; --install-completion completes words.\n")
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit with its exit code where it failed."""
@@ -124,33 +90,8 @@ class ErrorBoundary(TyperGroup):
                 return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
         except (typer.Exit, UsageProblem):
             raise
-        except (KeyboardInterrupt, Exception) as error:  # the boundary: nothing passes, whatever its class
+        except (KeyboardInterrupt, SystemExit, Exception) as error:  # the boundary: nothing passes, whatever its class
             raise typer.Exit(report(error, ctx.obj)) from error
-
-
-class _OurCommands(Mapping[str, Any]):
-    """COMMANDS as typer runs them, each made when it is asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        return _runnable(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
-@cache
-def _runnable(name: str) -> Any:
-    return runnable(command_named(name))
-
-
-class _OfflineCli(ErrorBoundary):
-    """`offline-cli`: ours, and those that other packages register."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**{**given, "commands": _OurCommands()})
 
 
 def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
@@ -162,16 +103,36 @@ def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
             raise
         discard(sys.stdout)
         raise typer.Exit(0) from error
+    except SystemExit as error:  # as which rich passes it on
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        raise typer.Exit(0) from error
 
 
 app = typer.Typer(
     name="offline-cli",
-    cls=_OfflineCli,
-    rich_markup_mode=None,  # rich would double the time that --help takes
+    cls=ErrorBoundary,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": list(HELP_NAMES)},  # commands inherit them
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit them
     epilog=EXIT_CODES,
 )
+add(app, "record", learning_commands.record)
+add(app, "convert", data_commands.convert)
+add(app, "apply", data_commands.apply)
+add(app, "train", learning_commands.train)
+add(app, "train-bc", learning_commands.train, learning_commands.TRAIN_BC)
+add(app, "evaluate", learning_commands.evaluate)
+add(app, "export", learning_commands.export)
+add(app, "inspect", data_commands.inspect)
+add(app, "validate", data_commands.validate)
+add(app, "repair", data_commands.repair)
+add(app, "filter", operation_commands.filter)
+add(app, "sample", operation_commands.sample)
+add(app, "split", operation_commands.split)
+add(app, "merge", operation_commands.merge)
+add(app, "repack", operation_commands.repack)
+add(app, "diff", operation_commands.diff)
 
 
 def _show_version(wanted: bool) -> None:

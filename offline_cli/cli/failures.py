@@ -1,15 +1,8 @@
-"""Turns any exception into one message and one exit code; a traceback is shown only with `--debug`.
-
-`is_shortage`: whether a failure is this machine's lack of memory, threads or processes, and not a broken package. Little of it
-is a MemoryError: a limit (`ulimit -v`, a container) shows where the system loads a library, starts a thread or maps a file, and
-each library says so in its own words. Some continue half loaded, and fail over what they lack: under a limit that is smaller
-than what they need, such failures count as a lack of memory too.
-"""
+"""Turns any exception into one message and one exit code; a traceback is shown only with `--debug`."""
 
 from __future__ import annotations
 
 import errno
-import mmap
 import re
 import sys
 import traceback
@@ -39,24 +32,14 @@ from offline_cli.errors import (
 )
 from offline_cli.stop_signals import StopRequested
 
-__all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "is_shortage", "refuse_tight", "report"]
+__all__ = ["Bug", "OutOfMemory", "UsageProblem", "explain", "is_shortage", "report"]
 
-_RESERVE: Final = mmap.mmap(-1, 8 << 20)
-"""Address space, never touched, that is given up to report a lack of memory."""
-NUMBERS: Final = (errno.ENOMEM, errno.EAGAIN)  # the latter of fork: too many processes
-TIGHT: Final = 2 << 30  # bytes of address space, of which torch takes half to be loaded
-SAID: Final = re.compile(
-    "failed to map segment|cannot allocate memory|can't allocate memory|can't start new thread|not enough memory"
-    "|out of memory|std::bad_alloc|bad allocation|unable to allocate|malloc of size .* failed|cannot map zero-fill pages"
-    "|Resource temporarily unavailable",
-    re.IGNORECASE,
+SHORTAGE: Final = re.compile(
+    "cannot allocate memory|can't allocate memory|can't start new thread|out of memory|std::bad_alloc", re.I
 )
-"""Words of the dynamic linker, torch, Python, C++, numpy, Arrow and Linux."""
 
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
-
-_NO_NUMBER: Final = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (?:integer|number)")
 
 _AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
 _EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
@@ -69,7 +52,6 @@ _MEANT = {  # of options, by what they are called elsewhere
     "--environment": "--env",
     "--output": "--out",
 }
-_ELSEWHERE = {("train-bc", "--algorithm"): "offline-cli train, which learns by other algorithms as well"}
 _STORAGE_ERRNOS = {
     errno.EACCES: "write permission, or another place",
     errno.EPERM: "write permission, or another place",
@@ -85,49 +67,14 @@ _STORAGE_ERRNOS = {
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether `error` is, or came from, the system's refusal of memory, of a thread or of a process."""
-    return any(_is_one(one) or _is_half_loaded(one) for one in causes(error))
-
-
-def _is_half_loaded(error: BaseException) -> bool:
-    """Whether other packages' code failed under a tight limit of address space."""
-    if not isinstance(error, (NameError, AttributeError, SystemError, ImportError)) or not _is_tight():
-        return False
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    package = Path(__file__).resolve().parents[1]
-    return isinstance(error, SystemError) or (
-        frame is not None and not Path(frame.tb_frame.f_code.co_filename).is_relative_to(package)
+    """Whether `error` is, or came from, a lack of memory or threads, in the words of Python, torch, C++ or Linux."""
+    return any(
+        isinstance(one, MemoryError)
+        or type(one).__name__ == "OutOfMemoryError"  # torch's, known without loading torch
+        or getattr(one, "errno", None) == errno.ENOMEM
+        or (isinstance(one, (ImportError, RuntimeError, OSError)) and bool(SHORTAGE.search(str(one))))
+        for one in causes(error)
     )
-
-
-def _is_tight(wanted: int = TIGHT) -> bool:
-    """Whether this process may have less address space than so many bytes."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return False
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return limit != resource.RLIM_INFINITY and limit < wanted
-
-
-def refuse_tight(wanted: int) -> None:
-    """Raise OutOfMemory under a limit of address space that libraries of a command's cannot be loaded in.
-
-    Below it some of them, such as OpenBLAS, end the process themselves, in words and with exit codes of their own.
-    """
-    if wanted and _is_tight(wanted):
-        what = f"a limit leaves less address space than torch and the libraries beside it take, {wanted / 1e9:.1f} GB"
-        raise OutOfMemory(what, where="ulimit -v", fix="raise the limit (ulimit -v unlimited)")
-
-
-def _is_one(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, known without loading torch
-        return True
-    if isinstance(error, OSError) and error.errno in NUMBERS:
-        return True
-    return isinstance(error, (ImportError, RuntimeError, OSError, SystemError)) and bool(SAID.search(str(error)))
 
 
 class Bug(OfflineCliError):
@@ -144,7 +91,6 @@ class OutOfMemory(OfflineCliError):
 
 def report(error: BaseException, invocation: Invocation) -> int:
     """Show `error` on stderr, under `--json` on stdout too, and return the exit code."""
-    _RESERVE.close()
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
     if isinstance(told, _AGREED) and not is_first():
@@ -235,12 +181,8 @@ def _usage(error: Exception, invocation: Invocation) -> UsageError:
     if meant := _meant(error):
         error.possibilities = [meant]  # type: ignore[attr-defined]
     message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
-    given = invocation.value_of(*getattr(getattr(error, "param", None), "opts", ()))
-    if given is not None:
-        message = _NO_NUMBER.sub(lambda found: f"{given!r} is not a{'n' * (found[1] == 'integer')} {found[1]}", message)
     place = getattr(getattr(error, "ctx", None), "command_path", invocation.command)  # an unknown command has no help
-    elsewhere = _ELSEWHERE.get((place.rpartition(" ")[2], getattr(error, "option_name", "")))
-    return UsageError(message, where=place, fix=elsewhere or f"{place} --help")
+    return UsageError(message, where=place, fix=f"{place} --help")
 
 
 def _meant(error: Exception) -> str | None:
@@ -253,29 +195,12 @@ def _meant(error: Exception) -> str | None:
 
 def _again(invocation: Invocation) -> str:
     """What was written is kept; but nothing is to be resumed where the signal came before anything was."""
-    from offline_cli.datasets.file_names import WRITING
-
-    in_out = {"record": WRITING, "convert": WRITING, "train": "*", "train-bc": "*"}  # once writing has begun
-    begun = in_out.get(invocation.args[0] if invocation.args else "")
     out = invocation.value_of("--out", "-o")
-    if out is not None and _is_committed(Path(out), invocation.began):
-        return f"nothing: what was to be written to {out} is complete"
-    if begun is None or out is None:
+    if out is None:
         return "the same command again"
-    if "://" in out:
+    if "://" in out or Path(out).exists():
         return "the same command again, with --resume where it had begun to write"
-    if not any(Path(out).glob(begun)):
-        return "the same command again: nothing had been written"
-    return "the same command with --resume, or with --overwrite to begin again"
-
-
-def _is_committed(out: Path, since: float) -> bool:
-    """Whether a dataset here, or all of its parts one folder below, have been committed `since` then."""
-    from offline_cli.datasets.file_names import MANIFEST, WRITING
-
-    found = list(out.glob(MANIFEST)) or list(out.glob(f"*/{MANIFEST}"))
-    whole = [place for place in found if place.stat().st_mtime >= since and not (place.parent / WRITING).exists()]
-    return bool(found) and len(whole) == len(found)
+    return "the same command again: nothing had been written"
 
 
 def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:

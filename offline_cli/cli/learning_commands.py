@@ -1,136 +1,392 @@
-"""`offline-cli record`, `evaluate`, `train`, `train-bc` and `export`: each parses, calls the library once, shows the result."""
-
-from __future__ import annotations
+"""`offline-cli record`, `evaluate`, `train`, `train-bc` and `export`: each calls the library function of its name."""
 
 import itertools
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from offline_cli.cli import render
-from offline_cli.cli.command_line import Command
-from offline_cli.cli.progress import working
-from offline_cli.cli.texts import with_stdin
-from offline_cli.engines.ranks import is_first
+from offline_cli.choices import (
+    COMPRESSION,
+    ENV_FORMS,
+    ROW_FORMAT,
+    WORKERS,
+    Compression,
+    Device,
+    ExportFormat,
+    Infos,
+    Precision,
+    RowFormat,
+    Schedule,
+    Vectorize,
+)
+from offline_cli.cli import completion, tables
+from offline_cli.cli import options as o
+from offline_cli.cli.calling import call_and_show
+from offline_cli.cli.command import About, command
+from offline_cli.cli.values import indices, number, settings, widths
 from offline_cli.errors import OfflineCliError
-from offline_cli.options.exporting import ExportFlags, ExportOptions
-from offline_cli.options.playing import EvaluateFlags, EvaluateOptions, RecordFlags, RecordOptions
-from offline_cli.options.training import TrainBCFlags, TrainBCOptions, TrainOptions
 
-__all__ = ["COMMANDS"]
+LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
 
 
-def record(ctx: typer.Context, flags: RecordFlags, options: RecordOptions) -> None:
+@command(
+    takes=(o.environment, o.acting, o.engines, o.stored, o.shards, o.resuming, o.writing, o.common),
+    most_used=("out", "policy", "episodes", "steps", "num_envs", "seed"),
+    examples=(
+        "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64",
+        "offline-cli record Pendulum-v1 --out dataset --policy sb3:expert.zip --steps 100000 --num-env-runners 4",
+        "offline-cli record my_envs:Robot-v0 --out dataset --policy python:my_code:policy --episodes 50 --format columns",
+        "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64 --resume",
+    ),
+    keys=("out", "episodes", "steps", "shards", "return_mean", "seconds", "steps_per_second"),
+)
+def record(
+    ctx: typer.Context,
+    env: Annotated[str, typer.Argument(help=f"Environment to play in: {ENV_FORMS}.", metavar="ENV")],
+    out: o.OutOption,
+    policy: Annotated[
+        list[str],
+        o.playing(
+            "--policy",
+            "-p",
+            help="Policy to play: random, a run folder, onnx:FILE, rllib:FOLDER (with --trust-pickle), sb3:FILE (its pickled "
+            "code runs) or python:package.module:attribute. Of several agents one for all, or AGENT=P for each. Repeatable.",
+            metavar="P",
+            autocompletion=completion.policies,
+        ),
+    ],
+    episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="Episodes to record; excludes --steps.", min=1)] = None,
+    steps: Annotated[int | None, o.how_long(help="Record the fewest whole episodes that have so many steps.", min=1)] = None,
+    first_episode: Annotated[
+        int, o.how_long(help="Index of the first episode: any one can be recorded again alone.", min=0)
+    ] = 0,
+    vectorize: Annotated[Vectorize, o.where(help="Copies of the environment in turn, or in a process each.")] = "sync",
+    step_timeout: Annotated[
+        float | None,
+        o.where(
+            help="Seconds for a step of a copy that is a process (--vectorize async); one that takes longer ends the command.",
+            metavar="SECONDS",
+            callback=number(above=0),
+            show_default="any time",
+        ),
+    ] = None,
+    workers: Annotated[
+        int, o.where(help="Workers of another --engine than local; each plays --num-envs environments.", min=1)
+    ] = WORKERS,
+    format: Annotated[
+        RowFormat, o.output(help="One row per episode, packed; or one row per step, for any Parquet tool.")
+    ] = ROW_FORMAT,
+    compression: Annotated[Compression, o.output(help="Compression of the Parquet shards.")] = COMPRESSION,
+    infos: Annotated[
+        Infos,
+        o.output(
+            help="Infos to keep. plain: numbers, texts, arrays, lists and mappings of these; other entries are dropped, and "
+            "counted by key. all: an entry that cannot be stored is an error. none: nothing."
+        ),
+    ] = "plain",
+    allow_changes: o.AllowChangesOption = False,
+) -> None:
     """Play a policy and record whole episodes.
 
-    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole, within 10 s; --resume continues.
+    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole; --resume continues.
     """
     from offline_cli.recording.record import record
 
     try:
-        with working(quiet=flags["quiet"]) as on_progress:
-            result = record(flags["env"], flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
+        call_and_show(ctx, record, tables.recorded)
     except OfflineCliError as error:
         error.where = error.where.replace("--env ", "ENV ")  # which is no option here
         raise
-    render.show(result, as_json=flags["as_json"], summary=_of_agents)
 
 
-def _of_agents(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rows of the table, which name what is measured where there are several agents."""
-    return _measured_on("agents' episodes", told) if told.get("games") is not None else told
-
-
-def _measured_on(what: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`told`, with figures of returns and lengths, and the number of episodes, by what they are of."""
-    names = {"episodes": what}
-    names |= {name: f"{name} of {what}" for name in told if name.startswith(("return_", "length_"))}
-    return {names.get(name, name): value for name, value in told.items()}
-
-
-def evaluate(ctx: typer.Context, flags: EvaluateFlags, options: EvaluateOptions) -> None:
+@command(
+    takes=(o.environment, o.acting, o.stored, o.common),
+    most_used=("env", "episodes", "seed", "explore", "min_return", "as_json"),
+    examples=(
+        "offline-cli evaluate run --env CartPole-v1 --episodes 100",
+        "offline-cli evaluate run --min-return 450 --json",
+        "offline-cli evaluate run --explore --seed 7",
+    ),
+    keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
+)
+def evaluate(
+    ctx: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Run folder of train, or another policy, as in record.", metavar="RUN", autocompletion=completion.policies
+        ),
+    ],
+    env: o.EnvOption = None,
+    episodes: Annotated[int, o.how_long("--episodes", "-n", help="Episodes to play.", min=1)] = 100,
+    min_return: Annotated[
+        list[str],
+        o.checking(
+            help="Exit with 7 if the mean return is below R; of several agents, AGENT=R for one agent's own. Repeatable.",
+            metavar="R",
+        ),
+    ] = o.NO_VALUES,
+    video: Annotated[
+        str | None,
+        o.output(help="Folder for films of --video-episodes, MP4 or GIF. Needs the extra \\[video].", metavar="FOLDER"),
+    ] = None,
+    video_episodes: Annotated[
+        Any, o.output(help="Episodes that are filmed, counted from 0.", parser=indices, metavar="I,J,...")
+    ] = (0,),
+    policy: Annotated[
+        list[str],
+        o.playing(help="Another policy for one of several agents, or a pattern: AGENT=random. Repeatable.", metavar="AGENT=P"),
+    ] = o.NO_VALUES,
+) -> None:
     """Play a trained policy and measure its return.
 
-    Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval.
-    A policy that was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were
-    after training. The same command gives the same result. Of a run that is not finished the last checkpoint plays, and a note
-    says so.
+    Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval. A policy that
+    was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were after
+    training. The same command gives the same result. Of a run that is not finished the last checkpoint plays, and a note says
+    so.
     """
     from offline_cli.playing.evaluate import evaluate
 
-    with working(quiet=flags["quiet"]) as on_progress:
-        result = evaluate(flags["run"], **options, on_progress=on_progress)
-    render.show(result, as_json=flags["as_json"], summary=_by_agent)
+    call_and_show(ctx, evaluate, tables.evaluated)
 
 
-def _by_agent(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rows of the table, one for each agent of several."""
-    agents = {
-        f"return of {agent}": f"{one['return_mean']:.5g}, std {one['return_std']:.5g}, in {one['games']:,} games"
-        for agent, one in told.get("return_by_agent", {}).items()
-    }
-    figures = {name: value for name, value in told.items() if name != "return_by_agent"}
-    return {**_measured_on("games", figures), **agents} if agents else figures
-
-
-def train(ctx: typer.Context, flags: TrainBCFlags, options: TrainOptions) -> None:
-    """Learn a policy from recordings by an algorithm of offline reinforcement learning.
-
-    Everything but the algorithm is as in train-bc: run folder, checks, checkpoints, --resume. docs/algorithms.md says what each
-    algorithm is for. A run resumes with its own algorithm and options.
-    """
-    from offline_cli.training.train import train
-
-    _learned(ctx, flags, lambda places, **how: train(places, flags["out"], **options, **how))
-
-
-def _learned(ctx: typer.Context, flags: TrainBCFlags, call: Callable[..., render.Result]) -> None:
-    """Call and show; of processes that train together the first one alone prints."""
-    quiet = flags["quiet"]
-    if not is_first():
-        logging.disable(logging.WARNING)
-        quiet = True
-    with with_stdin(flags["sources"]) as places, working(quiet=quiet) as on_progress:
-        result = call(places, on_progress=on_progress, command=ctx.obj.recorded())
-    if is_first():
-        render.show(result, as_json=flags["as_json"], summary=_measured)
-
-
-def _options_of(arguments: Sequence[str]) -> Mapping[str, list[tuple[str, str]]]:
+def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """The options of the algorithm that a command line names, for its help."""
     named = [after for one, after in itertools.pairwise((*arguments, "")) if one == "--algorithm"]
     named += [one.partition("=")[2] for one in arguments if one.startswith("--algorithm=")]
     if not named:
-        return {}
+        return []
     from offline_cli.training.algorithms.algorithm import algorithm_kind
-    from offline_cli.training.config_mistakes import allowed
+    from offline_cli.training.config import allowed
 
-    keys = algorithm_kind(named[-1]).schema.get("properties", {})
     shown = []
-    for name, key in keys.items():
+    for name, key in algorithm_kind(named[-1]).schema.get("properties", {}).items():
         default = f"; default: {json.dumps(key['default'])}" if "default" in key else ""
         shown.append((f"--set {name}=...", f"{key.get('description', '')}  [{allowed(key)}{default}]".lstrip()))
-    return {f"Options of {named[-1]}": shown or [("none", "It has no options.")]}
+    return shown or [(named[-1], "has no options.")]
 
 
-def train_bc(ctx: typer.Context, flags: TrainBCFlags, options: TrainBCOptions) -> None:
-    """Train a policy to imitate recordings (behaviour cloning).
+@command(
+    takes=(o.tables, o.environment, o.stored, o.cached, o.resuming, o.writing, o.common),
+    most_used=("algorithm", "set", "out", "env", "config", "resume"),
+    examples=(
+        "offline-cli train dataset --algorithm iql --out run",
+        "offline-cli train dataset --out run --config mine.toml --set tau=0.2",
+        "offline-cli train dataset --out run --resume --updates 50000",
+    ),
+    keys=LEARNED,
+    further=_options_of_algorithm,
+)
+def train(
+    ctx: typer.Context,
+    sources: o.SourcesArgument,
+    out: Annotated[str, o.output("--out", "-o", help="Run folder to make: a path or a URL.", metavar="RUN")],
+    algorithm: Annotated[
+        str | None,
+        o.learning(
+            help="Learning algorithm (docs/algorithms.md); --help with it shows its options.",
+            metavar="NAME",
+            show_default="bc",
+            autocompletion=completion.algorithms,
+        ),
+    ] = None,
+    set: Annotated[
+        list[str],
+        o.learning(
+            help="Option of the algorithm, as in TOML: expectile=0.8. Repeatable.", callback=settings, metavar="KEY=VALUE"
+        ),
+    ] = o.NO_VALUES,
+    config: Annotated[
+        str | None,
+        o.learning(help="TOML file with these options and more (docs/config.md); options given here win.", metavar="FILE"),
+    ] = None,
+    network: Annotated[
+        str | None,
+        o.learning(
+            help="Network of the policy: a name, or your code, python:package.module:build or FILE.py:build.",
+            metavar="NAME",
+            show_default="mlp",
+        ),
+    ] = None,
+    hidden: Annotated[
+        Any,
+        o.learning(
+            help="Widths of the hidden layers of the network mlp.",
+            parser=widths,
+            metavar="N,N,...",
+            show_default="256,256",
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        o.learning(help="Learner pipeline file (docs/connectors.md); the policy learns and plays through it.", metavar="FILE"),
+    ] = None,
+    batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
+    lr: Annotated[
+        float | None,
+        o.learning("--lr", help="Learning rate of Adam, above 0.", callback=number(above=0), show_default="0.0005"),
+    ] = None,
+    lr_schedule: Annotated[
+        Schedule | None,
+        o.learning(help="How the learning rate falls after --lr-warmup, to 0 at the end.", show_default="constant"),
+    ] = None,
+    lr_warmup: Annotated[
+        int | None, o.learning(help="Updates in which the learning rate rises linearly to --lr.", min=0, show_default="0")
+    ] = None,
+    weight_decay: Annotated[
+        float | None, o.learning(help="Decoupled weight decay, as of AdamW.", min=0, callback=number(), show_default="0")
+    ] = None,
+    clip_norm: Annotated[
+        float | None, o.learning(help="Scale down gradients longer than this norm, above 0.", callback=number(above=0))
+    ] = None,
+    dropout: Annotated[
+        float | None,
+        o.learning(help="Share of hidden outputs that an update leaves out, below 1.", min=0, callback=number(below=1)),
+    ] = None,
+    layer_norm: Annotated[bool | None, o.learning("--layer-norm", help="Normalise the outputs of each hidden layer.")] = None,
+    ema: Annotated[
+        float | None,
+        o.learning(
+            help="Decay of a moving average of the weights, which is kept instead; above 0, below 1.",
+            callback=number(above=0, below=1),
+        ),
+    ] = None,
+    log_std_min: Annotated[
+        float | None,
+        o.learning(help="Lower bound on log sigma of Box actions.", callback=number(), show_default="the algorithm's"),
+    ] = None,
+    log_std_max: Annotated[
+        float | None,
+        o.learning(help="Upper bound on log sigma of Box actions.", callback=number(), show_default="the algorithm's"),
+    ] = None,
+    init_from: Annotated[
+        str | None,
+        o.learning(
+            help="Start from the policy of this run folder, a path or URL.",
+            metavar="RUN",
+            show_default="fresh weights",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    seed: Annotated[int | None, o.learning("--seed", help="Random seed.", min=0, show_default="0")] = None,
+    updates: Annotated[int | None, o.how_long(help="Stop after this many updates; excludes --epochs.", min=1)] = None,
+    epochs: Annotated[
+        int | None,
+        o.how_long(
+            help="Stop after this many passes over the data; excludes --updates.",
+            min=1,
+            show_default="20, or 200 with --until-return or --patience",
+        ),
+    ] = None,
+    until_return: Annotated[
+        float | None,
+        o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit with 7.", callback=number()),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        o.how_long(help="Stop after this many checks without a better validation loss. Needs --val-fraction.", min=1),
+    ] = None,
+    val_fraction: Annotated[
+        float | None,
+        o.checking(
+            help="Share of the episodes held out for validation, above 0 and below 1.", callback=number(above=0, below=1)
+        ),
+    ] = None,
+    eval_every: Annotated[
+        int | None, o.checking(help="Updates between two checks.", min=1, show_default="an epoch, but from 100 to 1000")
+    ] = None,
+    eval_episodes: Annotated[
+        int | None, o.checking(help="Episodes played per check, greedily.", min=1, show_default="20")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, o.checking(help="Updates between two checkpoints; fewer where uploads are slow.", min=1, show_default="500")
+    ] = None,
+    env: o.EnvOption = None,
+    action_scale: o.ActionScaleOption = None,
+    module_id: Annotated[
+        str | None, o.data(help="Learn from the episodes of this module; needed where the data holds several.", metavar="NAME")
+    ] = None,
+    weight: Annotated[
+        list[str], o.data(help="Share of an epoch's steps drawn from source SRC, as it is given. Repeatable.", metavar="SRC=X")
+    ] = o.NO_VALUES,
+    top_fraction: o.TopFractionOption = None,
+    keep_invented: o.KeepInventedOption = None,
+    plugins: o.PluginsOption = o.NO_VALUES,
+    device: Annotated[
+        Device | None,
+        o.where("--device", help="Where the network runs; auto takes a GPU if there is one.", show_default="auto"),
+    ] = None,
+    precision: Annotated[
+        Precision | None, o.where(help="Arithmetic of the network; weights stay fp32, and auto is fp32.", show_default="auto")
+    ] = None,
+    streaming: Annotated[
+        bool | None, o.where("--streaming", help="Keep the steps on disk, and in memory only what --memory-limit allows.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        o.where(
+            "--memory-limit",
+            help="Memory that the process may take: 512MiB, 4GiB. Data that does not fit is refused without --streaming.",
+            metavar="SIZE",
+            show_default="1GiB with --streaming (on a GPU 4GiB), else any",
+        ),
+    ] = None,
+    allow_changes: o.AllowChangesOption = False,
+) -> None:
+    """Learn a policy from recordings by an algorithm of offline reinforcement learning.
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
     what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run that
-    is resumed; --pipeline, --mapping, --module-id, --network and an --env that is code (module:EnvId, python:...)
-    have to be named again. The length alone (--epochs or --updates) may change on the way: a resumed run is the one that would
-    have had it from the start, also where it is reached already.
+    is resumed; --pipeline, --mapping, --module-id, --network and an --env that is code (module:EnvId, python:...) have to be
+    named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says what each algorithm is
+    for.
     """
-    from offline_cli.training.train import train_bc
+    from offline_cli.training.train import train, train_bc
 
-    _learned(ctx, flags, lambda places, **how: train_bc(places, flags["out"], **options, **how))
+    call_and_show(ctx, train_bc if ctx.info_name == "train-bc" else train, tables.trained)
 
 
-def export(ctx: typer.Context, flags: ExportFlags, options: ExportOptions) -> None:
+TRAIN_BC = About(
+    most_used=("out", "env", "until_return", "val_fraction", "config", "resume"),
+    examples=(
+        "offline-cli train-bc dataset --out run --env CartPole-v1 --until-return 450",
+        "offline-cli train-bc dataset --out run --val-fraction 0.1 --patience 5",
+        "offline-cli train-bc dataset --out run --updates 20000 --device cuda --json",
+        "offline-cli train-bc s3://bucket/dataset --out run --streaming --memory-limit 2GiB --temp-dir /scratch",
+        "offline-cli train-bc dataset --out run --resume --epochs 400",
+    ),
+    keys=LEARNED,
+    sentence="Train a policy to imitate recordings (behaviour cloning).",
+    without=(
+        *("algorithm", "set", "weight", "top_fraction", "init_from", "lr_schedule", "lr_warmup", "weight_decay"),
+        *("clip_norm", "dropout", "layer_norm", "ema", "log_std_min", "log_std_max"),
+    ),
+)
+"""`train` as it was before it knew other algorithms than bc."""
+
+
+@command(
+    takes=(o.stored, o.writing, o.common),
+    most_used=("to", "out", "overwrite", "dry_run", "plugins", "as_json"),
+    examples=(
+        "offline-cli export run --to onnx --out policy.onnx",
+        "offline-cli export run --to rllib --out checkpoint",
+        "offline-cli export s3://bucket/run --to onnx --out s3://bucket/policy.onnx --overwrite",
+    ),
+    keys=("out", "format", "inputs", "outputs"),
+)
+def export(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(help="Run folder of train.", metavar="RUN", autocompletion=completion.runs)],
+    to: Annotated[
+        ExportFormat, o.output(help="onnx, one file from raw observations to actions; rllib, a checkpoint of an RLModule.")
+    ],
+    out: Annotated[str, o.output("--out", "-o", help="File to write, of rllib a folder: a path or URL.")],
+    plugins: o.PluginsOption = o.NO_VALUES,
+    network: o.RunNetworkOption = None,
+) -> None:
     """Write a trained policy as another program reads it: ONNX, or a checkpoint of RLlib's.
 
     An ONNX file takes raw observations and gives actions of the environment: the pieces that the policy was trained through,
@@ -139,96 +395,4 @@ def export(ctx: typer.Context, flags: ExportFlags, options: ExportOptions) -> No
     """
     from offline_cli.exporting.export import export
 
-    render.show(export(flags["run"], flags["out"], **options), as_json=flags["as_json"])
-
-
-def _measured(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rows of the table; what was not measured is left out."""
-    rows = {name: value for name, value in told.items() if value is not None and value not in ([], {}) and name != "modules"}
-    rows |= {f"module {name}": f"{one['run']}, update {one['policy_update']}" for name, one in told.get("modules", {}).items()}
-    return _by_agent(rows)
-
-
-TORCH = 1_200_000_000  # bytes of address space: below 1.17e9, train-bc has been seen to be ended by OpenBLAS
-
-COMMANDS = (
-    Command(
-        name="record",
-        run=record,
-        flags=RecordFlags,
-        options=RecordOptions,
-        first=("out", "policy", "episodes", "steps", "num_envs"),
-        examples=(
-            "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64",
-            "offline-cli record Pendulum-v1 --out dataset --policy sb3:expert.zip --steps 100000 --num-env-runners 4",
-            "offline-cli record my_envs:Robot-v0 --out dataset --policy python:my_code:policy --episodes 50 --format columns",
-            "offline-cli record CartPole-v1 --out dataset --policy python:my_code:net --steps 5000 --env-to-module pieces.toml",
-            "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64 --resume",
-        ),
-        keys=("out", "episodes", "steps", "shards", "return_mean", "seconds", "steps_per_second"),
-    ),
-    Command(
-        name="evaluate",
-        run=evaluate,
-        flags=EvaluateFlags,
-        options=EvaluateOptions,
-        first=("env", "episodes", "seed", "explore", "min_return"),
-        examples=(
-            "offline-cli evaluate run --env CartPole-v1 --episodes 100",
-            "offline-cli evaluate run --min-return 450 --json",
-            "offline-cli evaluate run --explore --seed 7",
-            "offline-cli evaluate run --env-to-module pipeline.toml",
-        ),
-        keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
-        address_space=TORCH,
-    ),
-    Command(
-        name="train",
-        run=train,
-        flags=TrainBCFlags,
-        options=TrainOptions,
-        first=("algorithm", "set", "out", "env", "resume"),
-        examples=(
-            "offline-cli train dataset --algorithm bc --out run",
-            "offline-cli train dataset --out run --config mine.toml --set tau=0.2",
-            "offline-cli train dataset --out run --resume --updates 50000",
-        ),
-        keys=("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean"),
-        address_space=TORCH,
-        further=_options_of,
-    ),
-    Command(
-        name="train-bc",
-        run=train_bc,
-        flags=TrainBCFlags,
-        options=TrainBCOptions,
-        first=("out", "env", "until_return", "val_fraction", "resume"),
-        examples=(
-            "offline-cli train-bc dataset --out run --env CartPole-v1 --until-return 450",
-            "offline-cli train-bc dataset --out run --val-fraction 0.1 --patience 5",
-            "offline-cli train-bc dataset --out run --updates 20000 --device cuda --json",
-            "offline-cli train-bc dataset --out run --env CartPole-v1 --pipeline pipeline.toml",
-            "offline-cli train-bc dataset --out run --module-id attacker",
-            "offline-cli train-bc s3://bucket/dataset --out run --streaming --memory-limit 2GiB --temp-dir /scratch",
-            "offline-cli train-bc dataset --out run --resume",
-            "offline-cli train-bc dataset --out run --resume --epochs 400",
-            "offline-cli train-bc s3://bucket/dataset --out s3://bucket/run",
-        ),
-        keys=("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean"),
-        address_space=TORCH,
-    ),
-    Command(
-        name="export",
-        run=export,
-        flags=ExportFlags,
-        options=ExportOptions,
-        first=("to", "out", "overwrite", "dry_run", "plugins"),
-        examples=(
-            "offline-cli export run --to onnx --out policy.onnx",
-            "offline-cli export run --to rllib --out checkpoint",
-            "offline-cli export s3://bucket/run --to onnx --out s3://bucket/policy.onnx --overwrite",
-        ),
-        keys=("out", "format", "inputs", "outputs"),
-        address_space=TORCH,
-    ),
-)
+    call_and_show(ctx, export)

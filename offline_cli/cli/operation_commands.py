@@ -1,102 +1,202 @@
-"""`offline-cli filter`, `sample`, `split`, `merge`, `repack` and `diff`: each parses, calls the library, shows the result."""
+"""`offline-cli filter`, `sample`, `split`, `merge`, `repack` and `diff`: each calls the library function of its name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated
 
 import typer
 
-from offline_cli.cli import render
-from offline_cli.cli.command_line import Command
-from offline_cli.cli.progress import working
-from offline_cli.cli.texts import with_stdin
-from offline_cli.options.operations import (
-    DiffFlags,
-    DiffOptions,
-    FilterOptions,
-    MergeOptions,
-    OperationFlags,
-    RepackOptions,
-    SampleOptions,
-    SplitFlags,
-    SplitOptions,
-)
-
-__all__ = ["COMMANDS"]
+from offline_cli.choices import EXTRAS, WORKERS
+from offline_cli.cli import completion, tables
+from offline_cli.cli import options as o
+from offline_cli.cli.calling import call, call_and_show, show_result
+from offline_cli.cli.command import command
+from offline_cli.cli.values import number
 
 KEYS = ("out", "episodes", "steps", "dropped")
 
 
-def _run(ctx: typer.Context, operation: Callable[..., Any], flags: OperationFlags, options: Mapping[str, Any]) -> None:
-    """Call the library function, and show its result."""
-    with with_stdin(flags["sources"]) as places, working(quiet=flags["quiet"]) as on_progress:
-        result = operation(places, flags["out"], **options, on_progress=on_progress, command=ctx.obj.recorded())
-    render.show(result, as_json=flags["as_json"], summary=_summary)
-
-
-def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What was done, or would be in a dry run."""
-    apart = ("undecided",) if not told.get("undecided") else ()
-    rows = {name: value for name, value in told.items() if name not in (*apart, "parts")}
-    for name, part in told.get("parts", {}).items():
-        rows[f"part {name}"] = f"{part['episodes']:,} episodes, {part['steps']:,} steps: {part['out']}"
-    if told["episodes_lost"] is None:
-        rows["episodes_lost"] = render.NOT_KNOWN
-    return rows
-
-
-def filter(ctx: typer.Context, flags: OperationFlags, options: FilterOptions) -> None:
+@command(
+    takes=o.OPERATION,
+    most_used=("out", "where", "top_fraction", "ids_file", "resume", "as_json"),
+    examples=(
+        'offline-cli filter dataset --out good --where "return > 450 and length < 500"',
+        "offline-cli filter dataset --out best --top-fraction 0.1",
+        "offline-cli filter recordings/ --out mine --ids-file ids.txt --json",
+        "offline-cli filter dataset --out clean --drop-problems problems.json",
+    ),
+    keys=KEYS,
+)
+def filter(
+    ctx: typer.Context,
+    sources: o.SourcesArgument,
+    out: o.OutOption,
+    where: Annotated[
+        str | None,
+        o.data(
+            help="Condition on eps_id, length, return, terminated, truncated, agent_id and module_id, as in SQL "
+            "(docs/operations.md). Join several by and.",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    top_fraction: o.TopFractionOption = None,
+    ids_file: Annotated[str | None, o.data(help="File of episodes' ids, one a line.", metavar="FILE")] = None,
+    drop_problems: Annotated[
+        str | None,
+        o.data(help="Leave out the episodes with an error or warning in this JSON result of validate.", metavar="FILE"),
+    ] = None,
+) -> None:
     """Keep the episodes that a condition, a share of the best, or a list of ids chooses.
 
     Several of these choose what each of them does. Episodes are whole, and stay in the order of the sources.
     """
     from offline_cli.converting.operations.selecting import filter
 
-    _run(ctx, filter, flags, options)
+    call_and_show(ctx, filter, tables.operated)
 
 
-def sample(ctx: typer.Context, flags: OperationFlags, options: SampleOptions) -> None:
+@command(
+    takes=o.OPERATION,
+    most_used=("out", "episodes", "steps", "fraction", "seed", "as_json"),
+    examples=(
+        "offline-cli sample dataset --out small --episodes 100",
+        "offline-cli sample robot.csv --out small --mapping robot.toml --steps 10000",
+        "offline-cli sample s3://bucket/dataset --out small --fraction 0.01 --seed 7",
+    ),
+    keys=KEYS,
+)
+def sample(
+    ctx: typer.Context,
+    sources: o.SourcesArgument,
+    out: o.OutOption,
+    episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="How many episodes.", min=1)] = None,
+    steps: Annotated[int | None, o.how_long(help="As many episodes as it takes to have N steps.", min=1)] = None,
+    fraction: Annotated[
+        float | None, o.how_long(help="Share of the episodes: above 0, at most 1.", callback=number(above=0, most=1))
+    ] = None,
+    seed: o.SeedOption = 0,
+) -> None:
     """Draw episodes at random, without replacement.
 
     The same seed draws the same episodes. They stay in the order of the sources.
     """
     from offline_cli.converting.operations.selecting import sample
 
-    _run(ctx, sample, flags, options)
+    call_and_show(ctx, sample, tables.operated)
 
 
-def split(ctx: typer.Context, flags: SplitFlags, options: SplitOptions) -> None:
+@command(
+    takes=o.OPERATION,
+    most_used=("out", "fractions", "counts", "by", "seed", "as_json"),
+    examples=(
+        "offline-cli split dataset --out parts --fractions train=0.9,val=0.1",
+        "offline-cli split dataset --out parts --counts train=100,val=20 --seed 7",
+        "offline-cli split dataset --out parts --by module_id --json",
+    ),
+    keys=(*KEYS, "parts"),
+)
+def split(
+    ctx: typer.Context,
+    sources: o.SourcesArgument,
+    out: Annotated[str, o.output("--out", "-o", help="Folder to make, with a dataset for each part: a path or URL.")],
+    fractions: Annotated[
+        str | None,
+        o.data(help="Parts and their shares of the episodes: train=0.9,val=0.1. The rest is in none.", metavar="NAME=X"),
+    ] = None,
+    counts: Annotated[
+        str | None, o.data(help="Parts and their numbers of episodes: train=100,val=20. The rest is in none.", metavar="NAME=N")
+    ] = None,
+    by: Annotated[
+        str | None, o.data(help="One part for each value of a plain column, or of a field of custom data.", metavar="COLUMN")
+    ] = None,
+    seed: o.SeedOption = 0,
+) -> None:
     """Divide episodes into several datasets, F/train and F/val for instance.
 
     Parts are drawn at random, by a seed, or by the values of a column. No episode is cut, or in two parts.
     """
     from offline_cli.converting.operations.selecting import split
 
-    _run(ctx, split, flags, options)
+    call_and_show(ctx, split, tables.operated)
 
 
-def merge(ctx: typer.Context, flags: OperationFlags, options: MergeOptions) -> None:
+@command(
+    takes=o.OPERATION,
+    most_used=("out", "unique_ids", "extras", "action_scale", "resume", "as_json"),
+    examples=(
+        "offline-cli merge monday tuesday --out week",
+        "offline-cli merge 'runs/*' --out all --unique-ids --extras common",
+        "offline-cli merge dataset robot.csv --mapping robot.toml --action-scale env --out both --json",
+    ),
+    keys=KEYS,
+)
+def merge(
+    ctx: typer.Context,
+    sources: o.SourcesArgument,
+    out: o.OutOption,
+    unique_ids: Annotated[
+        bool,
+        o.data("--unique-ids", help="Give another episode of an id that an earlier source has an id of its own: ID-2, ..."),
+    ] = False,
+    extras: o.ExtrasOption = EXTRAS,
+) -> None:
     """Join several datasets or recordings into one.
 
     Spaces and action scale have to be the same. An episode that is there already is dropped, another one of its id refused.
     """
     from offline_cli.converting.operations.merging import merge
 
-    _run(ctx, merge, flags, options)
+    call_and_show(ctx, merge, tables.operated)
 
 
-def repack(ctx: typer.Context, flags: OperationFlags, options: RepackOptions) -> None:
+@command(
+    takes=o.OPERATION,
+    most_used=("out", "format", "compression", "drop", "hash_ids", "as_json"),
+    examples=(
+        "offline-cli repack dataset --out columns --format columns --compression snappy",
+        "offline-cli repack dataset --out shared --drop infos --hash-ids",
+        "offline-cli repack dataset --out larger --max-bytes-per-file 1073741824",
+    ),
+    keys=KEYS,
+)
+def repack(
+    ctx: typer.Context,
+    sources: o.SourcesArgument,
+    out: o.OutOption,
+    drop: Annotated[
+        list[str], o.data(help="Column to leave out: an extra model output, or infos. Repeatable.", metavar="COLUMN")
+    ] = o.NO_VALUES,
+    hash_ids: Annotated[
+        bool, o.data("--hash-ids", help="Replace ids by their SHA-256. Whoever can guess an id can still check the guess.")
+    ] = False,
+) -> None:
     """Write the same episodes in other files.
 
     Sizes of shards, compression, row format; without some columns, or under hashed ids.
     """
     from offline_cli.converting.operations.merging import repack
 
-    _run(ctx, repack, flags, options)
+    call_and_show(ctx, repack, tables.operated)
 
 
-def diff(ctx: typer.Context, flags: DiffFlags, options: DiffOptions) -> None:
+@command(
+    takes=(o.tables, o.environment, o.stored, o.cached, o.common),
+    most_used=("env", "mapping", "from_", "action_scale", "workers", "as_json"),
+    examples=(
+        "offline-cli diff dataset copy",
+        "offline-cli diff recordings/ s3://bucket/dataset --json",
+        "offline-cli diff robot.csv dataset --mapping robot.toml --env CartPole-v1",
+    ),
+    keys=("equal", "missing", "changed", "first"),  # of a difference too, beside `error` and `exit_code`
+)
+def diff(
+    ctx: typer.Context,
+    a: Annotated[
+        str, typer.Argument(help="Recordings: a folder, file, glob or URL.", metavar="A", autocompletion=completion.sources)
+    ],
+    b: Annotated[str, typer.Argument(help="What to compare them with.", metavar="B", autocompletion=completion.sources)],
+    env: o.SpacesOfOption = None,
+    action_scale: o.ActionScaleOption = None,
+    workers: o.WorkersOption = WORKERS,
+) -> None:
     """Compare two recordings, episode by episode.
 
     Episodes are found by their ids, in any order and format. Exit code 7 where anything differs, with the place of the first
@@ -104,102 +204,7 @@ def diff(ctx: typer.Context, flags: DiffFlags, options: DiffOptions) -> None:
     """
     from offline_cli.converting.operations.differences import diff
 
-    with with_stdin([flags["a"], flags["b"]]) as (a, b), working(quiet=flags["quiet"]) as on_progress:
-        result = diff(a, b, **options, on_progress=on_progress)
-    if result.equal or not flags["as_json"]:  # a difference under --json is one object, which the error boundary writes
-        render.show(result, as_json=flags["as_json"], summary=_compared)
+    result = call(ctx, diff)
+    if result.equal or not ctx.obj.as_json:  # a difference under --json is one object, which the error boundary writes
+        show_result(ctx, result, tables.compared)
     result.check()
-
-
-def _compared(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts, then what differs."""
-    counted = ("a", "b", "equal", "episodes_a", "episodes_b", "steps_a", "steps_b", "missing_in_a", "missing_in_b", "changed")
-    rows = {name: told[name] for name in counted}
-    rows |= {f"{kind}, first ids": list(ids) for kind, ids in told["ids"].items() if ids}
-    if told["first"]:
-        rows["first difference"] = {name: value for name, value in told["first"].items() if value is not None}
-    rows |= {f"other {fact['column']}": f"{fact['a']} and {fact['b']}" for fact in told["facts"]}
-    return {**rows, **{f"note {number}": note for number, note in enumerate(told["notes"], 1)}}
-
-
-COMMANDS = (
-    Command(
-        name="filter",
-        run=filter,
-        flags=OperationFlags,
-        options=FilterOptions,
-        first=("out", "where", "top_fraction", "ids_file", "resume"),
-        examples=(
-            'offline-cli filter dataset --out good --where "return > 450 and length < 500"',
-            "offline-cli filter dataset --out best --top-fraction 0.1",
-            "offline-cli filter recordings/ --out mine --ids-file ids.txt --json",
-            "offline-cli filter dataset --out clean --drop-problems problems.json",
-        ),
-        keys=KEYS,
-    ),
-    Command(
-        name="sample",
-        run=sample,
-        flags=OperationFlags,
-        options=SampleOptions,
-        first=("out", "episodes", "steps", "fraction", "seed"),
-        examples=(
-            "offline-cli sample dataset --out small --episodes 100",
-            "offline-cli sample robot.csv --out small --mapping robot.toml --steps 10000",
-            "offline-cli sample s3://bucket/dataset --out small --fraction 0.01 --seed 7",
-        ),
-        keys=KEYS,
-    ),
-    Command(
-        name="split",
-        run=split,
-        flags=SplitFlags,
-        options=SplitOptions,
-        first=("out", "fractions", "counts", "by", "seed"),
-        examples=(
-            "offline-cli split dataset --out parts --fractions train=0.9,val=0.1",
-            "offline-cli split dataset --out parts --counts train=100,val=20 --seed 7",
-            "offline-cli split dataset --out parts --by module_id --json",
-        ),
-        keys=(*KEYS, "parts"),
-    ),
-    Command(
-        name="merge",
-        run=merge,
-        flags=OperationFlags,
-        options=MergeOptions,
-        first=("out", "unique_ids", "extras", "action_scale", "resume"),
-        examples=(
-            "offline-cli merge monday tuesday --out week",
-            "offline-cli merge 'runs/*' --out all --unique-ids --extras common",
-            "offline-cli merge dataset robot.csv --mapping robot.toml --action-scale env --out both --json",
-        ),
-        keys=KEYS,
-    ),
-    Command(
-        name="repack",
-        run=repack,
-        flags=OperationFlags,
-        options=RepackOptions,
-        first=("out", "format", "compression", "drop", "hash_ids"),
-        examples=(
-            "offline-cli repack dataset --out columns --format columns --compression snappy",
-            "offline-cli repack dataset --out shared --drop infos --hash-ids",
-            "offline-cli repack dataset --out larger --max-bytes-per-file 1073741824",
-        ),
-        keys=KEYS,
-    ),
-    Command(
-        name="diff",
-        run=diff,
-        flags=DiffFlags,
-        options=DiffOptions,
-        first=("env", "mapping", "from_", "action_scale", "as_json"),
-        examples=(
-            "offline-cli diff dataset copy",
-            "offline-cli diff recordings/ s3://bucket/dataset --json",
-            "offline-cli diff robot.csv dataset --mapping robot.toml --env CartPole-v1",
-        ),
-        keys=("equal", "missing", "changed", "first"),  # of a difference too, beside `error` and `exit_code`
-    ),
-)

@@ -1,52 +1,74 @@
-"""Shows progress, notes and warnings on stderr: a bar on a terminal, an occasional line elsewhere; never on stdout.
+"""Shows progress, notes and warnings on stderr: bars on a terminal, a line now and then elsewhere; never on stdout.
 
-A progress report costs next to nothing unless it is time to draw again, so that library code may report as often as it likes.
-
-`notes_in_one_line`: notes of the library, and warnings of any package, take one line each, without control characters. Python
-itself would write them as they are, with the ids, paths and words of other programs that they repeat. A program around us that
-has set up logging of its own gets the records as usual.
+Notes of the library, and warnings of any package, take one line each, without control characters, and are kept for `--json`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
-from offline_cli.cli.pace import Pace
 from offline_cli.cli.streams import is_terminal, printable, write
 from offline_cli.progress import OnProgress, Progress, no_progress
 
-__all__ = ["Lines", "notes_in_one_line", "working"]
+__all__ = ["Bars", "Display", "Lines", "working"]
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")  # gymnasium's warnings are yellow
+LINE_SECONDS: Final = 5.0  # between two lines of one stage
+DRAW_SECONDS: Final = 0.1  # between two updates of a bar
 
-LINE_SECONDS = 10.0  # between two lines of one stage
-END_SECONDS = 1.0  # between two lines that report the end of a stage: evaluations may come often
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """Takes the progress of a library call, and keeps its notes."""
+
+    on_progress: OnProgress
+    notes: list[str] = field(default_factory=list)
 
 
 @contextmanager
-def notes_in_one_line() -> Iterator[None]:
-    """Within it, records of `logging` that no other handler takes, and Python's warnings, are shown in one line each."""
-    last_resort, formatting = logging.lastResort, warnings.formatwarning
-    logging.lastResort, warnings.formatwarning = _Notes(logging.WARNING), _of_warning
+def working(*, quiet: bool) -> Iterator[Display]:
+    """A display for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone."""
+    listener = nullcontext(no_progress) if quiet else Bars() if is_terminal(sys.stderr) else Lines(sys.stderr)
+    with redirect_stdout(sys.stderr), listener as on_progress:
+        display = Display(on_progress)
+        with _notes_in(display.notes), _waits_shown(quiet=quiet):
+            yield display
+
+
+@contextmanager
+def _notes_in(notes: list[str]) -> Iterator[None]:
+    """Within it, notes and Python's warnings are shown in one line each; a program's own logging gets the records as usual."""
+    formatting, handler, logger = warnings.formatwarning, _Notes(notes), logging.getLogger("offline_cli")
+    warnings.formatwarning = _of_warning
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logging.lastResort, warnings.formatwarning = last_resort, formatting
+        warnings.formatwarning = formatting
+        logger.removeHandler(handler)
 
 
 class _Notes(logging.Handler):
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._notes = notes
+
     def emit(self, record: logging.LogRecord) -> None:
         failure = record.exc_info[1] if record.exc_info else None
         text = record.getMessage() + (f": {failure!r}" if failure is not None else "")
-        write(sys.stderr, _line(text))
+        self._notes.append(text.removeprefix("note: "))
+        if not logging.getLogger().handlers:
+            write(sys.stderr, _line(text))
 
 
 def _of_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
@@ -58,72 +80,102 @@ def _line(text: str) -> str:
 
 
 @contextmanager
-def working(*, quiet: bool) -> Iterator[OnProgress]:
-    """A listener for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone."""
-    with redirect_stdout(sys.stderr), notes_in_one_line(), _display(quiet=quiet) as listener, _waits_shown_by(listener):
-        yield listener
-
-
-def _waits_shown_by(listener: Any) -> AbstractContextManager[None]:
-    """Within it, requests to a storage that are not answered are reported, unless --quiet is given."""
-    if listener is no_progress:
-        return nullcontext()
+def _waits_shown(*, quiet: bool) -> Iterator[None]:
+    """Within it, requests to a storage that are not answered are reported."""
+    if quiet:
+        yield
+        return
     from offline_cli.storage.timeouts import waits_told_to
 
     def tell(url: str, waited: float, limit: float) -> None:
-        listener.tell(f"{url}: no answer for {waited:.0f} s; the storage's client tries again, for {limit:.0f} s in all")
+        write(sys.stderr, _line(f"{url}: no answer for {waited:.0f} s; the client tries again, for {limit:.0f} s in all"))
 
-    return waits_told_to(tell)
+    with waits_told_to(tell):
+        yield
 
 
-def _display(*, quiet: bool) -> AbstractContextManager[OnProgress]:
-    if quiet:
-        return nullcontext(no_progress)
-    if not is_terminal(sys.stderr):
-        return Lines(sys.stderr)
-    from offline_cli.cli.bars import Bars
+def _figures(report: Progress, rate: float | None) -> str:
+    """`350 updates/s, loss 0.12`: the rate, then the report's own figures. A rate among those is the better one."""
+    unit = f"{report.unit}/s"
+    rates = {} if rate is None or unit in report.figures else {unit: rate}
+    told = {**rates, **report.figures}
+    return ", ".join(f"{_short(value)} {name}" if name == unit else f"{name} {_short(value)}" for name, value in told.items())
 
-    return Bars()
+
+def _short(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 class Lines:
     """Progress as lines: one when a stage ends, and one every LINE_SECONDS of a long stage."""
 
     def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._stages: dict[str, Pace] = {}
-        self._current: Pace | None = None
-        self._next_line = 0.0
-        self._next_end = 0.0
+        self._stream, self._clock = stream, clock
+        self._last: Progress | None = None
+        self._began, self._first, self._next_line = 0.0, 0, 0.0
 
     def __call__(self, report: Progress) -> None:
         now = self._clock()
-        if self._current is None or self._current.last.stage != report.stage:
-            self._end_stage(now)
-            self._current = self._stages.setdefault(report.stage, Pace(now, report.done, report))
-            self._next_line = max(self._next_line, now + LINE_SECONDS)
-        self._current.follow(report, now)
+        if self._last is None or self._last.stage != report.stage or report.done < self._last.done:
+            if self._last is not None and self._last.stage != report.stage:
+                self._print(now)
+            self._began, self._first = now, report.done
+            self._next_line = now + LINE_SECONDS
+        self._last = report
         if now >= self._next_line:
-            self._print(self._current)
+            self._print(now)
             self._next_line = now + LINE_SECONDS
 
-    def tell(self, line: str) -> None:
-        """Show a line that is not progress."""
-        write(self._stream, printable(line) + "\n")
-
-    def _end_stage(self, now: float) -> None:
-        if self._current is not None and now >= self._next_end:
-            self._print(self._current)
-            self._next_end = now + END_SECONDS
-
-    def _print(self, pace: Pace) -> None:
-        text = ", ".join([pace.count(), *pace.figures(), *pace.left()])
-        write(self._stream, printable(f"{pace.last.stage}: {text}") + "\n")
+    def _print(self, now: float) -> None:
+        assert self._last is not None
+        report, seconds = self._last, now - self._began
+        done = report.done - self._first
+        rate = done / seconds if done > 0 and seconds > 0 else None
+        of = "" if report.total is None else f"/{report.total:,}"
+        left = (report.total - report.done) / rate if rate and report.total is not None else 0
+        parts = [f"{report.done:,}{of} {report.unit}", _figures(report, rate), f"{left:.0f} s left" if left > 0 else ""]
+        write(self._stream, printable(f"{report.stage}: {', '.join(filter(None, parts))}") + "\n")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._current is not None:  # the last line is never left out: it says how far the work came
-            self._print(self._current)
+        if self._last is not None:  # the last line is never left out: it says how far the work came
+            self._print(self._clock())
+
+
+class Bars:
+    """Progress as one bar of rich's for each stage, gone when the work ends: the result says what is worth keeping."""
+
+    def __init__(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        columns = (
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=24),
+            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.completed:,.0f} {task.fields[unit]}  {task.fields[figures]}", markup=False),
+        )
+        self._bars = progress.Progress(*columns, console=Console(file=sys.stderr), transient=True)
+        self._tasks: dict[str, Any] = {}
+        self._last, self._next = "", 0.0
+
+    def __call__(self, report: Progress) -> None:
+        now = time.monotonic()
+        if report.stage == self._last and now < self._next and report.done != report.total:
+            return
+        self._last, self._next = report.stage, now + DRAW_SECONDS
+        fields: dict[str, Any] = {"unit": printable(report.unit), "figures": printable(_figures(report, None))}
+        if report.stage not in self._tasks:
+            self._tasks[report.stage] = self._bars.add_task(printable(report.stage), total=report.total, **fields)
+        self._bars.update(self._tasks[report.stage], completed=report.done, total=report.total, **fields)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bars.stop()

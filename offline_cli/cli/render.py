@@ -12,11 +12,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
 
-__all__ = ["NOT_KNOWN", "Lines", "Result", "Summary", "in_words", "plain", "show", "show_grid", "to_json", "with_reasons"]
+__all__ = ["NOT_KNOWN", "Lines", "Summary", "in_words", "plain", "show", "show_grid", "to_json", "with_reasons"]
 
 NOT_KNOWN = "not known"
 _WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
@@ -31,16 +31,8 @@ class Lines(tuple[str, ...]):
     __slots__ = ()
 
 
-class Result(Protocol):
-    """What every command's library function returns."""
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """The keys that `--json` prints."""
-
-
-def show(result: Result, *, as_json: bool, summary: Summary = dict) -> None:
-    """Write `result` on stdout: all of it as JSON, or for people what `summary` makes of it."""
-    told = result.as_dict()
+def show(told: Mapping[str, Any], *, as_json: bool, summary: Summary = dict) -> None:
+    """Write a result on stdout: all of it as JSON, or for people what `summary` makes of it."""
     write(sys.stdout, to_json(told) if as_json else _table(summary(told)))
 
 

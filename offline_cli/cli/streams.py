@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import select
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,9 +50,8 @@ def write(stream: TextIO | None, text: str) -> None:
     except BrokenPipeError:
         discard(stream)
     except OSError as error:
-        gone = error.errno == errno.EIO and _is_device(stream)  # a terminal that has been closed
         discard(stream)
-        if not gone:
+        if error.errno != errno.EIO:  # a terminal that has been closed
             raise
 
 
@@ -79,13 +77,6 @@ def results_alone() -> Iterator[None]:
             with suppress(OSError):
                 stdout.flush()
             os.dup2(results.fileno(), STDOUT)
-
-
-def _is_device(stream: TextIO) -> bool:
-    try:
-        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):
-        return False
 
 
 def settle() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +21,12 @@ from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import UsageError
 from offline_cli.formats.opening import info_of
-from offline_cli.options.data_commands import ConvertOptions
 from offline_cli.storage.locations import Location
 
 __all__ = ["added_to", "base_of", "environment_of_all"]
 
 
-def base_of(target: Location, options: ConvertOptions) -> Base | None:
+def base_of(target: Location, options: Mapping[str, Any]) -> Base | None:
     """The dataset at `target`, if `append` is asked for.
 
     Raises UsageError for options that exclude it, and as `dataset_to_append_to` does.

@@ -18,11 +18,25 @@ import time
 from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import (
+    COMPRESSION,
+    EXTRAS,
+    MAX_BYTES_PER_FILE,
+    TABLE_MEMORY_LIMIT,
+    ActionScale,
+    Compression,
+    Count,
+    EngineName,
+    EpisodeEnds,
+    Extras,
+    OnBadRow,
+)
 from offline_cli.converting.appending import added_to, base_of, environment_of_all
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
@@ -39,9 +53,6 @@ from offline_cli.formats.frames import placed
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.options.data_commands import ConvertOptions
-from offline_cli.options.keywords import takes
-from offline_cli.options.shared import COMPRESSION, EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import describe
@@ -111,14 +122,41 @@ class ConvertResult:
         }
 
 
-@takes(ConvertOptions)
+@checked
 def convert(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    extras: Extras = "union",
+    drop: Sequence[str] = (),
+    drop_reset_rows: bool = False,
+    on_error: OnBadRow = "fail",
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    limit: Count | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
+    resume: bool = False,
+    force_unlock: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    to: str | None = None,
+    compression: Compression | None = None,
+    append: bool = False,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[ConvertOptions],
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
@@ -128,18 +166,19 @@ def convert(
     Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which reports what was kept and how
     to resume.
     """
+    options = dict(locals())
     started = time.monotonic()
     sources = placed(sources)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     tables, to = TableOptions.of(options), options["to"] or "episodes"
-    engine = EngineSpec.of(options)
+    engine_spec = EngineSpec.of(options)
     sink = sink_named(to)
     if options["from_"] != AUTO:
         reader_named(options["from_"])
     storage_options, limit = options["storage_options"], options["limit"]
-    env = AskedEnvironment.of(options)
+    asked_env = AskedEnvironment.of(options)
     read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
-    read_as += () if options["extras"] == EXTRAS.default else (options["extras"],)
+    read_as += () if options["extras"] == EXTRAS else (options["extras"],)
     read_as += ("drop_reset_rows",) if options["drop_reset_rows"] else ()
     read_as += tuple(sorted(options["drop"]))
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
@@ -159,7 +198,7 @@ def convert(
         places,
         from_=options["from_"],
         on_error=options["on_error"],
-        env=env,
+        env=asked_env,
         action_scale=options["action_scale"],
         limit=limit,
         workers=options["workers"],
@@ -169,7 +208,7 @@ def convert(
         added_to=None if base is None else added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
         drop_reset_rows=options["drop_reset_rows"],
         drop=options["drop"],
-        engine=engine,
+        engine=engine_spec,
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
@@ -191,7 +230,7 @@ def convert(
 
 def _context(
     stream: EpisodeStream,
-    options: ConvertOptions,
+    options: Mapping[str, Any],
     base: Base | None,
     provenance: Mapping[str, Any],
     identity: Mapping[str, Any],
@@ -205,7 +244,7 @@ def _context(
         meanings=stream.meanings,
         spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
         provenance=provenance,
-        compression=options["compression"] or (COMPRESSION.default if known is None else known.compression),
+        compression=options["compression"] or (COMPRESSION if known is None else known.compression),
         max_rows_per_file=options["max_rows_per_file"],
         max_bytes_per_file=options["max_bytes_per_file"],
         temp_dir=checked_folder(options["temp_dir"]),

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
 from offline_cli.converting.partition_reading import on_workers
@@ -38,7 +39,6 @@ from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions
 from offline_cli.meanings import Meanings, joined
-from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
@@ -174,7 +174,7 @@ class EpisodeStream:
 def read_episodes(
     sources: Sources,
     *,
-    from_: str = SOURCE_FORMAT.default,
+    from_: str = SOURCE_FORMAT,
     on_error: str = OnError.FAIL,
     env: str | AskedEnvironment | EnvironmentSpec | None = None,
     action_scale: str | None = None,
@@ -195,7 +195,7 @@ def read_episodes(
 
     `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
     say (`AskedEnvironment.chosen`). `action_scale`: for sources that do not declare it. `limit`: only the first so many
-    episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time, and processes for much JSON.
+    episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time.
     `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
     are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is
     read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `drop`: see `open_sources`. `engine`:

@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from offline_cli.choices import RowFormat
 from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import check_target
@@ -32,14 +33,13 @@ from offline_cli.formats import registry
 from offline_cli.formats.hdf5.d3rlpy import D3RLPY_SINK
 from offline_cli.formats.hdf5.d4rl import D4RL_SINK
 from offline_cli.formats.hdf5.robomimic import ROBOMIMIC_SINK
-from offline_cli.formats.input_reader import Maker
 from offline_cli.formats.lerobot.sink import LEROBOT_SINK
 from offline_cli.formats.minari.sink import MINARI_SINK
 from offline_cli.formats.npz.flat import NPZ_SINK
 from offline_cli.formats.npz.ogbench import OGBENCH_SINK
 from offline_cli.formats.reader import Reader
+from offline_cli.formats.rllib.input_reader import Maker
 from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
-from offline_cli.options.shared import RowFormat
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Reject

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Unpack
+from typing import Any
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import MAX_BYTES_PER_FILE, ActionScale, Compression, Count, RowFormat
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.row_groups import Episodes, joined_batches
 from offline_cli.datasets.writer import UNKNOWN, DatasetWriter
 from offline_cli.errors import BadConfig, BadEpisode, NoData
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.options.data_commands import WriteOptions
-from offline_cli.options.keywords import takes
 from offline_cli.spaces import Space, only_discrete, same_space
 from offline_cli.storage.locations import Location, open_location
 
@@ -33,16 +33,25 @@ class WrittenDataset:
     manifest: Manifest = field(repr=False)
 
 
-@takes(WriteOptions, where="write_dataset")
+@checked
 def write_dataset(
     episodes: Episodes,
     url: str | os.PathLike[str] | Location,
     *,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
+    compression: Compression = "zstd",
+    overwrite: bool = False,
+    format: RowFormat = "episodes",
     observation_space: Space | None = None,
     action_space: Space | None = None,
     meanings: Mapping[str, Any] | None = None,
     like: Dataset | None = None,
-    **options: Unpack[WriteOptions],
 ) -> WrittenDataset:
     """Write `episodes`, batches or single ones, as a dataset in the folder `url`; all of them, or what was there stays.
 
@@ -54,6 +63,7 @@ def write_dataset(
     Raises BadConfig where the spaces are not known, and for meanings of another form; NoData for no episodes, OutputExists,
     UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
     """
+    options = dict(locals())
     place, batches = open_location(url, options["storage_options"]), joined_batches(episodes)
     first = next((batch for batch in batches if len(batch)), None)
     if first is None:

@@ -26,6 +26,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from offline_cli.choices import COMPRESSION, MAX_BYTES_PER_FILE, ROW_FORMAT, RowFormat
 from offline_cli.columns import Columns
 from offline_cli.datasets.appending import Base
 from offline_cli.datasets.card import write_card
@@ -45,7 +46,6 @@ from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError, UsageError
 from offline_cli.meanings import NO_MEANINGS, Meanings, joined
-from offline_cli.options.shared import COMPRESSION, MAX_BYTES, ROW_FORMAT, RowFormat
 from offline_cli.parquet.shard_writing import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.storage.blanking import this_command
@@ -55,7 +55,7 @@ from offline_cli.tally import CHANGED, Reject, Tally
 
 __all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
 
-MAX_SHARD_BYTES: int = MAX_BYTES.default  # before compression; a killed writer loses at most so much
+MAX_SHARD_BYTES: int = MAX_BYTES_PER_FILE  # before compression; a killed writer loses at most so much
 UNKNOWN: Final = "unknown"
 NO_PARTS: Final[Mapping[str, Any]] = {}
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class DatasetWriter:
         self,
         location: str | os.PathLike[str] | Location,
         *,
-        format: RowFormat = ROW_FORMAT.default,
+        format: RowFormat = ROW_FORMAT,
         observation_space: Space | None,
         action_space: Space | None,
         action_scale: str = UNKNOWN,
@@ -76,7 +76,7 @@ class DatasetWriter:
         meanings: Meanings = NO_MEANINGS,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
-        compression: str = COMPRESSION.default,
+        compression: str = COMPRESSION,
         max_rows_per_file: int | None = None,
         max_bytes_per_file: int | None = MAX_SHARD_BYTES,
         overwrite: bool = False,

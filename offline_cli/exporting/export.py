@@ -14,16 +14,16 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import ExportFormat
 from offline_cli.columns import Columns
 from offline_cli.connectors.env_to_module.default_pipeline import default_pieces
 from offline_cli.connectors.pipeline_spec import PlayPipelines, Setting
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadConfig, OutputExists, UsageError
 from offline_cli.exporting.model_card import Exported, card_of, facts_of
-from offline_cli.options.exporting import ExportOptions
-from offline_cli.options.keywords import takes
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import LoadedPolicy, environment_spaces, load_policy
 from offline_cli.spaces import Space
@@ -74,9 +74,17 @@ class ToExport:
         return [(name, piece) for name, piece in self.pipelines.env_to_module.named() if type(piece) not in default]
 
 
-@takes(ExportOptions)
+@checked
 def export(
-    run: str | os.PathLike[str] | Location, out: str | os.PathLike[str] | Location, **options: Unpack[ExportOptions]
+    run: str | os.PathLike[str] | Location,
+    out: str | os.PathLike[str] | Location,
+    *,
+    to: ExportFormat,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
 ) -> ExportResult:
     """Write the policy of `run` to `out` as another program reads it.
 
@@ -87,6 +95,7 @@ def export(
     naming it, for a run of several modules, and for a piece or a network that has no such form; MissingPackage, OutputExists,
     StorageError.
     """
+    options = dict(locals())
     to, known = options["to"], options["storage_options"]
     place = open_location(out, known, beside=[_named(run)])
     card = _card_of(place, to)
@@ -115,7 +124,7 @@ def _named(place: str | os.PathLike[str] | Location) -> str:
     return place.url if isinstance(place, Location) else os.fspath(place)
 
 
-def _chosen(folder: Location, options: ExportOptions) -> ToExport:
+def _chosen(folder: Location, options: Mapping[str, Any]) -> ToExport:
     loaded = load_policy(folder, plugins=options["plugins"], network=options["network"])
     spaces = environment_spaces(loaded, folder.url)
     try:

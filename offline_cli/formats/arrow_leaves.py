@@ -20,16 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.packed import (
-    is_pickle,
-    looks_packed,
-    tree_of_value,
-    unfolded_size,
-    unpack,
-    unpack_cells,
-    unpickle,
-    unpickle_cells,
-)
+from offline_cli.formats.rllib.packed import looks_packed, tree_of_value, unfolded_size, unpack, unpack_cells
+from offline_cli.formats.rllib.pickles import is_pickle
 from offline_cli.json_documents import from_json
 from offline_cli.trees import Tree
 
@@ -71,7 +63,7 @@ def _why_no_cell(first: Any) -> str:
     if not is_pickle(first):
         return f"{'text' if isinstance(first, str) else 'bytes'}, and not numbers"
     try:
-        tree_of_value(unpickle(first, where="").value, where="")
+        tree_of_value(unpack(first, where=""), where="")
     except BadData as error:
         return error.what
     return ""
@@ -125,10 +117,8 @@ def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[
 def _info(text: str | bytes, place: str, name: str) -> dict[str, Any]:
     value: Any
     try:
-        if is_pickle(text):
-            value = unpickle(text, where=place, object_lists=True).value  # type: ignore[arg-type]  # of bytes only
-        else:
-            value = unpack(text, where=place, object_lists=True) if looks_packed(text) else from_json(text)
+        is_packed = is_pickle(text) or looks_packed(text)
+        value = unpack(text, where=place, object_lists=True) if is_packed else from_json(text)
     except ValueError as error:
         raise _bad_info(f"is not JSON: {error}", place, name) from error
     if not isinstance(value, dict):
@@ -191,8 +181,7 @@ def _tree(array: pa.Array, field: pa.Field, where: Where) -> Tree:
     if name.startswith((RAY_TENSOR, RAY_VARIABLE)):
         return _ray_tensor(array, name, _shape_in(metadata.get(EXTENSION_METADATA, b"")), field.name, where)
     if is_text(kind) or _is_bytes(kind):
-        read = unpickle_cells if len(array) and is_pickle(array[0].as_py()) else unpack_cells
-        return read(array, where=lambda row: f"{where(row)}, column {field.name}")
+        return unpack_cells(array, where=lambda row: f"{where(row)}, column {field.name}")
     if pa.types.is_struct(kind):
         return _struct(array, metadata, where)
     return _numbers(array, field.name, where)
@@ -281,7 +270,7 @@ def _shape_of(kind: Any) -> tuple[int, ...] | None:
 def _shape_in(metadata: bytes) -> tuple[int, ...] | None:
     """Ray writes the shape as JSON, and 2.49 to 2.54 as a pickle, of which numbers alone are read. None: it is not told."""
     try:
-        shape = unpickle(metadata, where="").value if is_pickle(metadata) else from_json(metadata)
+        shape = unpack(metadata, where="") if is_pickle(metadata) else from_json(metadata)
     except (ValueError, BadData):
         return None
     is_one = isinstance(shape, (list, tuple)) and all(type(size) is int and size >= 0 for size in shape)

@@ -22,9 +22,9 @@ from offline_cli.formats.arrow_files import arrow_schema_of
 from offline_cli.formats.hdf5.safe import Hdf5File
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.parquet_files import schema_of
-from offline_cli.formats.rllib_columns import NEEDED
-from offline_cli.formats.sample_batch.files import Line, lines_of
-from offline_cli.formats.sample_batch.rows import is_batch
+from offline_cli.formats.rllib.batch_lines import is_batch
+from offline_cli.formats.rllib.columns import NEEDED
+from offline_cli.formats.rllib.json_lines import Line, lines_of
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.packing import is_named_csv, looks_like_csv, packing_of, unpacked_head
 from offline_cli.json_documents import from_json

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, groupby, islice
 from typing import Any, Final
 
+from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
@@ -25,7 +26,6 @@ from offline_cli.formats.reader import OpenContext, PluginSource, Reader
 from offline_cli.formats.registry import AUTO, OURS, ReaderChoice, reader_named
 from offline_cli.formats.source import ROWS, Fragments, ReadOptions, Source, SourceInfo, shares
 from offline_cli.formats.tables import TableOptions
-from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
@@ -65,7 +65,7 @@ class _Asked:
 def open_sources(
     sources: Sources,
     *,
-    from_: str = SOURCE_FORMAT.default,
+    from_: str = SOURCE_FORMAT,
     tables: TableOptions | None = None,
     apart: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -96,7 +96,7 @@ def open_sources(
     return [DroppedLeaves(source, asked.drop) for source in found] if asked.drop else found
 
 
-def open_source(url: str, *, from_: str = SOURCE_FORMAT.default, storage_options: Mapping[str, Any] | None = None) -> Source:
+def open_source(url: str, *, from_: str = SOURCE_FORMAT, storage_options: Mapping[str, Any] | None = None) -> Source:
     """The one source at `url`. Raises as `open_sources` does, and UsageError where `url` is a glob over several folders."""
     found = open_sources(url, from_=from_, storage_options=storage_options)
     if len(found) > 1:

@@ -1,8 +1,8 @@
-"""Parquet files as Arrow tables, in order, read ahead by a few threads; a damaged file raises by name.
+"""Parquet files as Arrow tables, in order, read ahead by a few threads; a damaged file goes to the rejects by name.
 
 Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a file
 per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose columns
-take more than `BIG` bytes is read row group by row group.
+take more than `BIG` bytes is read row group by row group, in batches of bounded size.
 """
 
 from __future__ import annotations
@@ -14,24 +14,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
-from typing import Any, BinaryIO, Final
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.errors import PROBLEM, BadData, OfflineCliError
-from offline_cli.formats.small_parquet import (
-    FewRows,
-    one_ahead,
-    parquet_batches,
-    read_small_files,
-    same_columns,
-    small_sizes,
-)
-from offline_cli.options import engines
-from offline_cli.parquet.bounds import Unfolded, check_bound, check_footer
+from offline_cli import choices
+from offline_cli.errors import PROBLEM, BadData
+from offline_cli.parquet.bounds import check_bound, check_footer
 from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
 from offline_cli.parquet.shards import arrow_file, dropping, threads_may_read
 from offline_cli.scopes import Scope, part_of
@@ -42,16 +34,15 @@ from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
 
-WORKERS: Final[int] = engines.WORKERS.default  # files read at a time by default
+WORKERS: Final[int] = choices.WORKERS  # files read at a time by default
 AHEAD = 4  # files that each of the workers may be ahead
 BIG = 64 << 20  # bytes of a file's columns, unpacked
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
+PAGES = 1 << 20  # packed bytes of a column that are read at a time, of a file that is big
 GROWTH = 4  # times as many rows as the one before has each joined table, where the first is wanted soon
 
 FIX: Final = "copy or write the file again, or --on-error skip to read the others"
-
-Small = tuple[pa.Table | None, int, Unfolded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +123,21 @@ def _damage(file: Location, memory_limit: int | None = None) -> Iterator[None]:
             ) from error
 
 
+# ---- many files to chunks ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one file."""
+
+    table: pa.Table
+    url: str
+    nbytes: int  # of the file, as it is stored: its share of them
+    first: int = 0  # number of its first row in the file
+    is_last: bool = True  # no rows of the file follow
+    lost_before: str = ""
+
+
 def chunks(
     files: Sequence[Location],
     rejects: Rejects,
@@ -153,61 +159,39 @@ def chunks(
     waiting: list[_Part] = []
     rows = size = 0
     most = ROWS if first_rows is None else min(ROWS, first_rows)
-    for whole in _parts(files, rejects, columns, workers, first_rows, own_limit, part_of(scope)):
-        if isinstance(whole, str):
-            if waiting:
-                yield _chunk(waiting)
-                waiting, rows, size = [], 0, 0
+    for part in _parts(files, rejects, columns, workers, own_limit, part_of(scope)):
+        follows = not isinstance(part, str) and (not waiting or _follows(part, waiting[0]))
+        if waiting and (not follows or rows >= most or size >= BYTES):
+            yield _chunk(waiting)
+            waiting, rows, size, most = [], 0, 0, min(ROWS, GROWTH * most)
+        if isinstance(part, str):
             if on_cut is not None:
-                on_cut(whole)
+                on_cut(part)
             continue
-        rest: _Part | None = whole
-        while rest is not None:
-            full = rows >= most or size >= BYTES
-            if waiting and (full or rest.first or rest.lost_before or not same_columns(waiting[0].table, rest.table)):
-                yield _chunk(waiting)
-                waiting, rows, size, most = [], 0, 0, min(ROWS, GROWTH * most)
-            part, rest = rest.divided(most - rows, BYTES - size)
-            waiting.append(part)
-            rows, size = rows + part.table.num_rows, size + sum(part.memory)
+        waiting.append(part)
+        rows, size = rows + part.table.num_rows, size + int(part.table.nbytes)
     if waiting:
         yield _chunk(waiting)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    table: pa.Table
-    urls: Sequence[str]  # of one file, or of several whole ones
-    rows: Sequence[int]  # of each of them
-    sizes: Sequence[int]  # bytes of each, as it is stored, or its share of them
-    memory: Sequence[int]  # bytes of the rows of each
-    first: int = 0  # number of its first row in the file
-    lost_before: str = ""
-
-    @classmethod
-    def of(cls, table: pa.Table, url: str, size: int, first: int = 0) -> _Part:
-        """Of one file."""
-        return cls(table, (url,), (table.num_rows,), (size,), (int(table.nbytes),), first)
-
-    def divided(self, rows: int, memory: int) -> tuple[_Part, _Part | None]:
-        """It, up to the file with which it has so many rows or bytes in memory, and what is left."""
-        reached = [np.searchsorted(np.cumsum(of_files), most) for of_files, most in ((self.rows, rows), (self.memory, memory))]
-        stop = int(min(reached)) + 1
-        if stop >= len(self.urls):
-            return self, None
-        before = sum(self.rows[:stop])
-        parts = (self.table.slice(0, before), slice(0, stop)), (self.table.slice(before), slice(stop, None))
-        left, right = (
-            _Part(table, self.urls[files], self.rows[files], self.sizes[files], self.memory[files]) for table, files in parts
-        )
-        return replace(left, first=self.first, lost_before=self.lost_before), right
+def _follows(part: _Part, before: _Part) -> bool:
+    """Whether both can be in one chunk: they have the same columns, also by the metadata of fields (Ray's tensors)."""
+    mine, theirs = part.table.schema, before.table.schema
+    return (
+        not part.first
+        and not part.lost_before
+        and bool(mine.remove_metadata() == theirs.remove_metadata())
+        and all((one.metadata or {}) == (other.metadata or {}) for one, other in zip(mine, theirs, strict=True))
+    )
 
 
 def _chunk(parts: list[_Part]) -> Chunk:
-    starts = np.cumsum([0, *chain.from_iterable(part.rows for part in parts)]).astype(np.int64)
-    tables = [part.table.replace_schema_metadata(None) for part in parts]
-    urls, nbytes = tuple(chain.from_iterable(part.urls for part in parts)), sum(sum(part.sizes) for part in parts)
-    return Chunk(pa.concat_tables(tables), urls, starts, parts[0].first, nbytes, parts[0].lost_before)
+    starts = np.cumsum([0, *(part.table.num_rows for part in parts)]).astype(np.int64)
+    table = pa.concat_tables([part.table.replace_schema_metadata(None) for part in parts])
+    first = parts[0]
+    return Chunk(
+        table, tuple(part.url for part in parts), starts, first.first, sum(part.nbytes for part in parts), first.lost_before
+    )
 
 
 def _parts(
@@ -215,19 +199,30 @@ def _parts(
     rejects: Rejects,
     columns: Sequence[str] | None,
     workers: int,
-    first_rows: int | None,
     own_limit: int | None,
     scope: Scope,
 ) -> Iterator[_Part | str]:
-    """Parts; and the place of a file whose rest is damaged."""
-    lost = ""
+    """Parts; and the place of a file whose rest is damaged. The next part, and the first of the next files, are read ahead."""
     with scope:
-        for parts in _readings(files, columns, workers, first_rows, own_limit, scope):
+        held = scope.part()  # is closed after the threads have ended
+        pool = scope.enter(ReadingPool(min(workers, max(1, len(files)))))
+        alone = len(files) == 1  # else each thread of the pool has a file
+        pending = (_parts_of(file, columns, own_limit, held, use_threads=alone) for file in files)
+        ahead: deque[tuple[Iterator[_Part], Future[_Part | None]]] = deque()
+        lost = ""
+        while True:
+            ahead.extend((parts, pool.submit(next, parts, None)) for parts in islice(pending, AHEAD * workers - len(ahead)))
+            if not ahead:
+                return
+            parts, coming = ahead.popleft()
             is_begun = False
             try:
-                for part in parts:
+                while (part := coming.result()) is not None:
+                    coming = Future() if part.is_last else pool.submit(next, parts, None)
                     yield replace(part, lost_before=lost) if lost else part
                     lost, is_begun = "", True
+                    if part.is_last:
+                        break
             except BadData as error:
                 rejects.add(error)
                 rejects.lose_episodes(Lost.UNREADABLE)
@@ -236,112 +231,47 @@ def _parts(
                     yield lost
 
 
-def _readings(
-    files: Sequence[Location],
-    columns: Sequence[str] | None,
-    workers: int,
-    first_rows: int | None,
-    own_limit: int | None,
-    scope: Scope,
-) -> Iterator[Iterator[_Part]]:
-    """The parts of one file, or of several small ones; iterating raises what is wrong with it."""
-    sizes = None if own_limit is not None else small_sizes(files)
-    if sizes is None:
-        for file, small in _read_ahead(files, columns, workers, own_limit, scope):
-            yield _parts_of(file, small.result, columns, own_limit, scope)
-        return
-    read = partial(_table_of_bytes, columns)
-    for found in read_small_files(files, sizes, read, workers=workers, first_rows=first_rows, scope=scope):
-        if isinstance(found, OfflineCliError):
-            yield _refused(found)
-        elif isinstance(found, FewRows):
-            yield iter([_Part(found.table, found.urls, found.rows, found.sizes, found.memory)])
-        else:
-            yield _parts_of(found, partial(_read_small, found, columns, None), columns, None, scope)
-
-
-def _refused(error: OfflineCliError) -> Iterator[_Part]:
-    """Raises it in its turn."""
-    yield from ()
-    raise error
-
-
-def _read_ahead(
-    files: Sequence[Location], columns: Sequence[str] | None, workers: int, own_limit: int | None, scope: Scope
-) -> Iterator[tuple[Location, Future[Small]]]:
-    """Each file with its reader; the next files are opened ahead."""
-    read = partial(_read_small, use_threads=len(files) == 1)  # else each thread of the pool has a file
-    with scope.part() as held:
-        pool = held.enter(ReadingPool(min(workers, max(1, len(files)))))
-        ahead: deque[tuple[Location, Future[Small]]] = deque()
-        pending = iter(files)
-        while True:
-            for file in islice(pending, AHEAD * workers - len(ahead)):
-                ahead.append((file, pool.submit(read, file, columns, own_limit)))
-            if not ahead:
-                return
-            yield ahead.popleft()
-
-
 def _parts_of(
-    file: Location, small: Callable[[], Small], columns: Sequence[str] | None, own_limit: int | None, scope: Scope
+    file: Location, columns: Sequence[str] | None, own_limit: int | None, held: Scope, *, use_threads: bool
 ) -> Iterator[_Part]:
-    with _damage(file, own_limit):
-        table, size, unfolded = small()
-    if table is None:
-        yield from _read_big(file, columns, unfolded, own_limit, scope)
-    elif table.num_rows:
-        yield _Part.of(table, file.url, size)
+    """The rows of a file, all at once or batch by batch; each of them may be read by another thread."""
+    with _damage(file, own_limit), held.part() as opened:
+        stream = opened.enter(file.open())
+        source = opened.enter(arrow_file(stream))
+        threads = threads_may_read(source)
+        parquet = ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
+        metadata = parquet.metadata
+        stored, total = stream.seek(0, io.SEEK_END), metadata.num_rows
+        names = _schema(parquet, file.url).names
+        wanted = None if columns is None else [name for name in names if name in columns]
+        if _may_be_big(metadata, stored):
+            check_footer(metadata)
+            opening = partial(nullcontext, stream)
+            unfolded = check_bound(file, opening, metadata, columns=wanted, memory_limit=own_limit, size=stored)
+            if unfolded.apart or unfolded.nbytes > BIG:
+                yield from _batches(source, metadata, wanted, file.url, stored, max(1, total * BYTES // unfolded.nbytes))
+                return
+        table = parquet.read(columns=wanted, use_threads=use_threads and threads)
+        table.validate(full=True)  # text that is not UTF-8 is the file's fault
+    if total:
+        yield _Part(without_objects(table), file.url, stored)
 
 
-def _read_small(file: Location, columns: Sequence[str] | None, own_limit: int | None, *, use_threads: bool = False) -> Small:
-    """The whole file, or None for one that is to be read in parts; the bytes that are stored of it, and what they unfold to."""
-    with file.open() as stream, arrow_file(stream) as source:
-        return _read_whole(stream, source, file, columns, own_limit, use_threads=use_threads and threads_may_read(source))
+def _may_be_big(metadata: Any, stored: int) -> bool:
+    """Whether the rows might take more than `BIG` bytes, were each of them all that the file declares."""
+    declared = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    return bool(metadata.num_rows * max(declared, stored) > BIG)
 
 
-def _table_of_bytes(columns: Sequence[str] | None, file: Location, data: bytes) -> pa.Table | None:
-    with _damage(file):
-        return _read_whole(io.BytesIO(data), pa.BufferReader(data), file, columns, None)[0]
-
-
-def _read_whole(
-    stream: BinaryIO,
-    source: Any,
-    file: Location,
-    columns: Sequence[str] | None,
-    own_limit: int | None,
-    *,
-    use_threads: bool = False,
-) -> Small:
-    """`source`: what Arrow reads in place of `stream`. `use_threads`: its own, which may read that."""
-    parquet = ParquetFile(source, page_checksum_verification=True, pre_buffer=threads_may_read(source))
-    metadata = parquet.metadata
-    check_footer(metadata)
-    stored = stream.seek(0, io.SEEK_END)
-    names = _schema(parquet, file.url).names
-    wanted = None if columns is None else [name for name in names if name in columns]
-    unfolded = check_bound(file, lambda: nullcontext(stream), metadata, columns=wanted, memory_limit=own_limit, size=stored)
-    if unfolded.apart or unfolded.nbytes > BIG:
-        return None, stored, unfolded
-    table = parquet.read(columns=wanted, use_threads=use_threads)
-    table.validate(full=True)  # text that is not UTF-8 is the file's fault
-    return without_objects(table), stored, unfolded
-
-
-def _read_big(
-    file: Location, columns: Sequence[str] | None, unfolded: Unfolded, own_limit: int | None, scope: Scope
-) -> Iterator[_Part]:
-    with _damage(file, own_limit), scope.part() as held:
-        stream = held.enter(file.open())
-        source = held.enter(arrow_file(stream))
-        parquet = ParquetFile(stream, pre_buffer=False)
-        wanted = None if columns is None else [name for name in parquet.schema_arrow.names if name in columns]
-        total, stored = parquet.metadata.num_rows, stream.seek(0, io.SEEK_END)
-        rows = max(1, min(ROWS, total * BYTES // max(1, unfolded.nbytes)))
-        first = 0
-        form: dict[str, Any] = {"columns": wanted, "rows": rows, "apart": unfolded.apart, "metadata": parquet.metadata}
-        for batch in one_ahead(parquet_batches(source, **form), held):
+def _batches(source: Any, metadata: Any, wanted: Sequence[str] | None, url: str, stored: int, rows: int) -> Iterator[_Part]:
+    first, total = 0, metadata.num_rows
+    for group in range(metadata.num_row_groups):
+        # a reader that fetches row groups ahead keeps what it has of all of them until the last one is read
+        parquet = ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=PAGES, page_checksum_verification=True)
+        batches = parquet.iter_batches(min(rows, ROWS), [group], wanted, use_threads=threads_may_read(source))
+        for batch in batches:
+            batch.validate(full=True)
             table = without_objects(pa.Table.from_batches([batch]))
-            yield _Part.of(table, file.url, stored * batch.num_rows // total, first)
-            first += batch.num_rows
+            last = first + batch.num_rows
+            yield _Part(table, url, stored * batch.num_rows // total, first, is_last=last >= total)
+            first = last

@@ -16,16 +16,16 @@ from offline_cli.formats.hdf5.d3rlpy import open_d3rlpy
 from offline_cli.formats.hdf5.d4rl import open_d4rl
 from offline_cli.formats.hdf5.robomimic import open_robomimic
 from offline_cli.formats.imitation import open_imitation
-from offline_cli.formats.input_reader import input_reader
 from offline_cli.formats.lerobot import open_lerobot
 from offline_cli.formats.listing import KINDS, LOOKED_AT, NO_DATA, Listing
 from offline_cli.formats.minari.reader import open_minari
 from offline_cli.formats.npz.flat import open_npz
 from offline_cli.formats.npz.ogbench import open_ogbench
 from offline_cli.formats.reader import LIKELY, NO, SURE, OpenContext, Reader
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
-from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
+from offline_cli.formats.rllib.episodes import RllibEpisodesSource
+from offline_cli.formats.rllib.input_reader import input_reader
+from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.plugins import READERS, Plugin, named_plugin, plugins

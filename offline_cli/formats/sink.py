@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self
 
+from offline_cli.choices import MAX_BYTES_PER_FILE
 from offline_cli.datasets.appending import Base
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.options.shared import MAX_BYTES
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Reject, Tally
@@ -35,7 +35,7 @@ __all__ = [
 OPTIONS: Final[Mapping[str, Any]] = {
     "append": False,
     "compression": None,
-    "max_bytes_per_file": MAX_BYTES.default,
+    "max_bytes_per_file": MAX_BYTES_PER_FILE,
     "max_rows_per_file": None,
     "overwrite": False,
     "resume": False,
@@ -59,7 +59,7 @@ class SinkContext:
     identity: Mapping[str, Any]  # the same for the same content: what `resume` compares, by name
     overwrite: bool
     resume: bool
-    max_bytes_per_file: int = MAX_BYTES.default  # before compression
+    max_bytes_per_file: int = MAX_BYTES_PER_FILE  # before compression
     meanings: Meanings = NO_MEANINGS  # of columns
     temp_dir: str | None = None  # where bytes wait that do not fit into memory; None: the system's
     base: Base | None = None  # the dataset that is added to; only our own sinks get one

@@ -25,13 +25,13 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli import choices
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import UsageError
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.options import engines
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
@@ -173,7 +173,7 @@ class ReadOptions:
     """How a source is going to be read, as far as the caller knows; a reader uses what it can."""
 
     spaces: tuple[Space, Space] | None = None  # of the environment that the caller named: for sources without tuples or dtypes
-    workers: int = engines.WORKERS.default  # files read at a time, or processes
+    workers: int = choices.WORKERS  # files read at a time
     limit: int | None = None  # episodes that the caller will take at most
     on_progress: OnProgress = no_progress  # is called about work before the first episode
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take

@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offline_cli.choices import ACTIVATION, HIDDEN, Activation
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import network_space
@@ -24,9 +25,6 @@ from offline_cli.modules.images import AUTO, NATURE, ImageForm
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
 from offline_cli.modules.python_network import check_policy, made_by, own_policy
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.keywords import schema_of
-from offline_cli.options.networks import ImageKeys, MemoryKeys, MlpKeys
-from offline_cli.options.option import declared_in
 from offline_cli.plugins import NETWORKS, PYTHON, named_code, network_of_run, plugins, registered_class, the_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
@@ -176,6 +174,58 @@ class Critic(nn.Module):
         return values.float()
 
 
+LAYERS: Final[dict[str, Any]] = {
+    "hidden": {
+        "description": "Widths of the hidden layers.",
+        "type": "array",
+        "items": {"type": "integer", "minimum": 1},
+        "default": [*HIDDEN],
+    },
+    "dropout": {
+        "description": "Share of each hidden layer's outputs that an update leaves out. Default: none.",
+        "type": "number",
+        "minimum": 0,
+        "exclusiveMaximum": 1,
+    },
+    "layer_norm": {"description": "Normalise the outputs of each hidden layer. Default: off.", "type": "boolean"},
+    "activation": {
+        "description": "Activation between hidden layers; linear, as in RLlib, is none.",
+        "enum": [*get_args(Activation)],
+        "default": ACTIVATION,
+    },
+}
+"""Options of the network mlp that are keys of the config file as well."""
+IMAGES: Final[dict[str, Any]] = {
+    "encoder": {
+        "description": "Encoder of images: nature, impala, or one that a package registers. Default: nature.",
+        "type": "string",
+        "minLength": 1,
+    },
+    "images": {
+        "description": "Axes of images: height, width and channels in this order; none: there are no images. "
+        "Default: auto, by their shape.",
+        "enum": ["auto", "hw", "hwc", "chw", "none"],
+    },
+}
+MEMORY: Final[dict[str, Any]] = {
+    "memory": {"description": "Recurrent cells after the hidden layers, trained on sequences.", "enum": ["lstm", "gru"]},
+    "memory_size": {"description": "Size of a recurrent layer's state.", "type": "integer", "minimum": 1, "default": 256},
+    "memory_layers": {"description": "Recurrent layers.", "type": "integer", "minimum": 1, "default": 1},
+    "max_seq_len": {
+        "description": "Steps of a sequence, over which gradients go back.",
+        "type": "integer",
+        "minimum": 1,
+        "default": 20,
+    },
+    "burn_in": {
+        "description": "Steps before a sequence that the memory sees and the loss does not.",
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
+    },
+}
+
+
 class Mlp(Network):
     """Encoded observations through hidden layers of given widths: the network of behaviour cloning.
 
@@ -183,8 +233,8 @@ class Mlp(Network):
     """
 
     schema: ClassVar[Mapping[str, Any]] = {
-        "properties": schema_of(MlpKeys) | schema_of(ImageKeys) | schema_of(MemoryKeys),
-        "dependentRequired": {name: ["memory"] for name in declared_in(MemoryKeys) if name != "memory"},
+        "properties": LAYERS | IMAGES | MEMORY,
+        "dependentRequired": {name: ["memory"] for name in MEMORY if name != "memory"},
     }
 
     def features(self, observation_space: Space) -> Any:
@@ -217,7 +267,7 @@ class Mlp(Network):
         form |= {"hidden": self.options["hidden"], **self._between()}
         if "memory" not in self.options:
             return build_module(observation_space, action_space, **form)
-        remembering = {name: self.options[name] for name in declared_in(MemoryKeys) if name in self.options}
+        remembering = {name: self.options[name] for name in MEMORY if name in self.options}
         return build_recurrent_module(observation_space, action_space, **form, **remembering)
 
     def critic(self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1) -> Critic:

@@ -19,13 +19,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from offline_cli.choices import ACTIVATION, HIDDEN
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
 from offline_cli.modules.encoders import ACTIVATIONS, ObservationEncoder, after_layer, mlp
 from offline_cli.modules.images import BY_SHAPE, ImageForm
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.options.networks import ACTIVATION, HIDDEN
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import leaves, map_leaves
 
@@ -99,8 +99,8 @@ def build_module(
     observation_space: Space,
     action_space: Space,
     *,
-    hidden: Sequence[int] = HIDDEN.default,
-    activation: str = ACTIVATION.default,
+    hidden: Sequence[int] = HIDDEN,
+    activation: str = ACTIVATION,
     action_scale: str = "unknown",
     images: ImageForm = BY_SHAPE,
     gaussian: GaussianForm = CLONING,
@@ -207,7 +207,7 @@ def build_recurrent_module(
     action_space: Space,
     *,
     hidden: Sequence[int] = (256,),
-    activation: str = ACTIVATION.default,
+    activation: str = ACTIVATION,
     memory: str = "lstm",
     memory_size: int = MEMORY_SIZE,
     memory_layers: int = 1,

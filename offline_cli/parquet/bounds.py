@@ -25,15 +25,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from offline_cli.byte_sizes import byte_size
+from offline_cli.choices import TABLE_MEMORY_LIMIT
 from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
-from offline_cli.options import shared
 from offline_cli.parquet.extension_types import ParquetFile
 
 __all__ = ["MAX_BYTES", "MAX_RATIO", "MEMORY_LIMIT", "READING", "Unfolded", "check_bound", "check_footer", "chunks_of"]
 
 Opening = Callable[[], AbstractContextManager[Any]]
 
-MEMORY_LIMIT: Final = byte_size(shared.MEMORY_LIMIT.default, option="--memory-limit")  # bytes that reading may take by default
+MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # bytes that reading may take by default
 MAX_BYTES: Final = 64 << 20
 MAX_RATIO: Final = 1000
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied

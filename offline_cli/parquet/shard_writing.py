@@ -15,9 +15,9 @@ from typing import Any, Final, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offline_cli.choices import Compression
 from offline_cli.columns import Columns
 from offline_cli.errors import UsageError
-from offline_cli.options.shared import Compression
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 from offline_cli.storage.timeouts import ReadingPool

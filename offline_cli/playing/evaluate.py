@@ -7,16 +7,16 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
-from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import Count, Device, Whole
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
 from offline_cli.engines.processes import ProcessEngine
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads
-from offline_cli.options.keywords import takes
-from offline_cli.options.playing import EvaluateOptions
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.returns import Played, Returns, played_of, stopped_by_signal
 from offline_cli.playing.video import check_video, film
@@ -65,12 +65,31 @@ class EvaluateResult:
         return {name: value for name, value in told.items() if value or name not in ("return_by_agent", "videos")}
 
 
-@takes(EvaluateOptions)
+@checked
 def evaluate(
     run: str | os.PathLike[str] | Location,
     *,
+    env: str | None = None,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    seed: Whole = 0,
+    explore: bool = False,
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: Count | None = None,
+    trust_pickle: bool = False,
+    policy: Sequence[str] | None = None,
+    episodes: Count = 100,
+    min_return: float | str | Sequence[str] | None = None,
+    video: str | None = None,
+    video_episodes: tuple[Whole, ...] = (0,),
+    device: Device = "auto",
+    num_envs: Count = 16,
+    num_env_runners: Whole = 0,
+    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
-    **options: Unpack[EvaluateOptions],
 ) -> EvaluateResult:
     """Play `episodes` whole episodes greedily, or with drawn actions where `explore`; the first that start, all to their end.
 
@@ -92,6 +111,7 @@ def evaluate(
     BadData where the environment or a piece raises; MissingPackage where it lacks something; MissingDevice; UsageError for
     options outside their limits; TargetNotMet for a mean below `min_return`.
     """
+    options = dict(locals())
     name = run.url if isinstance(run, Location) else os.fspath(run)
     asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
     if options["num_env_runners"]:
@@ -109,11 +129,11 @@ def evaluate(
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         gates = _gates(options["min_return"], environment)
         plan = _plan(name, options, environment, asked, loaded)
-        policy = opened_policy(plan, environment, loaded=None if environment.agents else loaded)
-        outcome = _played(plan, environment, policy, options, on_progress)
+        opened = opened_policy(plan, environment, loaded=None if environment.agents else loaded)
+        outcome = _played(plan, environment, opened, options, on_progress)
         videos: list[str] = []
         if options["video"] is not None:
-            videos = film(plan, policy, options["video"], options["video_episodes"])
+            videos = film(plan, opened, options["video"], options["video_episodes"])
     trained = None if loaded is None else loaded.trained
     between = _between(asked, trained) if loaded is not None and environment.agents is None else {}
     result = _result(outcome, plan, None if loaded is None else loaded.checkpoint, between, videos)
@@ -129,7 +149,9 @@ def _between(asked: PlaySpec, trained: PipelineSpec | None) -> Mapping[str, Sequ
     return {} if asked.is_default and trained is None else replace(asked, trained=trained).as_dict()
 
 
-def _plan(name: str, options: EvaluateOptions, environment: Environment, asked: PlaySpec, loaded: LoadedPolicy | None) -> Plan:
+def _plan(
+    name: str, options: Mapping[str, Any], environment: Environment, asked: PlaySpec, loaded: LoadedPolicy | None
+) -> Plan:
     """Raises BadConfig for policies of agents in an environment of one."""
     others = tuple(options["policy"] or ())
     if others and environment.agents is None:
@@ -153,7 +175,9 @@ def _plan(name: str, options: EvaluateOptions, environment: Environment, asked: 
     )
 
 
-def _played(plan: Plan, environment: Environment, policy: Policy, options: EvaluateOptions, on_progress: OnProgress) -> Played:
+def _played(
+    plan: Plan, environment: Environment, policy: Policy, options: Mapping[str, Any], on_progress: OnProgress
+) -> Played:
     count, runners = options["episodes"], options["num_env_runners"]
 
     def report(done: int) -> None:
@@ -165,7 +189,7 @@ def _played(plan: Plan, environment: Environment, policy: Policy, options: Evalu
         return played_of(outcomes, count, environment, report)
 
 
-def _environment(options: EvaluateOptions, description: Mapping[str, Any], run: str) -> EnvironmentSpec:
+def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run: str) -> EnvironmentSpec:
     """The environment to play in, made as the run says where the caller does not.
 
     A `module:` or `python:` one is code, which a run folder does not get to choose.

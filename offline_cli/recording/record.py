@@ -15,10 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import numpy as np
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import (
+    MAX_BYTES_PER_FILE,
+    Compression,
+    Count,
+    Device,
+    EngineName,
+    Infos,
+    Positive,
+    RowFormat,
+    Vectorize,
+    Whole,
+)
+from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.datasets import manifest as manifests
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import IDENTITY, RECORDING, Manifest
@@ -31,8 +45,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device
-from offline_cli.options.keywords import takes, wrong_values
-from offline_cli.options.playing import RecordOptions
 from offline_cli.playing.infos import DROPPED
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.workers import opened_policy, played, played_by_workers
@@ -58,14 +70,46 @@ NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
 
-@takes(RecordOptions, checks=False)
+@checked
 def record(
     env: str,
     out: str | os.PathLike[str] | Location,
     *,
+    policy: str | Sequence[str],
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    seed: Whole = 0,
+    explore: bool = False,
+    env_to_module: Given = None,
+    module_to_env: Given = None,
+    lookback: Count | None = None,
+    trust_pickle: bool = False,
+    episodes: Count | None = None,
+    steps: Count | None = None,
+    first_episode: Whole = 0,
+    device: Device = "auto",
+    num_envs: Count = 16,
+    num_env_runners: Whole = 0,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    vectorize: Vectorize = "sync",
+    step_timeout: Positive | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
+    compression: Compression = "zstd",
+    resume: bool = False,
+    force_unlock: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: RowFormat = "episodes",
+    infos: Infos = "plain",
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[RecordOptions],
 ) -> RecordResult:
     """Play `policy` in `env` and write every episode to dataset `out`: `episodes` of them, or the fewest that have `steps`
     steps.
@@ -77,6 +121,7 @@ def record(
     MissingDevice; StorageError; BadData where environment, policy or a piece raise, and Interrupted, all with all
     whole episodes committed.
     """
+    options = dict(locals())
     started = time.monotonic()
     plan = _plan(env, options)
     places = files_of(plan.policies)
@@ -90,13 +135,13 @@ def record(
     spec = plan.environment
     with (
         signals_noted(),
-        engine_spec.engine() as engine,
+        engine_spec.engine() as workers_of,
         open_environment(spec.id, spec.kwargs, spec.wrappers) as environment,
     ):
-        policy = opened_policy(plan, environment)
-        result = nothing_recorded(plan, policy, out=target.url, format=options["format"])
-        provenance = _provenance(plan, policy, _identity(plan, policy.fingerprint, environment), command)
-        kinds = AgentEpisodes.of(environment, policy, plan)
+        opened = opened_policy(plan, environment)
+        result = nothing_recorded(plan, opened, out=target.url, format=options["format"])
+        provenance = _provenance(plan, opened, _identity(plan, opened.fingerprint, environment), command)
+        kinds = AgentEpisodes.of(environment, opened, plan)
         places_of_kinds = [target if one is None or not one.name else target.join(one.name) for one in kinds]
         if len(kinds) > 1:
             result = replace(result, datasets=[place.url for place in places_of_kinds])
@@ -108,7 +153,7 @@ def record(
                 continue
             spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
             tally = Tally()
-            writer = _writer(place, plan, policy.action_scale, spaces, provenance, options, tally)
+            writer = _writer(place, plan, opened.action_scale, spaces, provenance, options, tally)
             parts.append(_Part(writer, agents, tally))
         if options["dry_run"]:
             return result
@@ -117,13 +162,13 @@ def record(
                 keep_names(place)  # the recorder may have been killed before that
             return filled(result, finished, new_steps=0, started=started)
         recording = _Recording(plan, parts, finished, target.url, result, on_progress, started)
-        return recording.recorded(environment, policy, engine, engine_spec.workers)
+        return recording.recorded(environment, opened, workers_of, engine_spec.workers)
 
 
-def _plan(env: str, options: RecordOptions) -> Plan:
+def _plan(env: str, options: Mapping[str, Any]) -> Plan:
     """Raises UsageError with all that is wrong, MissingDevice, BadConfig for kwargs that are no JSON values, and what
     `PlaySpec.of` raises."""
-    wrong, fix = wrong_values(RecordOptions, options), "offline-cli record --help"
+    wrong, fix = list[str](), "offline-cli record --help"
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
         fix = "--episodes 100, or --steps 100000"
@@ -181,7 +226,7 @@ def _writer(
     action_scale: str,
     spaces: tuple[Space, Space],
     provenance: Mapping[str, Any],
-    options: RecordOptions,
+    options: Mapping[str, Any],
     tally: Tally,
 ) -> DatasetWriter:
     spec = plan.environment
@@ -238,7 +283,9 @@ def _asked(plan: Plan) -> dict[str, Any]:
     return {"first_episode": plan.first, "asked": {"episodes": plan.episodes, "steps": plan.steps}}
 
 
-def _finished_manifest(target: Location, plan: Plan, identity: Mapping[str, Any], options: RecordOptions) -> Manifest | None:
+def _finished_manifest(
+    target: Location, plan: Plan, identity: Mapping[str, Any], options: Mapping[str, Any]
+) -> Manifest | None:
     """The manifest of a dataset that holds all that the plan asks for, where it is resumed; None: there is something to write.
 
     Raises OutputExists for another dataset, BadConfig where what its episodes follow from is not `identity`.

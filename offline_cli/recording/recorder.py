@@ -16,18 +16,18 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, Infos, RowFormat
 from offline_cli.datasets.appending import dataset_to_append_to
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.options.keywords import takes
-from offline_cli.options.playing import RecorderOptions
 from offline_cli.playing.infos import DROPPED, KeptInfo, kept_info
 from offline_cli.policies.policy import Acted, Seen, category_check, fitter, stacked_rows
 from offline_cli.recording.episode_store import EpisodeStore
@@ -59,10 +59,27 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
     that no dataset can hold, and what the environment raises, as it is.
     """
 
-    @takes(RecorderOptions, where="Recorder")
+    @checked
     def __init__(
-        self, env: gym.Env[Any, Any], out: str | os.PathLike[str] | Location, **options: Unpack[RecorderOptions]
+        self,
+        env: gym.Env[Any, Any],
+        out: str | os.PathLike[str] | Location,
+        *,
+        env_id: str | None = None,
+        policy: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        max_rows_per_file: Count | None = None,
+        max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
+        compression: Compression = "zstd",
+        resume: bool = False,
+        force_unlock: bool = False,
+        allow_changes: bool = False,
+        overwrite: bool = False,
+        format: RowFormat = "episodes",
+        infos: Infos = "plain",
+        append: bool = False,
     ) -> None:
+        options = dict(locals())
         super().__init__(env)
         place = open_location(out, options["storage_options"])
         if options["append"] and options["overwrite"]:
@@ -245,7 +262,7 @@ def _writer(
     spaces: tuple[Any, Any],
     environment: Environment | None,
     code: Mapping[str, str],
-    options: RecorderOptions,
+    options: Mapping[str, Any],
     tally: Tally,
 ) -> DatasetWriter:
     """Raises as `DatasetWriter` does."""
@@ -276,7 +293,7 @@ def _name(env: Any) -> str:
     return spec.id if spec is not None else type(env.unwrapped).__name__
 
 
-def _environment(env: Any, options: RecorderOptions) -> Environment | None:
+def _environment(env: Any, options: Mapping[str, Any]) -> Environment | None:
     """What the manifest says of the environment: what was given; else what gymnasium knows of how it was made."""
     if options["env_id"] is not None:
         return Environment(options["env_id"], {})

@@ -25,7 +25,7 @@ from offline_cli.playing.returns import Played, play
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.learner import Learner
 from offline_cli.training.run_state import Best, TrainState
 from offline_cli.training.steps import Batches

@@ -1,134 +1,65 @@
-"""The configuration of a run, resolved from defaults < stored run < --config file < options, with all mistakes at once.
+"""A run's configuration, resolved from defaults < stored run < --config file < options, with all mistakes at once.
 
-The schema says what a key may be.
-
-The tables `[algorithm]` and `[network]` name code, ours or another package's, whose options and defaults they hold. The options
-of the network "mlp" are keys of the file itself as well (`hidden`, `activation`, `dropout`, `layer_norm`), and are kept there.
+`config_model.py` says what a key may be. The tables `[algorithm]` and `[network]` name code, ours or another package's, whose
+options and defaults they hold, by its JSON Schema. The options of the network "mlp" are keys of the file itself as well
+(`hidden`, `activation`, `dropout`, `layer_norm`), and are kept there. A mistake names a key that was given as an option as on
+the command line, any other as in the file.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from pydantic import ValidationError
+
+from offline_cli.checked_keywords import as_option, worded
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
-from offline_cli.modules.images import AUTO
-from offline_cli.modules.network import MLP
-from offline_cli.options.option import declared_in
-from offline_cli.options.training import BOUND_EPOCHS, DEFAULT_EPOCHS, EVAL_EVERY_RANGE, ConfigKeys
+from offline_cli.json_documents import mistakes_by
+from offline_cli.modules.images import encoder_kind
+from offline_cli.modules.network import MLP, network_kind
 from offline_cli.plugins import network_named
 from offline_cli.policies.run_files import CONFIG
-from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.local_files import not_found
-from offline_cli.training.config_mistakes import (
-    BOUNDS,
-    DEFAULTS,
-    KINDS,
-    MLP_KEYS,
-    TABLES,
-    as_set,
-    as_text,
-    config_mistakes,
-    option_contradictions,
-    spelled,
-    table_mistakes,
-)
+from offline_cli.training.algorithms.algorithm import algorithm_kind
+from offline_cli.training.config_model import BOUND_EPOCHS, BOUNDS, DEFAULT_EPOCHS, MLP_KEYS, TABLES, BCConfig
 
-__all__ = ["BCConfig", "check_named_again", "differences", "filled", "read_config", "resolve_config", "stored_config"]
+__all__ = [
+    "BCConfig",
+    "allowed",
+    "check_named_again",
+    "differences",
+    "filled",
+    "read_config",
+    "resolve_config",
+    "stored_config",
+]
 
 _HELP, _PAGE = (
     "`offline-cli train --help` lists the options, with --algorithm NAME its own too",
     "docs/config.md lists the keys of the file",
 )
-
-
-def _default(name: str) -> Any:
-    return declared_in(ConfigKeys)[name].option.default
-
-
-@dataclass(frozen=True, slots=True)
-class BCConfig:
-    """Every choice of a run but data and output. Fields, units and ranges: `ConfigKeys`, and schemas/config.v1.json."""
-
-    algorithm: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["algorithm"]))  # `name`, and its options
-    network: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS["network"]))  # the same; of "mlp" the next two
-    env: str | None = None
-    env_kwargs: Mapping[str, Any] | None = None
-    wrappers: tuple[str, ...] | None = None
-    action_scale: str | None = None
-    hidden: tuple[int, ...] = _default("hidden")
-    activation: str = _default("activation")
-    dropout: float | None = None
-    layer_norm: bool | None = None
-    batch_size: int = _default("batch_size")
-    lr: float = _default("lr")
-    lr_schedule: str = _default("lr_schedule")
-    lr_warmup: int = _default("lr_warmup")
-    weight_decay: float = _default("weight_decay")
-    clip_norm: float | None = None
-    keep_invented: bool = _default("keep_invented")
-    top_fraction: float | None = None
-    init_from: str | None = None
-    ema: float | None = None
-    log_std_min: float | None = None
-    log_std_max: float | None = None
-    updates: int | None = None
-    epochs: int | None = None
-    until_return: float | None = None
-    val_fraction: float | None = None
-    patience: int | None = None
-    eval_every: int | None = None
-    eval_episodes: int = _default("eval_episodes")
-    confirm_episodes: int = _default("confirm_episodes")
-    checkpoint_every: int = _default("checkpoint_every")
-    log_every: int = _default("log_every")
-    device: str = _default("device")
-    precision: str = _default("precision")
-    threads: int | None = None
-    seed: int = _default("seed")
-    streaming: bool = _default("streaming")
-    memory_limit: int | None = None
-
-    @property
-    def bound_name(self) -> str:
-        """Which of the two bounds holds: `updates` or `epochs`."""
-        return "epochs" if self.updates is None else "updates"
-
-    def bound(self, updates_per_epoch: int) -> int:
-        """The update number at which training ends, whatever it has reached."""
-        return self.updates if self.updates is not None else (self.epochs or DEFAULT_EPOCHS) * updates_per_epoch
-
-    def check_every(self, updates_per_epoch: int) -> int:
-        """Updates between two checks."""
-        low, high = EVAL_EVERY_RANGE
-        return self.eval_every if self.eval_every is not None else min(max(updates_per_epoch, low), high)
-
-    def as_dict(self) -> dict[str, Any]:
-        """What is not None, with lists for tuples: the content of config.toml."""
-        fields_ = asdict(self).items()
-        plain: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in fields_}
-        for table in TABLES:  # TOML has no null: what is None by default is so again when it is read
-            plain[table] = {name: value for name, value in plain[table].items() if value is not None}
-        plain["env_kwargs"] = blanked_values(self.env_kwargs)
-        plain["wrappers"] = None if self.wrappers is None else [*map(blanked_call, self.wrappers)]
-        unused = () if self.network["name"] == MLP else MLP_KEYS
-        return {name: value for name, value in plain.items() if value is not None and name not in unused}
-
-    @property
-    def network_options(self) -> dict[str, Any]:
-        """The options of the network."""
-        own: dict[str, Any] = {}
-        if self.network["name"] == MLP:
-            own = {"hidden": [*self.hidden], "activation": self.activation}
-            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm), "images": AUTO}
-        return own | {name: value for name, value in self.network.items() if name != "name"}
+KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
+DEFAULTS: Final = {table: BCConfig.model_fields[table].default for table in TABLES}
+NEEDS = (
+    ("until_return", "env", "an environment to play in"),
+    ("env_kwargs", "env", "the environment that they make"),
+    ("wrappers", "env", "the environment that they go around"),
+    ("patience", "val_fraction", "episodes held out for validation"),
+)
+TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
+TYPES["object"] = "a table"
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+MAX_SHOWN = 80  # letters of one offending value
 
 
 def resolve_config(
@@ -164,14 +95,15 @@ def resolve_config(
     bounds = [source.keys() & set(BOUNDS) for source in (given, from_file, stored or {})]
     bound = next(filter(None, bounds), BOUNDS)  # one replaces whatever bound the sources below it say
     merged = {name: value for name, value in merged.items() if name not in BOUNDS or name in bound}
-    problems = twice + config_mistakes(merged, given)
+    contradictions = _contradictions(merged, given)
+    problems = [*twice, *_key_mistakes(merged, given), *contradictions]
     if isinstance(merged.get("env_kwargs"), Mapping) and _has_null(merged["env_kwargs"]):
-        name = spelled("env_kwargs", "env_kwargs" in given)
+        name = _spelled("env_kwargs", "env_kwargs" in given)
         problems.append(f"{name}: null cannot be kept in config.toml; a function may set it: --env python:module:make_env")
     own = [table for table in TABLES if table in from_file or "name" in asked.get(table, {})]
-    problems += [as_set(text, algorithm or {}) for text in table_mistakes(merged, own=own, packages=plugins)]
+    problems += [_as_set(text, algorithm or {}) for text in _table_mistakes(merged, own=own, packages=plugins)]
     if problems:
-        kind = UsageError if set(problems) <= set(option_contradictions(merged, given)) else BadConfig
+        kind = UsageError if all(contradictions.get(text) for text in problems) else BadConfig
         raise kind.of(problems, where=_sources(file, given, stored), fix=_HELP if file is None else f"{_HELP}; {_PAGE}")
     return _made({**merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
 
@@ -215,7 +147,7 @@ def _named(name: Any) -> Any:
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:
     """The configuration that a run folder holds, without importing what its tables name. Raises BadConfig."""
-    problems = config_mistakes(stored, ())
+    problems = _key_mistakes(stored, ()) + list(_contradictions(stored, ()))
     if problems:
         raise BadConfig.of(problems, where=_sources(None, {}, stored), fix=_PAGE)
     return _made(dict(stored))
@@ -224,8 +156,7 @@ def stored_config(stored: Mapping[str, Any]) -> BCConfig:
 def _made(merged: dict[str, Any]) -> BCConfig:
     if not merged.keys() & set(BOUNDS):
         merged["epochs"] = BOUND_EPOCHS if {"until_return", "patience"} & merged.keys() else DEFAULT_EPOCHS
-    merged |= {name: tuple(merged[name]) for name in ("hidden", "wrappers") if name in merged}
-    return BCConfig(**merged)
+    return BCConfig.model_validate(merged)
 
 
 def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored: Mapping[str, Any] | None) -> str:
@@ -249,7 +180,7 @@ def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
 
 def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
     """Raise BadConfig where a run folder alone names an environment that only its user may name; `said`: what he does."""
-    asked = AskedEnvironment.of({**asdict(wanted), "env_kwargs": None})
+    asked = AskedEnvironment.of({**dict(wanted), "env_kwargs": None})
     if asked is None:
         return
     env, again = asked.id, list[str]()
@@ -270,7 +201,7 @@ def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) ->
 
 def _flat(config: BCConfig) -> dict[str, Any]:
     """Each field, and each entry of a table as `table.key`."""
-    plain = {field.name: getattr(config, field.name) for field in fields(config)}
+    plain = dict(config)
     found = {name: value for name, value in plain.items() if name not in TABLES}
     found |= {name: value for name, value in config.as_dict().items() if name in ("env_kwargs", "wrappers")}  # without secrets
     return found | {f"{table}.{key}": value for table in TABLES for key, value in plain[table].items()}
@@ -328,3 +259,129 @@ def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if given["name"] == MLP:  # the rest are keys of the file
         defaults = {name: value for name, value in defaults.items() if name not in MLP_KEYS}
     return {"name": given["name"], **defaults, **given}
+
+
+# ---- mistakes ----
+
+
+def _key_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
+    """Every key that the model does not know, or whose value it does not allow."""
+    try:
+        BCConfig.model_validate(dict(config))
+    except ValidationError as err:
+        return list(dict.fromkeys(_worded(one, config, options) for one in err.errors()))
+    return []
+
+
+def _worded(error: Any, config: Mapping[str, Any], options: Collection[str]) -> str:
+    name = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        return _unknown(name, BCConfig.model_fields)
+    return f"{_spelled(name, name in options)}: {worded(error, config[name])}"
+
+
+def _unknown(name: str, keys: Collection[str], table: str = "") -> str:
+    near = get_close_matches(name.replace("-", "_"), keys, n=1)
+    return f"unknown key '{table}{name}'" + (f", did you mean '{table}{near[0]}'?" if near else "")
+
+
+def _spelled(name: str, asked: bool) -> str:
+    return as_option(name) if asked else name
+
+
+def as_text(value: Any) -> str:
+    """A value in a message, shortened."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict[str, bool]:
+    """Each as text, and whether options alone are at fault: then no file can resolve it."""
+    found = {}
+    if config.keys() >= set(BOUNDS):
+        asked = set(BOUNDS) <= set(options)
+        found[" and ".join(_spelled(name, asked) for name in BOUNDS) + ": give one of the two"] = asked
+    low, high = config.get("log_std_min"), config.get("log_std_max")
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        asked = {"log_std_min", "log_std_max"} <= set(options)
+        found[f"{_spelled('log_std_min', asked)} {low:g} is above {_spelled('log_std_max', asked)} {high:g}"] = asked
+    for name, needed, what in NEEDS:
+        if name in config and needed not in config:
+            asked = name in options
+            found[f"{_spelled(name, asked)}: needs {_spelled(needed, asked)}, {what}"] = asked
+    return found
+
+
+def allowed(key: Mapping[str, Any]) -> str:
+    """What a key may be, by its JSON Schema: `a number above 0 and below 1`."""
+    if "enum" in key:
+        return "one of " + ", ".join(f'"{value}"' for value in key["enum"])
+    limits = " and ".join(f"{words} {key[limit]}" for limit, words in LIMITS.items() if limit in key)
+    kind = TYPES.get(key["type"]) if isinstance(key.get("type"), str) else None
+    if kind is None:
+        return f"as its schema says: {json.dumps(dict(key))}"
+    text = f"{kind} {limits}".rstrip()
+    if "required" in key:
+        return f"{text} with {' and '.join(key['required'])}"
+    return f"{text}, each item {allowed(key['items'])}" if "items" in key else text
+
+
+def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages: Collection[str]) -> list[str]:
+    """Every mistake of both tables. `own`: those that the user has written; what another one names is imported where it is
+    ours, or of `packages`.
+
+    Raises BadConfig for code that the user has not named, MissingPackage for a plug-in that cannot be imported.
+    """
+    problems = []
+    for table in TABLES:
+        given = config.get(table, DEFAULTS[table])
+        if not (isinstance(given, Mapping) and isinstance(given.get("name"), str)):
+            continue  # the model has said so
+        named = None if table in own else packages
+        options = {name: value for name, value in given.items() if name != "name"}
+        try:
+            kind = KINDS[table](given["name"], named=named)
+            if given["name"] == MLP and isinstance(options.get("encoder"), str):
+                encoder_kind(options["encoder"], named=named)
+        except BadConfig as err:
+            place = {f"{table}.name": f"{table}.name", "encoder.name": "network.encoder"}.get(err.where)
+            if place is None:
+                raise
+            problems.append(f"{place}: {err.what} ({err.fix})")
+            continue
+        problems += _option_mistakes(table, options, kind.schema)
+    network = config.get("network", {})
+    if isinstance(network, Mapping) and network.get("name", MLP) != MLP:
+        taken = [name for name in MLP_KEYS if name in config]
+        problems += [f"{name}: an option of the network {MLP!r}; others have theirs in [network]" for name in taken]
+    return problems
+
+
+def _option_mistakes(table: str, options: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    """Options of a table that its JSON Schema does not know or allow, or that a run folder cannot keep as JSON."""
+    keys = schema.get("properties", {})
+    unknown = [] if schema.get("additionalProperties") is True else [name for name in options if name not in keys]
+    found = [_unknown(name, keys, f"{table}.") for name in unknown]
+    for name in [name for name in options if name in keys]:
+        value = options[name]
+        no_number = isinstance(value, float) and not math.isfinite(value)  # which a schema lets pass whatever its limits are
+        if mistakes_by(value, keys[name]) or (no_number and not LIMITS.keys().isdisjoint(keys[name])):
+            may_be = allowed(keys[name]).replace("a number", "a finite number" if no_number else "a number", 1)
+            found.append(f"{table}.{name}: must be {may_be}, not {as_text(value)}")
+    bad = tuple(text.partition(":")[0] for text in found)
+    for name in [name for name in options if f"{table}.{name}" not in bad]:
+        try:
+            json.dumps(options[name], allow_nan=table != "network")  # networks alone are in policy.json
+        except TypeError:
+            found.append(f"{table}.{name}: give dates and times as text")
+        except ValueError:
+            found.append(f"{table}.{name}: must be finite")
+    whole = {name: value for name, value in schema.items() if name not in ("properties", "additionalProperties")}
+    return found + [f"{table}.{text.removeprefix('the document: ')}" for text in mistakes_by(options, whole)]
+
+
+def _as_set(text: str, options: Mapping[str, Any]) -> str:
+    """A mistake in the table, as on the command line where it was made there."""
+    key = text.partition(":")[0].removeprefix("algorithm.")
+    is_given = text.startswith("algorithm.") and key in options
+    return text.replace(f"algorithm.{key}", "--algorithm" if key == "name" else f"--set {key}", 1) if is_given else text

@@ -28,7 +28,7 @@ from offline_cli.policies.run_policy import NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 
 __all__ = ["Learner", "Setup", "Start", "cloning_learner"]
 

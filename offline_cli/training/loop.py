@@ -49,7 +49,8 @@ from offline_cli.storage.locations import Location, expand, open_location
 from offline_cli.training.algorithms.algorithm import BC, uses_rewards
 from offline_cli.training.checks import CONFIRMED, Checks
 from offline_cli.training.chosen_episodes import Weights
-from offline_cli.training.config import BCConfig, check_named_again, differences, read_config, resolve_config
+from offline_cli.training.config import check_named_again, differences, read_config, resolve_config
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.learner import Setup
 from offline_cli.training.result import TrainResult
 from offline_cli.training.run_folder import RunFolder
@@ -468,7 +469,7 @@ class Run:
 
 def _keys(options: Mapping[str, Any]) -> list[str]:
     """Of the options those that are keys of the configuration."""
-    return [name for name in options if name in BCConfig.__annotations__]
+    return [name for name in options if name in BCConfig.model_fields]
 
 
 def _resolved(options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: RunFolder) -> BCConfig:

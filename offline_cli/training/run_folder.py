@@ -61,7 +61,8 @@ from offline_cli.policies.run_files import (
 from offline_cli.report.curves import draw_curve
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
-from offline_cli.training.config import BCConfig, stored_config
+from offline_cli.training.config import stored_config
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.result import TrainResult
 from offline_cli.training.run_state import TrainState
 

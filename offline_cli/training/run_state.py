@@ -28,7 +28,7 @@ from offline_cli.policies.run_policy import (
 )
 from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import space_to_json
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.data_facts import data_difference
 from offline_cli.training.training_data import TrainingData
 

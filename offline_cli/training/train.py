@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import ActionScale, Device, EpisodeEnds, Precision, Schedule
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.errors import UsageError
-from offline_cli.options.keywords import takes
-from offline_cli.options.training import TrainBCOptions, TrainOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.training.chosen_episodes import place_named
@@ -19,15 +19,65 @@ from offline_cli.training.result import TrainResult
 __all__ = ["train", "train_bc"]
 
 
-@takes(TrainOptions)
+@checked
 def train(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    keep_invented: bool | None = None,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    plugins: Sequence[str] = (),
+    module_id: str | None = None,
+    top_fraction: float | None = None,
+    weight: Mapping[str, float] | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    hidden: Sequence[int] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    pipeline: Given = None,
+    lr_schedule: Schedule | None = None,
+    lr_warmup: int | None = None,
+    weight_decay: float | None = None,
+    clip_norm: float | None = None,
+    init_from: str | os.PathLike[str] | None = None,
+    dropout: float | None = None,
+    layer_norm: bool | None = None,
+    ema: float | None = None,
+    log_std_min: float | None = None,
+    log_std_max: float | None = None,
+    algorithm: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    updates: int | None = None,
+    epochs: int | None = None,
+    until_return: float | None = None,
+    patience: int | None = None,
+    val_fraction: float | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int | None = None,
+    checkpoint_every: int | None = None,
+    device: Device | None = None,
+    precision: Precision | None = None,
+    streaming: bool | None = None,
+    memory_limit: int | str | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
     env_to_module: Given = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[TrainOptions],
 ) -> TrainResult:
     """Learn a policy from `sources` and keep it in the run folder `out`, a path or a URL.
 
@@ -56,6 +106,7 @@ def train(
     says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
     kept all the same).
     """
+    options = dict(locals())
     given: dict[str, Any] = dict(options)
     asked: dict[str, Any] = {name: given.pop(name) for name in ("algorithm", "set", "weight")}
     table = dict(asked["set"] or {})
@@ -67,20 +118,57 @@ def train(
     return _learned(sources, out, given, table, asked["weight"], **how)
 
 
-@takes(TrainBCOptions)
+@checked
 def train_bc(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    keep_invented: bool | None = None,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    plugins: Sequence[str] = (),
+    module_id: str | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    hidden: Sequence[int] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    pipeline: Given = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    updates: int | None = None,
+    epochs: int | None = None,
+    until_return: float | None = None,
+    patience: int | None = None,
+    val_fraction: float | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int | None = None,
+    checkpoint_every: int | None = None,
+    device: Device | None = None,
+    precision: Precision | None = None,
+    streaming: bool | None = None,
+    memory_limit: int | str | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
     env_to_module: Given = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[TrainBCOptions],
 ) -> TrainResult:
     """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or the one of `config`.
 
     Options and what is raised: see `train`.
     """
+    options = dict(locals())
     return _learned(sources, out, options, {}, None, env_to_module=env_to_module, on_progress=on_progress, command=command)
 
 

@@ -47,6 +47,7 @@ from offline_cli.applying.learner_batches import (
     of_one_module,
     with_steps,
 )
+from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
@@ -60,7 +61,6 @@ from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_b
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import LEAST_MEMORY, PLAIN_TABLES, TableOptions
 from offline_cli.modules.devices import use_threads
-from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.policies.play_spec import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
@@ -68,7 +68,7 @@ from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import Algorithm, bootstraps, uses_rewards
 from offline_cli.training.chosen_episodes import HeldOut, Weights, best_episodes
-from offline_cli.training.config import BCConfig
+from offline_cli.training.config_model import BCConfig
 from offline_cli.training.data_facts import DataFacts
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.steps import MappedColumns, Steps
@@ -122,7 +122,7 @@ def load_data(
     environment: Environment | None = None,
     pipeline: Given = None,
     env_to_module: Given = None,
-    from_: str = SOURCE_FORMAT.default,
+    from_: str = SOURCE_FORMAT,
     module_id: str | None = None,
     device: str = "cpu",
     tables: TableOptions = PLAIN_TABLES,

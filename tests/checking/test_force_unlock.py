@@ -98,14 +98,15 @@ def test_a_writer_of_another_machine_is_taken_over_from_by_the_same_command(tmp_
 
 
 def test_the_command_says_what_it_removed(folder: Path) -> None:
+    from named_commands import command_named
     from typer.testing import CliRunner
 
-    from offline_cli.cli.app import app, command_named
+    from offline_cli.cli.app import app
 
     done = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock", "--json"])
     told = json.loads(done.stdout)
     assert done.exit_code == 0
-    assert told.keys() >= set(command_named("repair").keys)
+    assert told.keys() >= set(command_named("repair").about.keys)
     assert (told["changed"], told["episodes"]) == (True, None)
     again = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock"])
     assert again.exit_code == 0

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from named_commands import command_named
 from safetensors.torch import load_file
-
-from offline_cli.cli.app import command_named
 
 Call = Callable[..., Any]
 
@@ -30,7 +29,7 @@ def test_apply_writes_batches_and_tells_of_them(recording: Path, pipeline: Path,
     out = tmp_path / "batches"
     code, told = call_json("apply", recording, "--pipeline", pipeline, "--out", out, "--steps-per-batch", "20")
     assert code == 0
-    assert told.keys() >= {*command_named("apply").keys, "seconds", "episodes", "steps"}
+    assert told.keys() >= {*command_named("apply").about.keys, "seconds", "episodes", "steps"}
     assert (told["out"], told["batches"], told["rows"], told["episodes"], told["steps"]) == (str(out), 3, 52, 8, 52)
     assert told["columns"] == ["obs", "actions", "rewards", "terminateds", "truncateds"]
     assert told["state"] == "connectors.msgpack"

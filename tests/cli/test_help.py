@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import typer.main
+from named_commands import COMMANDS, command_named
 from typer.testing import CliRunner
 
 from offline_cli import __version__
@@ -18,42 +18,14 @@ from offline_cli.training.config import resolve_config
 REPOSITORY = Path(__file__).resolve().parents[2]
 Shell = Callable[..., Any]
 
-COMMANDS = (
-    "record",
-    "convert",
-    "apply",
-    "train",
-    "train-bc",
-    "evaluate",
-    "export",
-    "inspect",
-    "validate",
-    "repair",
-    "filter",
-    "sample",
-    "split",
-    "merge",
-    "repack",
-    "diff",
-)
-HEAVY = ("numpy", "gymnasium", "torch", "polars", "pyarrow", "ray", "rich", "fsspec", "matplotlib", "pydantic")
+HEAVY = ("numpy", "gymnasium", "torch", "polars", "pyarrow", "ray", "fsspec", "matplotlib")
 PAGES = ([], *([name] for name in COMMANDS))
-
-
-def command_named(name: str) -> Any:
-    group: Any = typer.main.get_command(app)
-    return group.commands[name]
-
-
-def test_the_commands_are_those_that_are_tested_here() -> None:
-    group: Any = typer.main.get_command(app)
-    assert tuple(group.commands) == COMMANDS
 
 
 def test_the_examples_of_the_help_parse() -> None:
     for name in COMMANDS:
         command = command_named(name)
-        for line in command.epilog.splitlines()[2:]:
+        for line in command.about.examples:
             words = line.split()
             assert words[:2] == ["offline-cli", name]
             command.make_context(name, [word.strip("'") for word in words[2:]])
@@ -91,12 +63,16 @@ def test_a_misspelt_command_is_guessed() -> None:
 
 def test_the_reference_page_is_what_the_commands_say() -> None:
     page = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == reference.page(), "run `make docs`"
+    assert page == reference.cli_page(), "run `make docs`"
 
 
 def test_the_page_of_config_keys_is_what_the_schema_says() -> None:
     page = (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8")
     assert page == reference.config_page(), "run `make docs`"
+
+
+def test_the_schema_of_the_config_file_is_what_the_model_says() -> None:
+    assert (REPOSITORY / "schemas" / "config.v1.json").read_text(encoding="utf-8") == reference.schema_page(), "run `make docs`"
 
 
 def test_the_example_on_the_page_of_config_keys_holds(tmp_path: Path) -> None:

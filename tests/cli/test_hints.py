@@ -43,9 +43,3 @@ def test_inspect_shows_the_modules_of_a_recording(call: Call, tmp_path: Path) ->
     assert json.loads(call("inspect", tmp_path / "teams.csv", "--json").stdout)["modules"] == {"defender": 2, "attacker": 4}
     shown = [line.split() for line in call("inspect", tmp_path / "teams.csv").stdout.splitlines()]
     assert ["episodes", "by", "module", "defender", "2,", "attacker", "4"] in shown
-
-
-def test_an_option_of_another_command_names_it(call: Call) -> None:
-    done = call("train-bc", "x", "--algorithm", "iql")
-    assert done.exit_code == 2
-    assert "try: offline-cli train, which learns by other algorithms as well" in done.stderr

@@ -9,37 +9,33 @@ from typing import Any
 
 import pytest
 from installed_packages import Install
+from named_commands import COMMANDS
 from typer.testing import CliRunner
 
-from offline_cli.cli.app import COMMANDS, app
+from offline_cli.cli.app import app
 
 COUNTING = '''
-from typing import Annotated, TypedDict
-from offline_cli.cli import render
-from offline_cli.cli.command_line import Command
-from offline_cli.options.option import Group, Option
-class Options(TypedDict, total=False):
-    """Keywords of `counted`."""
-    times: Annotated[int, Option(help="How often.", group=Group.DATA, default=1, minimum=1, metavar="N")]
-class Flags(TypedDict, total=False):
-    """Besides."""
-    as_json: Annotated[bool, Option(help="One JSON object.", group=Group.OUTPUT, default=False, flag="--json")]
-    quiet: Annotated[bool, Option(help="No progress.", group=Group.OUTPUT, default=False)]
+from typing import Annotated
+import typer
+from offline_cli.cli import options
+from offline_cli.cli.calling import call_and_show
+from offline_cli.cli.command import command
+
 class Counted:
     def __init__(self, times):
         self.times = times
     def as_dict(self):
         return {"counted": list(range(self.times))}
-def run(ctx, flags, options):
+
+@command(most_used=("times",), examples=("offline-cli count",), keys=("counted",), takes=(options.common,))
+def count(ctx: typer.Context, times: Annotated[int, typer.Option(help="How often.", min=1)] = 1) -> None:
     """Count up."""
-    times = options.get("times", 1)
-    if times == 13:
-        raise RuntimeError("not that often")
-    render.show(Counted(times), as_json=flags["as_json"])
-def command(name="count"):
-    said = {"first": ("times",), "examples": ("offline-cli count",), "keys": ("counted",)}
-    return Command(name=name, run=run, flags=Flags, options=Options, **said)
-COUNT, NAMED_OTHERWISE = command(), command("tally")
+    call_and_show(ctx, Counted)
+
+def plain(times: Annotated[int, typer.Option(min=1)] = 1, as_json: Annotated[bool, typer.Option("--json")] = False,
+          quiet: Annotated[bool, typer.Option("--quiet")] = False) -> None:
+    """Say nothing."""
+    print('{"counted": null}')
 '''
 
 
@@ -60,21 +56,27 @@ def called(*args: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_command_of_another_package_runs_with_its_options(counting: Callable[..., None]) -> None:
-    counting(count="counting:COUNT")
-    assert called("count", "--times", 3) == (0, {"counted": [0, 1, 2]})
+    counting(count="counting:count")
+    assert called("count", "--times", 3) == (0, {"counted": [0, 1, 2], "notes": []})
+    assert called("count", "--times", 0)[1]["error"]["code"] == "usage-error"
+
+
+def test_a_plain_function_of_typer_is_a_command(counting: Callable[..., None]) -> None:
+    counting(plain="counting:plain")
+    assert called("plain") == (0, {"counted": None})
 
 
 def test_help_lists_it_by_name_and_imports_nothing(install: Install) -> None:
     install("spying", {"commands": {"spied": "spying:x"}}, spying="raise AssertionError('imported')")
-    shown = invoke("--help").stdout
-    assert "Commands of other packages:" in shown
-    assert ["spied", "of", "the", "package", "spying"] in [line.split() for line in shown.splitlines()]
+    for flag in ("-h", "--help"):
+        shown = invoke(flag).stdout
+        assert ["spied", "of", "the", "package", "spying"] in [line.split() for line in shown.splitlines()]
     assert "spying" not in sys.modules
 
 
 def test_a_name_of_ours_is_ours_whoever_registers_it(install: Install) -> None:
     install("spying", {"commands": dict.fromkeys(COMMANDS, "spying:x")}, spying="raise AssertionError('imported')")
-    assert "other packages" not in invoke("--help").stdout
+    assert "of the package spying" not in invoke("--help").stdout
     assert called("inspect", "there-is-nothing")[0] == 5
     assert "spying" not in sys.modules
 
@@ -87,7 +89,7 @@ def test_one_that_cannot_be_imported_is_a_missing_package(install: Install, code
 
 
 def test_one_name_of_two_packages_is_refused(counting: Callable[..., None], install: Install) -> None:
-    counting(count="counting:COUNT")
-    install("twin", {"commands": {"count": "counting:COUNT"}})
+    counting(count="counting:count")
+    install("twin", {"commands": {"count": "counting:count"}})
     code, found = called("count")
     assert (code, "is registered by counting-house and by twin" in found["error"]["what"]) == (4, True)

@@ -44,7 +44,7 @@ def test_a_line_has_count_rate_figures_and_time_left(clock: Clock, stream: io.St
     lines(report(0))
     clock.now += LINE_SECONDS
     lines(report(200))
-    assert stream.getvalue() == "training: 200/1,000 updates, 20 updates/s, loss 0.25, return 450, 40 s left\n"
+    assert stream.getvalue() == "training: 200/1,000 updates, 40 updates/s, loss 0.25, return 450, 20 s left\n"
 
 
 def test_many_reports_within_a_second_make_no_line(clock: Clock, stream: io.StringIO) -> None:
@@ -55,12 +55,12 @@ def test_many_reports_within_a_second_make_no_line(clock: Clock, stream: io.Stri
     assert stream.getvalue() == ""
 
 
-def test_a_long_stage_has_a_line_every_ten_seconds(clock: Clock, stream: io.StringIO) -> None:
+def test_a_long_stage_has_a_line_every_few_seconds(clock: Clock, stream: io.StringIO) -> None:
     lines = Lines(stream, clock)
     for done in range(481):
         lines(report(done))
         clock.now += 0.125
-    assert len(stream.getvalue().splitlines()) == 6
+    assert len(stream.getvalue().splitlines()) == 60 // LINE_SECONDS
 
 
 def test_the_last_line_says_how_far_the_work_came_even_when_it_failed(clock: Clock, stream: io.StringIO) -> None:
@@ -75,8 +75,8 @@ def test_the_last_line_says_how_far_the_work_came_even_when_it_failed(clock: Clo
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with working(quiet=True) as listener:
-        listener(report(7))
+    with working(quiet=True) as display:
+        display.on_progress(report(7))
     assert capsys.readouterr() == ("", "")
 
 
@@ -90,7 +90,7 @@ def shown_on_a_terminal(columns: int) -> tuple[str, bytes]:
     """What a terminal of that width, and stdout, get of three stages."""
     script = (
         "import time\nfrom offline_cli.cli.progress import working\nfrom offline_cli.progress import Progress\n"
-        "with working(quiet=False) as listener:\n"
+        "with working(quiet=False) as display:\n    listener = display.on_progress\n"
         "    listener(Progress('reading', 46184, None, 'steps'))\n"
         "    listener(Progress('evaluating', 3, 100, 'episodes'))\n"
         "    listener(Progress('training', 0, 1000, 'updates'))\n"
@@ -121,7 +121,7 @@ def read_terminal(ours: int) -> bytes:
 def test_a_terminal_gets_a_bar_that_goes_when_the_work_ends() -> None:
     shown, stdout = shown_on_a_terminal(120)
     assert "training" in shown
-    assert "500/1,000 updates" in shown
+    assert "500 updates" in shown
     assert "loss 0.25" in shown
     assert "[a message]" in shown
     assert stdout == b""

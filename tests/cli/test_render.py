@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 
 from offline_cli.cli.render import show, to_json
-
-
-@dataclass(frozen=True)
-class Holding:
-    values: Mapping[str, Any]
-
-    def as_dict(self) -> Mapping[str, Any]:
-        return self.values
 
 
 def test_json_is_one_line() -> None:
@@ -32,6 +21,6 @@ def test_numbers_that_json_cannot_hold_become_null(value: float) -> None:
 
 def test_long_values_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     path = "/".join(["folder"] * 60)
-    show(Holding({"out": path}), as_json=False)
+    show({"out": path}, as_json=False)
     shown = "".join(line.split()[-1] for line in capsys.readouterr().out.splitlines())
     assert shown == path

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from named_commands import command_named
 
-from offline_cli.cli.app import command_named
 from offline_cli.datasets.lock import WritingNote
 
 Call = Callable[..., Any]
@@ -39,7 +39,7 @@ def left(dataset: Path, recording: Path) -> Path:
 def test_json_has_the_promised_keys_and_what_was_done(left: Path, call_json: Call) -> None:
     code, told = call_json("repair", left)
     assert code == 0
-    assert told.keys() >= set(command_named("repair").keys)
+    assert told.keys() >= set(command_named("repair").about.keys)
     assert (told["out"], told["episodes"], told["shards"], told["adopted"], told["dropped"]) == (str(left), 6, 3, 3, 1)
     code, found = call_json("inspect", left)
     assert (code, found["episodes"], found["complete"]) == (0, 6, False)

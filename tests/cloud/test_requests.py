@@ -66,7 +66,7 @@ def uploaded(folder: Path, cloud: Cloud) -> str:
     return url
 
 
-PASSES = 4  # over a file: what it is, its columns, its spaces, its rows
+PASSES = 5  # over a file: what it is, its footer, its columns, its spaces, its rows
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json"])

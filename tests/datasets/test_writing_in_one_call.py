@@ -77,7 +77,7 @@ def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_pat
     )
     with pytest.raises(UsageError, match="--format 'rows' is not one of"):
         write_dataset(batch, tmp_path / "E", format="rows")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Did you mean 'overwrite'"):
+    with pytest.raises(TypeError, match="overwite"):
         write_dataset(batch, tmp_path / "E", overwite=True)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="columns follow from the spaces"):
         DatasetWriter(tmp_path / "E", format="columns", observation_space=None, action_space=None)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from pickled_engine import PickledEngine
 
 from offline_cli.converting.convert import convert
 from offline_cli.engines.engine import Engine, EngineSpec, LocalEngine
-from offline_cli.engines.mapped import mapped
 from offline_cli.engines.window import called
 from offline_cli.errors import BadData, MissingPackage, UsageError
 
@@ -167,14 +165,3 @@ def test_a_killed_worker_ends_a_conversion_with_exit_3_which_is_resumed_to_the_s
     for out, resume in ((tmp_path / "out", True), (tmp_path / "whole", False)):
         convert(str(source), out, from_="python:slow_reader:SLOW", env="CartPole-v1", max_rows_per_file=16, resume=resume)
     assert data_files(tmp_path / "out") == data_files(tmp_path / "whole")
-
-
-@pytest.mark.integration
-def test_a_worker_that_dies_is_bad_data_of_what_it_read(tmp_path: Path) -> None:
-    with pytest.raises(BadData) as raised, mapped(partial(_killed, str(tmp_path)), range(5), workers=1) as results:
-        list(results)
-    assert raised.value.where == "a worker"
-
-
-def _killed(folder: str, number: int) -> list[int]:
-    return list(tasks.dies_once(folder, number))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.sample_batch import SampleBatchSource
-from offline_cli.formats.sample_batch import files as module
+from offline_cli.formats.rllib import sample_batch as module
+from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
@@ -105,12 +105,12 @@ def texts(dialects: list[str], form: str) -> list[str]:
     return [json.dumps(FORMS[form](DIALECTS[name](steps(number)))) for number, name in enumerate(dialects)]
 
 
-def read(folder: Path, lines: list[str], *, processes: int = 0) -> Any:
+def read(folder: Path, lines: list[str]) -> Any:
     """All that reading tells: batches, places, counts and rejects."""
     file = folder / "lines.json"
     file.write_text("\n".join(lines) + "\n")
     tally, rejects = Tally(), Rejects(OnError.QUARANTINE)
-    source = SampleBatchSource([open_location(file)], "test", processes=processes)
+    source = SampleBatchSource([open_location(file)], "test")
     found = []
     for one in source.fragments(tally, rejects):
         assert one.origins is not None
@@ -151,10 +151,3 @@ def test_an_error_among_lines_that_look_alike_names_its_own_line(tmp_path: Path,
     with pytest.raises(BadEpisode) as caught:
         list(SampleBatchSource([open_location(file)], "test").fragments(Tally(), Rejects()))
     assert caught.value.where == f"{file} {place}"
-
-
-def test_processes_that_help_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TOGETHER_BYTES", 3000)
-    lines = [line for form in ("SampleBatch", "two policies") for name in DIALECTS for line in texts([name, "plain"], form)]
-    lines[20], lines[70] = lines[20][:-9], "[1]"
-    assert read(tmp_path, lines) == read(tmp_path, lines, processes=2)

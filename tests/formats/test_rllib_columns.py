@@ -19,7 +19,7 @@ from offline_cli import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, MemoryLimitExceeded
-from offline_cli.formats.rllib_columns import RllibColumnsSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally
 
@@ -177,18 +177,6 @@ def test_without_next_observations_the_last_one_stands_for_the_final_one_and_it_
     (batch,) = list(stream)
     np.testing.assert_array_equal(batch.obs[-1], OBS[STEPS - 1])
     assert stream.tally.assumptions["missing-final-observation"] == 1
-
-
-def test_legacy_dones_are_terminations(tmp_path: Path) -> None:
-    table = (
-        pa.table(columns())
-        .drop_columns(["truncateds"])
-        .rename_columns(
-            ["dones" if n == "terminateds" else n for n in ("eps_id", "obs", "new_obs", "actions", "rewards", "terminateds")]
-        )
-    )
-    batch = one(write(tmp_path / "a.parquet", table))
-    assert (batch.terminated[0], batch.truncated[0]) == (True, False)
 
 
 def test_other_columns_become_extra_outputs_and_those_without_numbers_are_dropped_and_counted(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.formats.source import SourceInfo
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Rejects, Tally

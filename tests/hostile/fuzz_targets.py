@@ -24,8 +24,8 @@ from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.codec import decode, decode_batch
 from offline_cli.errors import BadData, BadMapping, OfflineCliError, SpaceMismatch, UnsupportedSpace
-from offline_cli.formats.packed import unpack, unpack_cells, unpickle_cells
-from offline_cli.formats.sample_batch import SampleBatchSource
+from offline_cli.formats.rllib.packed import unpack, unpack_cells
+from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.formats.tables import TableOptions, TableSource
 from offline_cli.formats.tables.mapping import mapping_of
 from offline_cli.spaces import describe, space_from_json, space_from_rllib, space_to_json, space_to_rllib
@@ -127,7 +127,7 @@ def cell(data: bytes) -> None:
 
 def objects(data: bytes) -> None:
     """A column of what Ray pickled, read alike and one by one."""
-    unpickle_cells(pa.array([data] * 40, pa.large_binary()), where=lambda row: f"{PLACE} {row}")
+    unpack_cells(pa.array([data] * 40, pa.large_binary()), where=lambda row: f"{PLACE} {row}")
 
 
 # ---- SampleBatch ----

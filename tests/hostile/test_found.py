@@ -31,8 +31,8 @@ from offline_cli.errors import (
     UnsafeData,
     UnsupportedSpace,
 )
-from offline_cli.formats.packed import unpack
-from offline_cli.formats.sample_batch.files import lines_of
+from offline_cli.formats.rllib.json_lines import lines_of
+from offline_cli.formats.rllib.packed import unpack
 from offline_cli.formats.tables.files import TableFiles
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.json_documents import from_json

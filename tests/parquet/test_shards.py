@@ -21,6 +21,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError, UnsafeData
+from offline_cli.formats import parquet_files
 from offline_cli.parquet import bounds
 from offline_cli.parquet.shard_writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
 from offline_cli.parquet.shards import arrow_file, threads_may_read
@@ -125,6 +126,7 @@ def packed(tmp_path: Path, make_batch: Make, write_dataset: Write, monkeypatch: 
     write_dataset(open_location(tmp_path / "P"), still(make_batch, 900), format="episodes", observation_space=IMAGE)
     monkeypatch.setattr(bounds, "MAX_BYTES", 64 * KIB)
     monkeypatch.setattr(bounds, "MAX_RATIO", 20)
+    monkeypatch.setattr(parquet_files, "BIG", 64 * KIB)
     return tmp_path / "P"
 
 

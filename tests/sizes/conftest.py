@@ -43,9 +43,8 @@ SMALL_BLOCKS = {
     "offline_cli.formats.tables.files.JSON_BLOCK": 1 << 10,
     "offline_cli.formats.parquet_files.ROWS": 16,
     "offline_cli.formats.parquet_files.BIG": 1,
-    "offline_cli.formats.sample_batch.files.TOGETHER_BYTES": 2 << 10,
-    "offline_cli.formats.sample_batch.blocks.BLOCK_BYTES": 1 << 10,
-    "offline_cli.formats.sample_batch.blocks.LOOKAHEAD_BYTES": 4 << 10,
+    "offline_cli.formats.rllib.sample_batch.BLOCK_BYTES": 1 << 10,
+    "offline_cli.formats.rllib.sample_batch.LOOKAHEAD_BYTES": 4 << 10,
 }
 
 

@@ -65,8 +65,8 @@ def test_a_number_out_of_range_is_refused_by_name(option: dict[str, object]) -> 
         ({"patience": 3}, "--patience: needs --val-fraction, episodes held out for validation", UsageError),
         ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in", UsageError),
         ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two", UsageError),
-        ({"val_fraction": 1.5}, "--val-fraction: must be a number above 0 and below 1, not 1.5", BadConfig),
-        ({"lr": 0.0}, "--lr: must be a number above 0, not 0.0", BadConfig),
+        ({"val_fraction": 1.5}, "--val-fraction: 1.5 is more than 1", BadConfig),
+        ({"lr": 0.0}, "--lr: 0 is not above 0", BadConfig),
     ],
 )
 def test_a_mistake_in_options_is_told_in_their_words(
@@ -84,10 +84,10 @@ def test_a_mistake_in_options_is_told_in_their_words(
         ("batch-size = 3", "unknown key 'batch-size', did you mean 'batch_size'?"),
         ("zzz = 3", "unknown key 'zzz'"),
         ("patience = 3", "patience: needs val_fraction, episodes held out for validation"),
-        ("batch_size = 0", "batch_size: must be a whole number at least 1, not 0"),
-        ('lr = "fast"', "lr: must be a number above 0, not 'fast'"),
-        ("hidden = [0]", "hidden: must be a list, each item a whole number at least 1, not [0]"),
-        ('activation = "sine"', 'activation: must be one of "relu", "tanh", "silu", "gelu", "linear", not \'sine\''),
+        ("batch_size = 0", "batch_size: 0 is less than 1"),
+        ('lr = "fast"', "lr: should be a valid number, not 'fast'"),
+        ("hidden = [0]", "hidden: 0 is less than 1"),
+        ('activation = "sine"', "activation: 'sine' is not one of relu, tanh, silu, gelu, linear"),
     ],
 )
 def test_a_mistake_in_the_file_is_told_in_its_words(tmp_path: Path, text: str, problem: str) -> None:
@@ -106,11 +106,9 @@ def test_a_missing_file_and_a_broken_one_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(("name", "may_be"), [("lr", "above 0"), ("val_fraction", "above 0 and below 1"), ("until_return", "")])
-def test_a_number_that_is_not_finite_is_refused_as_an_option_and_in_a_file(
-    tmp_path: Path, name: str, may_be: str, value: float
-) -> None:
-    told = f"must be a finite number {may_be}".rstrip() + f", not {value}"
+@pytest.mark.parametrize("name", ["lr", "val_fraction", "until_return"])
+def test_a_number_that_is_not_finite_is_refused_as_an_option_and_in_a_file(tmp_path: Path, name: str, value: float) -> None:
+    told = f"should be a finite number, not {value}"
     with pytest.raises(BadConfig) as caught:
         resolve_config({name: value, "env": "CartPole-v1"})
     assert caught.value.details["problems"] == [f"--{name.replace('_', '-')}: {told}"]

@@ -170,7 +170,7 @@ def test_all_mistakes_of_the_tables_are_reported_together_by_key(write_dataset: 
     code, found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert code == 4
     assert found["error"]["problems"] == [
-        "lr: must be a number above 0, not 0",
+        "lr: 0 is not above 0",
         "unknown key 'algorithm.gama', did you mean 'algorithm.gamma'?",
         "algorithm.tau: must be a number at least 0 and at most 1, not 2",
         "network.width: must be a whole number at least 1, not 'wide'",

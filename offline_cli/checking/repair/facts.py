@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from offline_cli.choices import COMPRESSION
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.lock import WritingNote
@@ -18,11 +19,10 @@ from offline_cli.datasets.reading import ShardReader
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, NoData, OfflineCliError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
+from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.options.shared import COMPRESSION
 from offline_cli.parquet.shard_writing import COMPRESSIONS
 from offline_cli.parquet.shards import opened
 from offline_cli.spaces import Space, space_from_json
@@ -48,7 +48,7 @@ class Facts:
     action_scale: str = UNKNOWN_SCALE
     environment: Environment | None = None
     meanings: Meanings = NO_MEANINGS
-    compression: str = COMPRESSION.default
+    compression: str = COMPRESSION
     assumptions: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     episodes_lost: int | None = None
@@ -135,7 +135,7 @@ def facts_of_shards(
     except BadData as err:
         what = f"the spaces of the dataset are unknown, and they do not follow from its columns: {err.what}"
         raise BadConfig(what, where=readable[0].url, fix="name the environment with --env") from err
-    return replace(known, compression=known.compression if known.compression in COMPRESSIONS else COMPRESSION.default)
+    return replace(known, compression=known.compression if known.compression in COMPRESSIONS else COMPRESSION)
 
 
 def _opens(place: Location) -> bool:

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import orjson
 
+from offline_cli.checked_keywords import checked
 from offline_cli.checking.repair.facts import (
     FACTS,
     Facts,
@@ -48,8 +49,6 @@ from offline_cli.datasets.shard_sequence import Adopted, ShardSequence, adopt
 from offline_cli.datasets.statistics import StatisticsBuilder
 from offline_cli.errors import BadData, Locked, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.options.data_commands import RepairOptions
-from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.blanking import this_command
@@ -93,9 +92,20 @@ class RepairResult:
         return {**told, "broken": list(told["broken"]), "removed": list(told["removed"]), "set_aside": list(told["set_aside"])}
 
 
-@takes(RepairOptions)
+@checked
 def repair(
-    out: str, *, on_progress: OnProgress = no_progress, command: Sequence[str] = (), **options: Unpack[RepairOptions]
+    out: str,
+    *,
+    env: str | None = None,
+    drop_broken: bool = False,
+    keep: str | None = None,
+    force_unlock: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
 ) -> RepairResult:
     """Make dataset folder `out` a dataset again, whatever a writer left there, or damage did.
 
@@ -104,10 +114,11 @@ def repair(
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
     BadConfig where the spaces are unknown, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
     """
+    options = dict(locals())
     folder, began = open_location(out, options["storage_options"]), time.monotonic()
-    drop_broken, keep, env, dry_run = options["drop_broken"], options["keep"], AskedEnvironment.of(options), options["dry_run"]
+    asked_env = AskedEnvironment.of(options)
     if options["force_unlock"]:
-        if drop_broken or keep is not None or env is not None:
+        if drop_broken or keep is not None or asked_env is not None:
             fix = "take the note away first, then repair"
             raise UsageError("--force-unlock does nothing else", where="--drop-broken, --keep or --env", fix=fix)
         if not folder.exists():
@@ -117,7 +128,7 @@ def repair(
         return RepairResult(out=folder.url, **told, seconds=time.monotonic() - began)
     said = shlex.join(command) if command else this_command()
     found = _listed(folder)
-    shards, expected, facts, missing = _chosen(found, keep, env)
+    shards, expected, facts, missing = _chosen(found, keep, asked_env)
     plan = _Plan(found, shards, expected, facts, said, dry_run, began, row_format(facts.format, *_spaces(facts), Tally()))
     plan.broken += missing
     _read(plan, on_progress)

@@ -25,8 +25,8 @@ from offline_cli.datasets.target_folder import REPAIRED_FIX
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.opening import info_of
-from offline_cli.formats.rllib_columns import RllibColumnsSource
-from offline_cli.formats.rllib_episodes import RllibEpisodesSource
+from offline_cli.formats.rllib.columns import RllibColumnsSource
+from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
 from offline_cli.parquet.shards import OTHER_SHARD, fingerprint, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress

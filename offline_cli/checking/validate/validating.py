@@ -7,21 +7,24 @@ span them, and ids must be unique in all.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import compress, groupby
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import numpy as np
 
+from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate.agents import Agents
 from offline_cli.checking.validate.findings import Findings, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
 from offline_cli.checking.validate.structures import CommonForm, Dimensions, Structures
 from offline_cli.checking.validate.values import ValueChecks
+from offline_cli.choices import TABLE_MEMORY_LIMIT, ActionScale, EpisodeEnds
 from offline_cli.converting.reset_rows import Resets
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import stitched
@@ -34,8 +37,6 @@ from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.meanings import joined
-from offline_cli.options.data_commands import ValidateOptions
-from offline_cli.options.keywords import takes
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete
@@ -48,15 +49,34 @@ __all__ = ["validate"]
 Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
 
-@takes(ValidateOptions)
-def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **options: Unpack[ValidateOptions]) -> Validation:
+@checked
+def validate(
+    sources: Sources,
+    *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    strict: bool = False,
+    deep: bool = False,
+    allow_lost: bool = False,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> Validation:
     """Every problem of `sources`: datasets, committed or not, and recordings of any known format.
 
     With `strict`, warnings are failures too (`Validation.passed`, `.check()`). Problems are returned, not raised. Raises
     UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
     """
+    options = dict(locals())
     began = time.monotonic()
-    env, from_, storage_options = AskedEnvironment.of(options), options["from_"], options["storage_options"]
+    asked_env = AskedEnvironment.of(options)
     tables = TableOptions.of(options)
     findings = Findings()
     tally = ListeningTally(findings)
@@ -84,9 +104,11 @@ def validate(sources: Sources, *, on_progress: OnProgress = no_progress, **optio
         for members in [[place] for place in group] if is_folder else [list(group)]:
             is_own = is_folder and holds_dataset(members[0])
             subjects += [own_folder(members[0])] if is_own else foreign(members)
-    env_spaces = None if env is None else _spaces_in(env, subjects)
+    env_spaces = None if asked_env is None else _spaces_in(asked_env, subjects)
     read_as = ReadOptions(env_spaces, memory_limit=tables.memory_limit)
-    checks = _read(subjects, findings, tally, None if env is None else env.id, read_as, options["action_scale"], on_progress)
+    checks = _read(
+        subjects, findings, tally, None if asked_env is None else asked_env.id, read_as, options["action_scale"], on_progress
+    )
     names = [subject.name for subject in subjects]
     return Validation(
         problems=findings.problems(names),

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.choices import COMPRESSION, ROW_FORMAT
 from offline_cli.converting.convert import assumptions_of, interrupted, listed, not_written, provenance_of
 from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
 from offline_cli.datasets.dataset import Dataset
@@ -34,7 +35,6 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.options.shared import COMPRESSION, ROW_FORMAT
 from offline_cli.progress import OnProgress
 from offline_cli.source_code import content_hash_of
 from offline_cli.storage.locations import Location, Sources, expand, open_location
@@ -122,12 +122,12 @@ class Operation:
     @property
     def format(self) -> str:
         """The row format to write: the one that was asked for, else that of all sources, else `episodes`."""
-        return self._as_sources("format", ROW_FORMAT.default)
+        return self._as_sources("format", ROW_FORMAT)
 
     @property
     def compression(self) -> str:
         """That of the shards, in the same way."""
-        return self._as_sources("compression", COMPRESSION.default)
+        return self._as_sources("compression", COMPRESSION)
 
     def _as_sources(self, name: str, default: str) -> str:
         found = {getattr(one.manifest, name) for one in self.datasets}

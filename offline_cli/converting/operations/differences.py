@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, ActionScale, Count, EpisodeEnds
 from offline_cli.columns import Columns
 from offline_cli.converting.operations.diff_result import DiffResult
 from offline_cli.converting.reading import EpisodeStream, read_opened
@@ -35,9 +37,6 @@ from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.meanings import Meanings
-from offline_cli.options.keywords import takes
-from offline_cli.options.operations import DiffOptions
-from offline_cli.options.shared import SOURCE_FORMAT
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location, expand
@@ -51,15 +50,27 @@ ID, A, B = "id", "a", "b"
 NOT_COMPARED: Final = "custom data but the id of the source, clocks and ids of multi-agent episodes, which columns do not hold"
 
 
-@takes(DiffOptions)
+@checked
 def diff(
     a: str | os.PathLike[str] | Location,
     b: str | os.PathLike[str] | Location,
     *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    action_scale: ActionScale | None = None,
+    env: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
-    **options: Unpack[DiffOptions],
 ) -> DiffResult:
     """What differs between `a` and `b`; `check` of the result raises where anything does. Raises as `read_episodes` does."""
+    options = dict(locals())
     started = time.monotonic()
     one, other = (_Side.opened(place, options, on_progress) for place in (a, b))
     everything = "columns" not in (one.format, other.format)
@@ -162,11 +173,11 @@ class _Side:
     read: Callable[[], EpisodeStream]
 
     @classmethod
-    def opened(cls, place: str | os.PathLike[str] | Location, options: DiffOptions, on_progress: OnProgress) -> _Side:
+    def opened(cls, place: str | os.PathLike[str] | Location, options: Mapping[str, Any], on_progress: OnProgress) -> _Side:
         storage, tables = options["storage_options"], TableOptions.of(options)
         places, asked, from_ = expand(place, storage), AskedEnvironment.of(options), options["from_"]
         if len(places) == 1 and places[0].is_dir() and holds_dataset(places[0]):  # format and mapping are the other one's
-            tables, from_ = TableOptions(memory_limit=tables.memory_limit), SOURCE_FORMAT.default
+            tables, from_ = TableOptions(memory_limit=tables.memory_limit), SOURCE_FORMAT
         sources = open_sources(places, from_=from_, tables=tables, storage_options=storage)
         env = None if asked is None else asked.among((source.info.location, source.info.environment) for source in sources)
 

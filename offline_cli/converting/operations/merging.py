@@ -11,11 +11,25 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import (
+    EXTRAS,
+    MAX_BYTES_PER_FILE,
+    TABLE_MEMORY_LIMIT,
+    ActionScale,
+    Compression,
+    Count,
+    EngineName,
+    EpisodeEnds,
+    Extras,
+    OnBadRow,
+    RowFormat,
+)
 from offline_cli.columns import Columns
 from offline_cli.converting.operations import Operation, OperationResult
 from offline_cli.converting.operations.survey import by_rows
@@ -26,9 +40,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
 from offline_cli.formats.source import Fragments, ReadOptions, Source, SourceInfo
-from offline_cli.options.keywords import takes
-from offline_cli.options.operations import MergeOptions, RepackOptions
-from offline_cli.options.shared import EXTRAS
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
@@ -59,20 +70,45 @@ class RepackResult(OperationResult):
     ids_hashed: bool
 
 
-@takes(MergeOptions)
+@checked
 def merge(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    action_scale: ActionScale | None = None,
+    env: str | None = None,
+    on_error: OnBadRow = "fail",
+    unique_ids: bool = False,
+    extras: Extras = "union",
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: RowFormat | None = None,
+    compression: Compression | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[MergeOptions],
 ) -> MergeResult:
     """Write the episodes of all `sources`, in their order, as dataset `out`. `command`: for provenance.
 
     Raises BadEpisode for two different episodes of one id, without `unique_ids`; BadConfig for sources of different action
     scales, SpaceMismatch for other spaces, and what `convert` raises.
     """
+    options = dict(locals())
     operation = Operation.begun("merge", sources, out, options=options, command=command, on_progress=on_progress)
     operation.check_target()
     kept: list[ExtraOutputs | None] = [None]
@@ -83,7 +119,7 @@ def merge(
         return kept[0]
 
     by = {"unique_ids": options["unique_ids"], "extras": options["extras"]}
-    as_it_is = options["extras"] == EXTRAS.default
+    as_it_is = options["extras"] == EXTRAS
     if as_it_is and (figures := _moved(operation, by)) is not None:
         return MergeResult(**figures, ids_changed=0, extras_left_out={})
     changes = _changes(operation.sources, OnError(options["on_error"])) if options["unique_ids"] else []
@@ -97,19 +133,44 @@ def merge(
     return MergeResult(**figures, ids_changed=sum(map(len, changes)), extras_left_out=left_out)
 
 
-@takes(RepackOptions)
+@checked
 def repack(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    action_scale: ActionScale | None = None,
+    env: str | None = None,
+    on_error: OnBadRow = "fail",
+    drop: Sequence[str] = (),
+    hash_ids: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: RowFormat | None = None,
+    compression: Compression | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[RepackOptions],
 ) -> RepackResult:
     """Write the episodes of `sources` as dataset `out`, in files of another kind. `command`: for provenance.
 
     Raises UsageError for a column of `drop` that every episode needs, or that none has, and what `convert` raises.
     """
+    options = dict(locals())
     operation = Operation.begun("repack", sources, out, options=options, command=command, on_progress=on_progress)
     operation.check_target()
     drop = tuple(dict.fromkeys(options["drop"]))

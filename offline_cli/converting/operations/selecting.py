@@ -7,13 +7,27 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import (
+    MAX_BYTES_PER_FILE,
+    TABLE_MEMORY_LIMIT,
+    ActionScale,
+    Compression,
+    Count,
+    EngineName,
+    EpisodeEnds,
+    OnBadRow,
+    RowFormat,
+    Share,
+    Whole,
+)
 from offline_cli.columns import Columns
 from offline_cli.converting.operations import Operation, OperationResult
 from offline_cli.converting.operations.choosing import Parts, drawn, listed_ids, problem_ids, share_of, top
@@ -23,8 +37,6 @@ from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import NoData, OutputExists, UsageError
-from offline_cli.options.keywords import takes
-from offline_cli.options.operations import FilterOptions, SampleOptions, SplitOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import content_hash_of
 from offline_cli.storage.locations import Location, Sources, open_location
@@ -57,14 +69,40 @@ class SplitResult(OperationResult):
     chosen_by: Mapping[str, Any]  # what was asked for, and the seed
 
 
-@takes(FilterOptions)
+@checked
 def filter(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    action_scale: ActionScale | None = None,
+    env: str | None = None,
+    on_error: OnBadRow = "fail",
+    where: str | None = None,
+    top_fraction: Share | None = None,
+    ids_file: str | os.PathLike[str] | None = None,
+    drop_problems: str | os.PathLike[str] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: RowFormat | None = None,
+    compression: Compression | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[FilterOptions],
 ) -> FilterResult:
     """Write some of the episodes of `sources` as dataset `out`.
 
@@ -75,6 +113,7 @@ def filter(
     Raises UsageError for a condition that is none, NoData where no episode is chosen or an id is in no source, and what
     `convert` raises.
     """
+    options = dict(locals())
     fraction = options["top_fraction"]
     condition = None if options["where"] is None else Condition.parsed(options["where"])
     ids, bad = (
@@ -135,14 +174,40 @@ def _listed(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
     return found
 
 
-@takes(SampleOptions)
+@checked
 def sample(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    action_scale: ActionScale | None = None,
+    env: str | None = None,
+    on_error: OnBadRow = "fail",
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    episodes: Count | None = None,
+    steps: Count | None = None,
+    fraction: Share | None = None,
+    seed: Whole = 0,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: RowFormat | None = None,
+    compression: Compression | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[SampleOptions],
 ) -> SampleResult:
     """Write episodes of `sources` drawn at random, without replacement, as dataset `out`; they keep their order.
 
@@ -151,6 +216,7 @@ def sample(
 
     Raises UsageError, NoData where the sources hold fewer, and what `convert` raises.
     """
+    options = dict(locals())
     amounts = {name: options[name] for name in ("episodes", "steps", "fraction") if options[name] is not None}
     if len(amounts) != 1:
         fix = "offline-cli sample SRC --out D --episodes 100"
@@ -165,7 +231,7 @@ def sample(
     return SampleResult(**_written(survey, chosen, by), chosen_by=by)
 
 
-def _count(survey: Survey, order: NDArray[np.int64], options: SampleOptions) -> int:
+def _count(survey: Survey, order: NDArray[np.int64], options: Mapping[str, Any]) -> int:
     """How many of the episodes in `order` are drawn. Raises NoData where there are too few."""
     episodes, steps, fraction = options["episodes"], options["steps"], options["fraction"]
     if fraction is not None:
@@ -180,14 +246,40 @@ def _count(survey: Survey, order: NDArray[np.int64], options: SampleOptions) -> 
     return wanted if steps is None else int(np.searchsorted(reached, steps)) + 1
 
 
-@takes(SplitOptions)
+@checked
 def split(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    action_scale: ActionScale | None = None,
+    env: str | None = None,
+    on_error: OnBadRow = "fail",
+    fractions: Mapping[str, float] | str | None = None,
+    counts: Mapping[str, int] | str | None = None,
+    by: str | None = None,
+    seed: Whole = 0,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    engine: EngineName = "local",
+    engine_address: str | None = None,
+    workers: Count = 4,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    force_unlock: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    format: RowFormat | None = None,
+    compression: Compression | None = None,
+    max_rows_per_file: Count | None = None,
+    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
-    **options: Unpack[SplitOptions],
 ) -> SplitResult:
     """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
 
@@ -197,6 +289,7 @@ def split(
 
     Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
     """
+    options = dict(locals())
     wanted = Parts.of(options["fractions"], options["counts"], options["by"])
     operation = Operation.begun("split", sources, out, options=options, command=command, on_progress=on_progress)
     if holds_dataset(operation.target):

@@ -22,7 +22,7 @@ from offline_cli.formats.lerobot.dataset import INFO, Episodes, Folder, Info, re
 from offline_cli.formats.lerobot.features import FRAME, Leaf, Plan
 from offline_cli.formats.parquet_files import Chunk, chunks, schema_of
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.rllib_columns import ColumnsReading
+from offline_cli.formats.rllib.columns import ColumnsReading
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Source, SourceInfo
 from offline_cli.formats.tables import TableSource
 from offline_cli.formats.tables.ids import source_hash

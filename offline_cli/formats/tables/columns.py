@@ -24,7 +24,7 @@ from gymnasium import spaces
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.packed import looks_packed
+from offline_cli.formats.rllib.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.arrow_messages import wholes
 from offline_cli.formats.tables.files import NO_LETTER, SAY_ENCODING, TableFiles, is_list

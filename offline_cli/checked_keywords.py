@@ -1,0 +1,87 @@
+"""Checks of the keywords of public functions, by their annotations: types, choices and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
+from inspect import Parameter, signature
+from typing import Any, Final, TypeVar, get_type_hints
+
+from offline_cli.errors import UsageError
+
+__all__ = ["as_option", "checked", "worded"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+OPTIONS: Final = {"from_": "--from", "wrappers": "--wrapper", "plugins": "--plugin", "storage_options": "--storage-option"}
+MAX_SHOWN: Final = 80  # letters of one value
+UNCHECKED: Final = ("policy", "pipeline", "env_to_module", "module_to_env", "on_progress", "command", "like")  # of many kinds
+
+
+def as_option(keyword: str) -> str:
+    """A keyword as the command line spells it, as all our messages do."""
+    return OPTIONS.get(keyword) or f"--{keyword.replace('_', '-')}"
+
+
+def checked(function: Function) -> Function:
+    """Decorator of a public function: it raises UsageError naming every keyword whose value its annotation does not allow.
+
+    Scalars of numpy and torch become Python's own.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        return function(*args, **_valid(function, given))
+
+    return call  # type: ignore[return-value]
+
+
+def _valid(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    from pydantic import ValidationError
+
+    given = {name: value.item() if _is_scalar(value) else value for name, value in given.items()}
+    try:
+        found = _keywords(function).model_validate(given)
+    except ValidationError as err:
+        wrong = {str(one["loc"][0]): worded(one, given[str(one["loc"][0])]) for one in err.errors()}
+        what = "; ".join(f"{as_option(name)} {text}" for name, text in wrong.items())
+        name = function.__qualname__.removesuffix(".__init__")
+        raise UsageError(what, where=name, fix=f"help(offline_cli.{name}) lists all keywords with their types") from err
+    parsed = {name: getattr(found, name) for name in found.model_fields_set}
+    return {**given, **{name: value for name, value in parsed.items() if isinstance(value, int | float)}}  # others as given
+
+
+def _is_scalar(value: Any) -> bool:
+    return getattr(value, "shape", None) == () and hasattr(value, "item")
+
+
+LIMITS: Final = {
+    "greater_than_equal": "is less than {ge:g}",
+    "greater_than": "is not above {gt:g}",
+    "less_than_equal": "is more than {le:g}",
+    "less_than": "is not below {lt:g}",
+}
+
+
+def worded(error: Any, value: Any) -> str:
+    """What pydantic finds wrong with `value`, or an item of it: `0 is less than 1`."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in LIMITS:
+        return f"{error['input']:g} {LIMITS[kind].format(**context)}"
+    if kind == "literal_error":
+        return f"{value!r} is not one of {context['expected'].replace(' or ', ', ').replace(chr(39), '')}"
+    text = repr(value)
+    return f"{error['msg'].removeprefix('Value error, ').removeprefix('Input ')}, not {text[:MAX_SHOWN]}"
+
+
+@cache
+def _keywords(function: Callable[..., Any]) -> Any:
+    """The pydantic model of the keywords, made when the function is first called."""
+    from pydantic import ConfigDict, create_model
+
+    keywords = {name: one for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
+    written = {name: one.annotation for name, one in keywords.items() if name not in UNCHECKED}
+    named = type("Keywords", (), {"__annotations__": written})
+    hints = get_type_hints(named, {**function.__globals__}, include_extras=True)
+    fields: dict[str, Any] = {name: (hint, None) for name, hint in hints.items()}
+    return create_model(function.__name__, __config__=ConfigDict(arbitrary_types_allowed=True), **fields)

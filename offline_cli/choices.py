@@ -1,0 +1,72 @@
+"""Choices, defaults and limits that commands and library functions share."""
+
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt, Le
+
+__all__ = [
+    "ACTIVATION",
+    "COMPRESSION",
+    "ENV_FORMS",
+    "EXTRAS",
+    "HIDDEN",
+    "MAX_BYTES_PER_FILE",
+    "ROW_FORMAT",
+    "SOURCE_FORMAT",
+    "STEPS_PER_BATCH",
+    "TABLE_MEMORY_LIMIT",
+    "WORKERS",
+    "ActionScale",
+    "Activation",
+    "BatchFormat",
+    "Compression",
+    "Count",
+    "Device",
+    "EngineName",
+    "EpisodeEnds",
+    "ExportFormat",
+    "Extras",
+    "Infos",
+    "OnBadRow",
+    "Positive",
+    "Precision",
+    "RowFormat",
+    "Schedule",
+    "Share",
+    "Vectorize",
+    "Whole",
+]
+
+ActionScale = Literal["env", "normalized"]
+Activation = Literal["relu", "tanh", "silu", "gelu", "linear"]
+BatchFormat = Literal["columns", "safetensors"]
+Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
+Device = Literal["auto", "cpu", "cuda"]
+EngineName = Literal["local", "processes", "ray"]
+EpisodeEnds = Literal["flags", "t", "chain"]
+ExportFormat = Literal["onnx", "rllib"]
+Extras = Literal["union", "common", "drop"]
+OnBadRow = Literal["fail", "skip", "quarantine"]
+Infos = Literal["plain", "all", "none"]
+Precision = Literal["auto", "fp32", "bf16"]
+RowFormat = Literal["episodes", "columns"]
+Schedule = Literal["constant", "linear", "cosine"]
+Vectorize = Literal["sync", "async"]
+
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+Whole = Annotated[int, Ge(0)]
+Share = Annotated[float, Gt(0), Le(1)]
+
+ACTIVATION: Final = "relu"
+COMPRESSION: Final = "zstd"
+EXTRAS: Final = "union"
+HIDDEN: Final = (256, 256)  # widths of the layers of the network mlp
+MAX_BYTES_PER_FILE: Final = 128 << 20  # of a shard, before compression
+TABLE_MEMORY_LIMIT: Final = "1GiB"  # of tables, and of one episode
+ROW_FORMAT: Final = "episodes"
+SOURCE_FORMAT: Final = "auto"
+STEPS_PER_BATCH: Final = 1 << 16
+WORKERS: Final = 4  # files read at a time
+
+ENV_FORMS: Final = "a gymnasium id, module:EnvId or python:package.module:make_env"

@@ -1,0 +1,439 @@
+"""RLlib's column recordings in Parquet, one row per step; `eps_id`, `obs`, `actions` and `rewards` are required.
+
+Whatever RLlib's recorder and our own `columns` format write is read: packed cells, pickled objects, tensor types, null columns,
+rows without timesteps, rows of several agents. Columns without a meaning of their own are extra model outputs. Columns of nulls
+count as absent. Extra columns that hold no numbers are left out, named and counted (`dropped-column`), and so are infos that
+are not dicts; a number missing in an extra column is NaN, and counted (`null-as-nan`).
+
+Rows without a value, rows that cannot be read, and rows of other shapes than most go to the rejects by place, and their
+episodes are said to be incomplete. A row without `eps_id` may have begun the next episode, unless `t` would show it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.columns import CUSTOM_COLUMNS, Columns
+from offline_cli.errors import BadData, BadEpisode, MemoryLimitExceeded
+from offline_cli.formats.arrow_leaves import (
+    infos_of,
+    is_text,
+    tree_of,
+    tree_of_following,
+    unpacked_size,
+    why_no_infos,
+    why_no_numbers,
+)
+from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.parquet_files import Chunk, chunks
+from offline_cli.formats.source import FileSource, Fragments, Origins
+from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows, timesteps
+from offline_cli.parquet.arrow_trees import without_dictionaries
+from offline_cli.tally import Lost, OnError, Rejects, Tally
+from offline_cli.trees import Tree, flatten
+
+__all__ = ["NEEDED", "ColumnsReading", "RllibColumnsSource"]
+
+NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+KEYS: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
+TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
+SCALARS: Final = (Columns.REWARDS, *END_FLAGS, Columns.T)
+VALUES: Final = (*TREES, *SCALARS)
+"""Columns that hold a value for every row, where they are there at all."""
+INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
+
+Rows = NDArray[np.int64]
+Shapes = Mapping[str, tuple[int, ...]]  # of one step, by dotted path of the leaf
+
+
+@dataclass(slots=True)
+class RllibColumnsSource(FileSource):
+    """Parquet files of step rows, in the order given."""
+
+    format: ClassVar = "rllib-columns"
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """Runs of rows as they stand; `t_started` from column `t` where there is one."""
+        self.done = 0
+        reading = ColumnsReading(tally, rejects)
+        most = EpisodeLimit.within(self.read_options.memory_limit).most
+        for chunk in chunks(
+            self.files,
+            rejects,
+            workers=self.read_options.workers,
+            first_rows=self.read_options.limit,
+            own_limit=self.own_limit,
+            on_cut=reading.cut,
+            scope=self.scope,
+        ):
+            tally.rows_in += chunk.table.num_rows
+            self.done += chunk.nbytes
+            for part in _within(chunk, most):
+                yield from reading.of_chunk(part)
+
+
+def _within(chunk: Chunk, most: int) -> Iterator[Chunk]:
+    """`chunk` in parts whose packed cells unfold to `most` bytes. Raises MemoryLimitExceeded where one row takes more."""
+    row = sum(map(unpacked_size, chunk.table.columns))
+    if row > most:
+        what = f"the packed cells of one step unfold to {row / 1e6:,.0f} MB, too much for the memory limit"
+        raise MemoryLimitExceeded(what, where=chunk.where(0), fix="raise --memory-limit")
+    return chunk.parts(most // row) if row else iter((chunk,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a chunk, in the order in which they are read."""
+
+    chunk: Chunk
+    table: pa.Table
+    keys: Keys
+    numbers: Rows  # (N,) of each row in its chunk
+    is_sorted: bool  # not in the order of the chunk
+
+    def where(self, row: int) -> str:
+        return self.chunk.where(int(self.numbers[row]))
+
+    def take(self, rows: Rows) -> _Rows:
+        keys = replace(self.keys, code=self.keys.code[rows])
+        return replace(self, table=self.table.take(rows), keys=keys, numbers=self.numbers[rows])
+
+    def part(self, start: int, stop: int) -> _Rows:
+        keys = replace(self.keys, code=self.keys.code[start:stop])
+        return replace(self, table=self.table.slice(start, stop - start), keys=keys, numbers=self.numbers[start:stop])
+
+    def names(self) -> list[str]:
+        """The episodes of the rows."""
+        return [self.keys.eps_ids[code] for code in np.unique(self.keys.code).tolist()]
+
+
+@dataclass(slots=True)
+class ColumnsReading:
+    """The state of one reading of a source, from chunk to chunk."""
+
+    tally: Tally
+    rejects: Rejects
+    _ids: SharedIds = field(default_factory=SharedIds)
+    _shapes: Shapes | None = None
+    _dropped: set[str] = field(default_factory=set)  # columns
+    _counted: set[str] = field(default_factory=set)  # kinds of assumptions that are counted once
+    _unfinished: tuple[str, ...] | None = None  # key of the row right before, where it did not end its episode
+    _lost: str = ""  # where rows of unknown episodes were lost, none of which has been read since
+    _open: list[str] = field(default_factory=list)  # episodes that the last chunk leaves open
+
+    def cut(self, place: str) -> None:
+        """The file of the last chunk is damaged from there on, at `place`: what is open is not whole."""
+        for name in self._open:
+            self.rejects.lose(name, place)
+
+    def of_chunk(self, chunk: Chunk) -> Iterator[Fragments]:
+        """Runs of the rows of a chunk; its bad rows go to the rejects."""
+        if chunk.lost_before:
+            self._unfinished, self._lost = None, chunk.lost_before
+        try:
+            ready = self._ready(chunk)
+        except BadData as error:
+            self.rejects.add(error, rows=chunk.table.num_rows)
+            self.rejects.lose_episodes(Lost.UNREADABLE)
+            self._unfinished, self._lost = None, error.where
+            return
+        self._open = []
+        following = 0  # the number of the row right after the last one read
+        for rows, trees in self._readable(ready):
+            numbers = rows.numbers
+            if rows.is_sorted or numbers[0] != following:
+                self._unfinished = None
+            file = chunk.file_of(numbers)
+            if not rows.is_sorted:  # lost rows end a file here
+                file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
+            steps = self._steps(rows, trees, file)
+            if rows.is_sorted:
+                self._open += _open_runs(steps)
+            else:
+                self._open = [] if self._unfinished is None else [self._unfinished[0]]
+            batch, first = fragments_of_rows(steps, self.tally)
+            yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), first))
+            following = int(numbers[-1]) + 1
+        if ready.is_sorted or following != chunk.table.num_rows:
+            self._unfinished = None
+
+    # ---- which rows, of which episodes, in which order ----
+
+    def _ready(self, chunk: Chunk) -> _Rows:
+        """The rows that have all values. Raises BadData where a step cannot be read from these columns."""
+        table = without_dictionaries(chunk.table)
+        _check_columns(table, chunk.files[0])
+        table = self._wanted_columns(table)
+        missing = self._missing_values(table, chunk)
+        named = np.flatnonzero(table[Columns.EPS_ID].is_valid().to_numpy())
+        keys = self._ids.named(_keys_of(table.take(named) if len(named) < len(missing) else table))
+        self._tell_losses(keys, named, missing, chunk, has_t=Columns.T in table.column_names)
+        rows = _Rows(chunk, table, keys, np.arange(len(missing)), is_sorted=False)
+        if missing.any():
+            present = np.flatnonzero(~missing)
+            keys = replace(keys, code=keys.code[~missing[named]])
+            rows = replace(rows, table=table.take(present), keys=keys, numbers=present)
+        order = _order_of(rows.table, rows.keys)
+        return rows if order is None else replace(rows.take(order), is_sorted=True)
+
+    def _wanted_columns(self, table: pa.Table) -> pa.Table:
+        """Without the columns that hold nothing of use, and those that were left out of the rows before."""
+        for index, column in reversed(list(enumerate(table.schema))):
+            name, values = column.name, table.column(index)
+            has_role = name in (*VALUES, *INFOS, *KEYS, *CUSTOM_COLUMNS)
+            reason = why_no_infos(column.type) if name in INFOS else "" if has_role else why_no_numbers(values, column)
+            if pa.types.is_null(column.type) or name in self._dropped:
+                table = table.remove_column(index)
+            elif reason:
+                table = table.remove_column(index)
+                self.tally.drop_column(name, reason)
+                self._dropped.add(name)
+            elif not has_role and values.null_count and (_is_number(column.type) or pa.types.is_boolean(column.type)):
+                self.tally.assume("null-as-nan", values.null_count)
+                kind = column.type if pa.types.is_floating(column.type) else pa.float64()
+                table = table.set_column(index, column.with_type(kind), pc.fill_null(values.cast(kind), float("nan")))
+        return table
+
+    def _missing_values(self, table: pa.Table, chunk: Chunk) -> NDArray[np.bool_]:
+        """(N,) rows that have a null where a step must have a value; they have gone to the rejects."""
+        lacking: dict[int, str] = {}
+        for name in (Columns.EPS_ID, *VALUES):
+            if name in table.column_names and table[name].null_count:
+                lacking.update(dict.fromkeys(np.flatnonzero(table[name].is_null().to_numpy()).tolist(), name))
+        fix = "fill the value in, or --on-error skip to leave out the episode"
+        for row, name in sorted(lacking.items()):
+            error = BadEpisode(f"column {name} has no value", where=chunk.where(row), fix=fix)
+            self.rejects.add(error, raw=_quoted(table.slice(row, 1), self.rejects))
+        missing = np.zeros(table.num_rows, np.bool_)
+        missing[list(lacking)] = True
+        return missing
+
+    def _tell_losses(self, keys: Keys, named: Rows, missing: NDArray[np.bool_], chunk: Chunk, *, has_t: bool) -> None:
+        """Which episodes lost rows; `keys` are those of the rows `named` of the chunk, the others have no `eps_id`."""
+        for row in np.flatnonzero(missing[named]).tolist():
+            self.rejects.lose(keys.eps_ids[int(keys.code[row])], chunk.where(int(named[row])))
+        if has_t:
+            self._lost = ""
+            return
+        nameless = np.setdiff1d(np.arange(len(missing)), named, assume_unique=True)
+        losses = {int(before): int(row) for before, row in zip(np.searchsorted(named, nameless), nameless, strict=True)}
+        places = {before: chunk.where(row) for before, row in losses.items()}
+        if self._lost:
+            places[0] = self._lost
+        for before, place in places.items():
+            for first in _first_of_each_agent(keys, before).tolist():
+                self.rejects.lose(keys.eps_ids[int(keys.code[first])], place)
+        self._lost = places.get(len(named), "")
+
+    # ---- rows as arrays ----
+
+    def _readable(self, rows: _Rows) -> list[tuple[_Rows, dict[str, Any]]]:
+        """The readable rows in as few parts as there are bad rows between them, each with the values of its columns.
+
+        All have the shapes of the rows before; where there are none, most rows decide.
+        """
+        parts = list(self._read(rows))
+        if self._shapes is None and parts:
+            votes: Counter[Any] = Counter()
+            for part, trees in parts:
+                votes[tuple(sorted(_shapes_of(trees).items()))] += len(part.numbers)
+            self._shapes = dict(votes.most_common(1)[0][0])
+        return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
+
+    def _read(self, rows: _Rows) -> Iterator[tuple[_Rows, dict[str, Any]]]:
+        """All rows at once where they can be read; otherwise halves, until the rows that cannot be read are isolated."""
+        count = len(rows.numbers)
+        if not count:
+            return
+        try:
+            yield rows, _trees(rows.table, rows.where)
+        except BadData as error:
+            if count == 1 or self.rejects.on_error is OnError.FAIL:
+                self._reject(rows, error, 1)
+                return
+            yield from self._read(rows.part(0, count // 2))
+            yield from self._read(rows.part(count // 2, count))
+
+    def _agrees(self, rows: _Rows, trees: Mapping[str, Any]) -> bool:
+        problem = _difference(_shapes_of(trees), self._shapes or {})
+        if problem:
+            fix = "pad or cut the values to one shape, or convert the files of each kind into a dataset of its own"
+            self._reject(rows, BadEpisode(problem, where=rows.where(0), fix=fix), len(rows.numbers))
+        return not problem
+
+    def _reject(self, rows: _Rows, error: BadData, count: int) -> None:
+        self.rejects.add(error, raw=_quoted(rows.table, self.rejects), rows=count)
+        for name in rows.names():
+            self.rejects.lose(name, error.where)
+
+    def _steps(self, rows: _Rows, trees: Mapping[str, Any], file: Rows) -> StepRows:
+        self._count_once("missing-end-flags", trees.keys().isdisjoint(END_FLAGS))
+        self._count_once("missing-t", Columns.T not in trees and Columns.NEXT_OBS not in trees)
+        terminateds, truncateds = end_flags(trees, len(rows.numbers), self.tally)
+        follows = self._unfinished is not None and self._unfinished == _key(rows.keys, 0)
+        self._unfinished = None if terminateds[-1] or truncateds[-1] else _key(rows.keys, -1)
+        return StepRows(
+            keys=rows.keys,
+            obs=trees[Columns.OBS],
+            next_obs=trees.get(Columns.NEXT_OBS),
+            actions=trees[Columns.ACTIONS],
+            rewards=np.asarray(trees[Columns.REWARDS], np.float64),
+            terminateds=terminateds,
+            truncateds=truncateds,
+            t=trees.get(Columns.T),
+            extra={name: tree for name, tree in trees.items() if name not in (*VALUES, *INFOS, *CUSTOM_COLUMNS)},
+            infos=trees.get(Columns.INFOS),
+            reset_infos=trees.get(Columns.RESET_INFOS),
+            file=file,
+            follows=follows,
+            where=rows.where,
+            final_assumed=trees.get(Columns.FINAL_OBS_ASSUMED),
+        )
+
+    def _count_once(self, kind: str, holds: bool) -> None:
+        if holds and kind not in self._counted:
+            self._counted.add(kind)
+            self.tally.assume(kind)
+
+
+# ---- keys ----
+
+
+def _key(keys: Keys, row: int) -> tuple[str, ...]:
+    code = int(keys.code[row])
+    return keys.eps_ids[code], str(keys.agent_ids[code]), str(keys.module_ids[code])
+
+
+def _keys_of(table: pa.Table) -> Keys:
+    """The keys of all rows, ids as text; each row has an `eps_id`."""
+    codes, names = zip(*(_codes(table, name) for name in KEYS), strict=True)
+    if len(names[1]) == len(names[2]) == 1:
+        return Keys(codes[0], tuple(map(str, names[0])), names[1] * len(names[0]), names[2] * len(names[0]))
+    distinct, code = np.unique(np.stack(codes), axis=1, return_inverse=True)
+    ids, agents, modules = (tuple(known[i] for i in row) for known, row in zip(names, distinct.tolist(), strict=True))
+    return Keys(code.reshape(-1).astype(np.int64), tuple(map(str, ids)), agents, modules)
+
+
+def _codes(table: pa.Table, name: str) -> tuple[Rows, tuple[str | None, ...]]:
+    """(N,) index into distinct values, as text; a missing column has one value, None."""
+    if name not in table.column_names:
+        return np.zeros(table.num_rows, np.int64), (None,)
+    encoded = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
+    values = encoded.dictionary.to_pylist()
+    return encoded.indices.to_numpy().astype(np.int64), tuple(None if value is None else str(value) for value in values)
+
+
+def _order_of(table: pa.Table, keys: Keys) -> Rows | None:
+    """The order by episode, and within it by timestep or else in file order; None where rows mostly follow each other."""
+    t = table[Columns.T].to_numpy() if Columns.T in table.column_names else None
+    breaks = keys.code[1:] != keys.code[:-1]
+    if t is not None:
+        breaks |= t[1:] != t[:-1] + 1
+    if int(breaks.sum()) <= len(breaks) // 2:
+        return None
+    return np.argsort(keys.code, kind="stable") if t is None else np.lexsort((np.arange(len(t)), t, keys.code))
+
+
+def _first_of_each_agent(keys: Keys, begin: int) -> Rows:
+    """Of the rows from `begin` on, the first of each agent."""
+    pairs: dict[tuple[str | None, str | None], int] = {}
+    number = [pairs.setdefault(pair, len(pairs)) for pair in zip(keys.agent_ids, keys.module_ids, strict=True)]
+    return begin + np.unique(np.array(number)[keys.code[begin:]], return_index=True)[1]
+
+
+def _open_runs(rows: StepRows) -> list[str]:
+    """The episodes of runs of rows whose last one is no end."""
+    codes = rows.keys.code
+    last = np.append(np.flatnonzero(np.diff(codes)), len(codes) - 1)
+    is_open = ~(rows.terminateds | rows.truncateds)[last]
+    return [rows.keys.eps_ids[code] for code in codes[last[is_open]].tolist()]
+
+
+# ---- columns ----
+
+
+def _check_columns(table: pa.Table, where: str) -> None:
+    """Raise BadData, naming the columns, where a step cannot be read from `table`."""
+    present = {column.name: column.type for column in table.schema if not pa.types.is_null(column.type)}
+    missing = [name for name in NEEDED if name not in present]
+    if missing:
+        fix = f"give files of steps with the columns {', '.join(NEEDED)}"
+        raise BadData(f"no column {' or '.join(missing)}", where=where, fix=fix)
+    odd = [name for name in KEYS if name in present and not (is_text(present[name]) or _is_number(present[name]))]
+    odd += [name for name in (Columns.T,) if name in present and not _is_number(present[name])]
+    if odd:
+        fix = "write ids as text or integers, and t as the number of the step in its episode, or leave t out"
+        raise BadData(f"column {odd[0]} holds {present[odd[0]]}", where=where, fix=fix)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _quoted(rows: pa.Table, rejects: Rejects) -> bytes:
+    """The rows as text, where the rejects keep it."""
+    return repr(rows.to_pylist()).encode() if rejects.on_error is OnError.QUARANTINE else b""
+
+
+def _trees(table: pa.Table, where: Callable[[int], str]) -> dict[str, Any]:
+    """By column: trees with leaves (N, ...), infos as lists. Raises BadData, naming the row."""
+    trees: dict[str, Any] = {}
+    for column in table.schema:
+        name, values = column.name, table[column.name]
+        if name in INFOS:
+            infos = infos_of(values, column, where=where)
+            if infos is not None:
+                trees[name] = infos
+        elif name == Columns.NEXT_OBS and Columns.OBS in trees:
+            trees[name] = tree_of_following(values, column, table[Columns.OBS], trees[Columns.OBS], where=where)
+        elif name not in (*KEYS, Columns.SOURCE_ID):
+            trees[name] = tree_of(values, column, where=where)
+    for name in SCALARS:
+        if name in trees:
+            trees[name] = _one_per_step(trees[name], name, where(0))
+    if Columns.T in trees:
+        trees[Columns.T] = timesteps(trees[Columns.T], where=where)
+    return trees
+
+
+def _one_per_step(tree: Tree, name: str, place: str) -> NDArray[Any]:
+    """(N,) of a column of one value per step, which may be written as lists of one."""
+    if isinstance(tree, np.ndarray) and tree.size == len(tree):
+        return tree.reshape(len(tree))
+    raise BadEpisode(f"column {name} holds more than one value per step", where=place, fix="write one number for each step")
+
+
+# ---- shapes ----
+
+
+def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
+    named = [(name, tree) for name, tree in trees.items() if name not in INFOS]
+    return {path: leaf.shape[1:] for name, tree in named for path, leaf in flatten(tree, name)}
+
+
+def _difference(have: Shapes, want: Shapes) -> str:
+    """Why steps of the two cannot share an episode; a column that only one has is no reason, unless it is required."""
+    obs, new_obs = (_below(have, name) for name in (Columns.OBS, Columns.NEXT_OBS))
+    if new_obs and new_obs != obs:
+        return f"column {Columns.NEXT_OBS} has {_in_words(new_obs)}, and column {Columns.OBS} {_in_words(obs)}"
+    for name in (*TREES, *have):
+        mine, theirs = _below(have, name), _below(want, name)
+        if mine and theirs and mine != theirs:
+            return f"column {name} has {_in_words(mine)} here and {_in_words(theirs)} in other rows"
+    return ""
+
+
+def _below(shapes: Shapes, name: str) -> Shapes:
+    return {path.removeprefix(name): shape for path, shape in shapes.items() if path == name or path.startswith(f"{name}.")}
+
+
+def _in_words(shapes: Shapes) -> str:
+    return ", ".join(f"{path.removeprefix('.')} of shape {list(shape)}".strip() for path, shape in shapes.items())

@@ -1,0 +1,356 @@
+"""RLlib's old-stack recordings: files of SampleBatch and MultiAgentBatch lines of JSON, as a source of fragments.
+
+Each line becomes rows of steps, policy by policy (`batch_lines`); their dtypes are settled on the first lines (`dtypes`).
+
+Ids: where the source has one policy and one agent, an episode's id is its `eps_id` as text, its module the policy's name, and
+it has no agent id (RLlib keys single agents by their episode). Where it has several, each gets an episode of its own, with the
+id `<eps_id>-<policy>-<agent_index>`, the agent index as agent id, and `eps_id` as the id of the multi-agent episode.
+
+Rows of one episode and agent that are apart in a line (agents that took turns) are brought together, in their order. Without
+`eps_id` an episode begins after an end flag, where the agent changes, where `t` does not follow and, where there is no `t`
+either, where `new_obs` is not the next `obs`; a line continues the episode that the line before it in the file left unfinished,
+by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`, and counted.
+
+Lines of a policy are gathered while they have the same columns, shapes and dtypes, so that later stages work on large arrays. A
+line that cannot be read whole is rejected, and reading continues with the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.errors import BadData
+from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows
+from offline_cli.formats.rllib.dtypes import Dtypes
+from offline_cli.formats.rllib.json_lines import Line, lines_of
+from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
+from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, chained, fragments_of_rows
+from offline_cli.tally import Lost, Rejects, Tally
+from offline_cli.trees import Tree, equal_values, leaves, map_leaves
+
+__all__ = ["SampleBatchSource"]
+
+LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
+BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
+TOGETHER_BYTES: Final = 2 << 20  # of lines that are read as one
+
+
+@dataclass(slots=True)
+class SampleBatchSource(FileSource):
+    """Files of SampleBatch JSON, in the order given.
+
+    The spaces, where the caller knows them, distinguish Tuples from lists of rows and give plain lists their dtypes.
+    """
+
+    format: ClassVar = "sample-batch"
+
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`. JSON has neither tuples nor dtypes: they are those of the spaces, where these are known."""
+        self.read_options = options
+        if options.spaces is not None:
+            self.info = replace(self.info, observation_space=options.spaces[0], action_space=options.spaces[1])
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """Runs of rows as they stand, a policy at a time; see `Source.fragments`."""
+        self.done = ended = 0
+        dtypes, agents = Dtypes(tally, *self.info.spaces), set[tuple[str | None, Any]]()
+        blocks: dict[str | None, _Block] = {}
+        for rows in self._settled(self._lines(tally, rejects), dtypes, agents):
+            block = blocks.setdefault(rows.policy, _Block(rows.policy, agents))
+            trees = dtypes.trees_of(rows)
+            if block.rows and not block.takes(rows, trees):
+                yield block.flush(tally, rejects)
+            block.add(rows, trees)
+            ended += _ended(rows)
+            if self.read_options.limit is not None and ended >= self.read_options.limit:  # the caller may have enough
+                yield from (block.flush(tally, rejects) for block in blocks.values() if block.rows)
+        yield from (block.flush(tally, rejects) for block in blocks.values() if block.rows)
+
+    def _settled(
+        self, incoming: Iterator[PolicyRows], dtypes: Dtypes, agents: set[tuple[str | None, Any]]
+    ) -> Iterator[PolicyRows]:
+        """The rows, once dtypes and agents have been settled on those of the first LOOKAHEAD_BYTES, or of `limit` episodes."""
+        waiting: list[PolicyRows] = []
+        nbytes = ended = 0
+        is_settled = False
+        for rows in incoming:
+            dtypes.observe(rows, _begins(rows) | _begins_line(rows))
+            if is_settled:
+                yield rows
+                continue
+            agents |= {(rows.policy, agent) for agent in set(rows.agent_index.tolist())}
+            waiting.append(rows)
+            nbytes, ended = nbytes + rows.nbytes, ended + _ended(rows)
+            if nbytes > LOOKAHEAD_BYTES or (self.read_options.limit is not None and ended >= self.read_options.limit):
+                dtypes.settle()
+                is_settled = True
+                yield from waiting
+                waiting = []
+        dtypes.settle()
+        yield from waiting
+
+    def _lines(self, tally: Tally, rejects: Rejects) -> Iterator[PolicyRows]:
+        """The rows of all lines, with their ids; what cannot be read goes to the rejects."""
+        identifier, reader = _Identifier(tally), BatchReader(tally, *self.info.spaces)
+        losses, last_loss = 0, ""
+        told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
+        before = 0
+        for number, file in enumerate(self.files):
+            name = ""
+            for lines, lost in _gathered(lines_of(file, rejects, self.scope), rejects):
+                if lost:
+                    losses, last_loss = losses + lost, file.url
+                    rejects.lose_episodes(Lost.UNREADABLE, lost)
+                self.done = before + lines[-1].position if lines else self.done
+                tally.rows_in += len(lines)
+                for read, found in reader.read(lines):
+                    if isinstance(found, BadData):
+                        rejects.add(found, raw=read[0].data)
+                        rejects.lose_episodes(Lost.UNREADABLE)
+                        losses, last_loss = losses + 1, found.where
+                        continue
+                    if found and read[0].file != name:
+                        identifier.start_file(number, read[0])
+                        name = read[0].file
+                    for rows in found:
+                        if told.get(rows.policy, 0) < losses:
+                            rows.lost_before, told[rows.policy] = last_loss, losses
+                        yield identifier.identify(rows)
+            before = self.done
+
+
+def _gathered(lines: Iterator[Line], rejects: Rejects) -> Iterator[tuple[list[Line], int]]:
+    """Some lines of one file (of an archive) at a time, and how many were lost right before them."""
+    waiting: list[Line] = []
+    nbytes, count = 0, rejects.count
+    lost = 0
+    for line in lines:
+        rejected = rejects.count - count
+        if waiting and (rejected or nbytes + len(line.data) > TOGETHER_BYTES or line.file != waiting[0].file):
+            yield waiting, lost
+            waiting, nbytes, lost = [], 0, 0
+        lost, count = lost + rejected, rejects.count
+        waiting.append(line)
+        nbytes += len(line.data)
+    rejected = rejects.count - count
+    if waiting:
+        yield waiting, lost
+        lost = 0
+    if lost + rejected:
+        yield [], lost + rejected
+
+
+def _ended(rows: PolicyRows) -> int:
+    """How many episodes end in these rows."""
+    return int(np.count_nonzero(rows.terminateds | rows.truncateds))
+
+
+# ---- ids ----
+
+
+def _begins(rows: PolicyRows) -> NDArray[np.bool_]:
+    """(N,) true where a row does not continue the one before it in its line; always at the first row."""
+    ended = rows.terminateds | rows.truncateds
+    follows = ~ended[:-1] & (rows.agent_index[1:] == rows.agent_index[:-1])
+    if rows.eps_id is not None:
+        follows &= rows.eps_id[1:] == rows.eps_id[:-1]
+    if rows.t is not None:
+        follows &= rows.t[1:] == rows.t[:-1] + 1
+    elif rows.eps_id is None and Columns.NEXT_OBS in rows.columns:
+        follows &= chained(rows.columns[Columns.OBS].tree, rows.columns[Columns.NEXT_OBS].tree)
+    return np.concatenate([[True], ~follows])
+
+
+def _begins_line(rows: PolicyRows) -> NDArray[np.bool_]:
+    """(N,) whether a row is the first of its line."""
+    return np.diff(rows.line, prepend=-1) > 0
+
+
+@dataclass(slots=True)
+class _Identifier:
+    """Gives every row an `eps_id`; one for all files of a source, in their order."""
+
+    tally: Tally
+    _prefix: str = ""
+    _made: int = 0
+    _unfinished: dict[str | None, PolicyRows] = field(default_factory=dict)  # by policy: its last row, if that ended no episode
+
+    def start_file(self, number: int, line: Line) -> None:
+        """`line`: its first one that can be read."""
+        name = line.file.replace("\\", "/").rpartition("/")[2]
+        self._prefix = hashlib.blake2b(f"{number}:{name}:".encode() + line.data, digest_size=4).hexdigest()
+        self._made = 0
+        self._unfinished.clear()
+
+    def identify(self, rows: PolicyRows) -> PolicyRows:
+        """`rows` with an id on each row, and the rows of one episode and agent one after the other."""
+        if rows.eps_id is not None:
+            return _brought_together(rows, self.tally)
+        first = np.flatnonzero(_begins(rows))
+        before = self._unfinished.pop(rows.policy, None)
+        names = [] if before is None or not _goes_on(before, rows) else before.eps_id.tolist()  # type: ignore[union-attr]
+        self.tally.assume("missing-eps-id", len(first) - len(names))
+        for _ in range(len(first) - len(names)):
+            names.append(f"{self._prefix}-{self._made}")
+            self._made += 1
+        rows.eps_id = np.repeat(np.array(names), np.diff(np.append(first, len(rows))))
+        if not (rows.terminateds[-1] or rows.truncateds[-1]):
+            self._unfinished[rows.policy] = rows.take(np.array([len(rows) - 1]))
+        return rows
+
+
+def _goes_on(last: PolicyRows, rows: PolicyRows) -> bool:
+    """Whether row 0 is the next step of an episode whose row before is `last`."""
+    if rows.agent_index[0] != last.agent_index[0]:
+        return False
+    if rows.t is not None and last.t is not None:
+        return bool(rows.t[0] == last.t[0] + 1)
+    if Columns.NEXT_OBS not in last.columns:
+        return True
+    try:
+        same = map_leaves(
+            lambda left, right: left.shape[1:] == right.shape[1:] and bool(equal_values(left[0], right[0]).all()),
+            last.columns[Columns.NEXT_OBS].tree,
+            rows.columns[Columns.OBS].tree,
+        )
+    except ValueError:  # another structure
+        return False
+    return all(leaves(same))
+
+
+def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
+    """The same rows, those of one episode and agent in a line one after the other."""
+    assert rows.eps_id is not None
+    changes = (rows.eps_id[1:] != rows.eps_id[:-1]) | (rows.agent_index[1:] != rows.agent_index[:-1])
+    first = np.flatnonzero(_begins_line(rows) | np.concatenate([[True], changes]))
+    order: dict[Any, int] = {}
+    keys = zip(rows.line[first].tolist(), rows.eps_id[first].tolist(), rows.agent_index[first].tolist(), strict=True)
+    runs = [order.setdefault(key, len(order)) for key in keys]
+    if len(order) == len(first):
+        return rows
+    has_turns = np.bincount(rows.line[first]) > np.bincount([line for line, _, _ in order])
+    tally.assume("rows-brought-together", int(has_turns[rows.line].sum()))
+    run = np.repeat(runs, np.diff(np.append(first, len(rows))))
+    return rows.take(np.argsort(run, kind="stable"))
+
+
+# ---- lines to batches ----
+
+
+@dataclass(slots=True)
+class _Block:
+    """Lines of one policy that can share a batch."""
+
+    policy: str | None
+    agents: set[tuple[str | None, Any]]  # policy, agent index: all of the source
+    rows: list[PolicyRows] = field(default_factory=list)
+    trees: list[dict[str, Tree]] = field(default_factory=list)
+    nbytes: int = 0
+    _signature: object = None  # of the rows here
+    _last: tuple[str, str] | None = None  # key of the row before this block, where it did not end its episode
+
+    def takes(self, rows: PolicyRows, trees: dict[str, Tree]) -> bool:
+        """Whether these rows can share a batch with those here."""
+        return self.nbytes <= BLOCK_BYTES and self._signature == _signature(rows, trees)
+
+    def add(self, rows: PolicyRows, trees: dict[str, Tree]) -> None:
+        """Append rows, whose columns are `trees` now."""
+        if not self.rows:
+            self._signature = _signature(rows, trees)
+        self.rows.append(rows)
+        self.trees.append(trees)
+        self.nbytes += sum(leaf.nbytes for tree in trees.values() for leaf in leaves(tree))
+
+    def flush(self, tally: Tally, rejects: Rejects) -> Fragments:
+        """All rows here; the block is empty then."""
+        starts = np.cumsum([0, *(len(rows.places) for rows in self.rows[:-1])]).tolist()
+        line = np.concatenate([first + rows.line for first, rows in zip(starts, self.rows, strict=True)])
+        number = np.arange(len(line)) - np.searchsorted(line, line)
+        names = tuple(chain.from_iterable(rows.places for rows in self.rows))
+        keys = self._keys()
+        self._tell_losses(keys, rejects)
+        steps = replace(self._steps(keys, line), where=lambda row: f"{names[line[row]]} row {number[row]}")
+        batch, first = fragments_of_rows(steps, tally)
+        last = self.rows[-1]
+        self._last = None if last.terminateds[-1] or last.truncateds[-1] else _key(last, -1)
+        self.trees, self.rows, self.nbytes = [], [], 0
+        return Fragments(batch, Origins.of_rows(names, line, number, first))
+
+    def _keys(self) -> Keys:
+        eps_id = _joined_names([rows.eps_id for rows in self.rows])
+        agent = _joined_names([rows.agent_index for rows in self.rows])
+        changes = (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1])
+        first = np.flatnonzero(np.concatenate([[True], changes]))
+        codes: dict[tuple[Any, Any], int] = {}
+        runs = [codes.setdefault(key, len(codes)) for key in zip(eps_id[first].tolist(), agent[first].tolist(), strict=True)]
+        shares = [self.agents != {(self.policy, name)} for _, name in codes]
+        return Keys(
+            code=np.repeat(np.array(runs, np.int64), np.diff(np.append(first, len(eps_id)))),
+            eps_ids=tuple(
+                agent_episode_id(eps, self.policy, name) if shared else str(eps)
+                for (eps, name), shared in zip(codes, shares, strict=True)
+            ),
+            agent_ids=tuple(str(name) if shared else None for (_, name), shared in zip(codes, shares, strict=True)),
+            module_ids=(self.policy,) * len(codes),
+            multi_agent_ids=tuple(str(eps) if shared else None for (eps, _), shared in zip(codes, shares, strict=True))
+            if any(shares)
+            else None,
+        )
+
+    def _tell_losses(self, keys: Keys, rejects: Rejects) -> None:
+        """Where lines were lost, the next episode of each agent may have begun in them, and only `t` could show it."""
+        row = 0
+        for rows in self.rows:
+            if rows.lost_before and rows.t is None:
+                for first in np.unique(rows.agent_index[rows.line == rows.line[0]], return_index=True)[1]:
+                    rejects.lose(keys.eps_ids[int(keys.code[row + first])], rows.lost_before)
+            row += len(rows)
+
+    def _steps(self, keys: Keys, line: NDArray[np.int64]) -> StepRows:
+        rows = self.rows
+        trees = {name: map_leaves(_concatenated, *(part[name] for part in self.trees)) for name in self.trees[0]}
+        infos = [[{}] * len(part) if part.infos is None else part.infos for part in rows]
+        return StepRows(
+            keys=keys,
+            obs=trees.pop(Columns.OBS),
+            next_obs=trees.pop(Columns.NEXT_OBS, None),
+            actions=trees.pop(Columns.ACTIONS),
+            rewards=np.concatenate([part.rewards for part in rows]),
+            terminateds=np.concatenate([part.terminateds for part in rows]),
+            truncateds=np.concatenate([part.truncateds for part in rows]),
+            t=None if rows[0].t is None else np.concatenate([part.t for part in rows if part.t is not None]),
+            extra=trees,
+            infos=list(chain.from_iterable(infos)) if any(part.infos is not None for part in rows) else None,
+            reset_infos=None,
+            file=line,
+            follows=self._last is not None and self._last == _key(rows[0], 0),
+        )
+
+
+def _joined_names(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
+    """Ids of many lines in one array: integers, or text where one of them has text."""
+    arrays = [part for part in parts if part is not None]
+    if len({array.dtype.kind for array in arrays}) > 1:
+        arrays = [array.astype(np.str_) for array in arrays]
+    return np.concatenate(arrays)
+
+
+def _concatenated(*parts: NDArray[Any]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _key(rows: PolicyRows, row: int) -> tuple[str, str]:
+    assert rows.eps_id is not None
+    return str(rows.eps_id[row]), str(rows.agent_index[row])
+
+
+def _signature(rows: PolicyRows, trees: dict[str, Tree]) -> object:
+    return rows.t is None, map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", trees)
