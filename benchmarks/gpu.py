@@ -114,8 +114,7 @@ def _steps(
     from offline_cli.modules.devices import autocast
     from offline_cli.modules.policy_modules import build_module
     from offline_cli.training.learner import cloning_learner
-    from offline_cli.training.loader import StepLoader
-    from offline_cli.training.memory_store import MemoryStore
+    from offline_cli.training.steps import Batches, Steps
     from offline_cli.training.updates import Update, captured
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -125,7 +124,7 @@ def _steps(
     columns = {"obs": obs, "actions": torch.randint(0, 2, (held,))}
 
     module = build_module(space, spaces.Discrete(2), hidden=hidden, action_scale="env", seed=0).to(device).train()
-    loader = StepLoader(MemoryStore(columns), batch_size=batch, seed=0, device=device)
+    loader = Batches(Steps(columns), batch_size=batch, seed=0, device=device)
     update = Update(cloning_learner(module), loader.batch, lr=1e-3, precision=precision)
     loader.fill(0)
     launch, numbers = captured(update) if device.type == "cuda" else update, itertools.count()

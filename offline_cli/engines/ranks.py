@@ -3,10 +3,7 @@
     torchrun --nproc-per-node 4 -m offline_cli train ...
 
 Every rank reads the same data, draws the same order of steps and takes its share of each batch. One sum over ranks follows each
-gradient, so that all of them make the same step, and rank 0 alone writes and prints. What is said by sums stays exact: a number
-that one rank has, and all others have as zero.
-
-`current` is the group that a command has joined, `ALONE` where there is none; torch is not imported for that.
+gradient, so that all of them make the same step, and rank 0 alone writes and prints. torch is not imported without ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from offline_cli.errors import BadConfig, ClusterLost
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ALONE", "RankFailed", "Ranks", "current", "is_first", "joined", "whole"]
+__all__ = ["ALONE", "RankFailed", "Ranks", "is_first", "joined", "whole"]
 
 STARTED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets in each process
 ANSWER: Final = timedelta(minutes=30)  # of a rank that is alive: checks play in environments meanwhile
@@ -39,13 +36,14 @@ class RankFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The processes of one run, as one of them sees it."""
+    """The processes of one run, as one of them sees it. Methods that exchange something raise ClusterLost where one has ended,
+    and are called by all of them.
+    """
 
     rank: int = 0
     count: int = 1
     here: int = 1  # of the processes, those on this machine
     device: str = "cpu"  # where what is exchanged has to be: "cpu" with gloo, "cuda" with NCCL
-    resume: str = "the same command with --resume"
 
     @property
     def is_first(self) -> bool:
@@ -58,14 +56,12 @@ class Ranks:
         return slice(min(rows, self.rank * each), min(rows, (self.rank + 1) * each))
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """`tensor`, in place, as the sum over all ranks, of which each calls this. Raises ClusterLost where one has ended."""
+        """`tensor`, in place, as the sum over all ranks."""
         if self.count > 1:
             import torch.distributed as dist
 
-            try:
+            with self._together():
                 dist.all_reduce(tensor)
-            except RuntimeError as err:
-                raise self.lost(err) from err
         return tensor
 
     def summed(self, values: Sequence[float]) -> list[float]:
@@ -77,64 +73,54 @@ class Ranks:
         found: list[float] = self.sum_(torch.tensor(values, dtype=torch.float64, device=self.device)).tolist()
         return found
 
-    def mean(self, value: float) -> float:
-        """The mean of a number over all ranks."""
-        return self.summed([value])[0] / self.count
-
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
-        """Give `tensors`, in place, the values that they have in the first rank. Raises ClusterLost where one has ended."""
+        """Give `tensors`, in place, the values that they have in the first rank."""
         if self.count > 1:
             import torch.distributed as dist
 
-            try:
+            with self._together():
                 for tensor in tensors:
                     dist.broadcast(tensor, 0)
-            except RuntimeError as err:
-                raise self.lost(err) from err
 
     def texts(self, text: str) -> list[str]:
-        """The text of each rank, in order; each calls this with its own."""
+        """The text of each rank, in order."""
         if self.count == 1:
             return [text]
-        import torch
+        import torch.distributed as dist
 
-        own = text.encode("utf-8", "surrogatepass")
-        sizes = [int(size) for size in self.summed([len(own) if rank == self.rank else 0 for rank in range(self.count)])]
-        letters = torch.zeros((self.count, max(sizes, default=0)), dtype=torch.int32, device=self.device)
-        letters[self.rank, : len(own)] = torch.tensor(list(own), dtype=torch.int32)
-        rows = self.sum_(letters).tolist()
-        return [bytes(row[:size]).decode("utf-8", "surrogatepass") for row, size in zip(rows, sizes, strict=True)]
+        found: list[Any] = [None] * self.count
+        with self._together():
+            dist.all_gather_object(found, text)
+        return found
 
     def agree(self, failure: BaseException | None, said: str = "") -> None:
         """Every rank comes here with what has failed of its share, and what is known of it. Raises that; RankFailed where it is
         another one's."""
-        if self.count == 1 or not self.summed([float(failure is not None)])[0]:
-            if failure is not None:
-                raise failure
+        if failure is None and self.count == 1:
             return
-        texts = self.texts(said if failure is not None else "")
+        failed = self.summed([float(failure is not None)])[0]
+        texts = self.texts(said) if failed else []
         if failure is not None:
             raise failure
-        raise RankFailed([f"process {rank}: {text}" for rank, text in enumerate(texts) if text])
+        if failed:
+            raise RankFailed([f"process {rank}: {text}" for rank, text in enumerate(texts) if text])
 
     def wait(self) -> None:
-        """Until every rank has come here. Raises ClusterLost where one has ended before."""
+        """Until every rank has come here."""
         self.summed([0.0])
 
-    def lost(self, err: BaseException) -> ClusterLost:
-        """The error of a rank whose group has lost another one."""
-        what = f"another of the {self.count} processes that train together has ended, or does not answer"
-        fix = f"its own message says why; {self.resume} continues from the last checkpoint, with any number of processes"
-        return ClusterLost(what, where=f"process {self.rank}: {str(err).splitlines()[0][:200]}", fix=fix)
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as err:
+            what = f"another of the {self.count} processes that train together has ended, or does not answer"
+            fix = "its own message says why; the same command with --resume continues, with any number of processes"
+            raise ClusterLost(what, where=f"process {self.rank}: {str(err).splitlines()[0][:200]}", fix=fix) from err
 
 
 ALONE: Final = Ranks()
 _joined: list[Ranks] = []
-
-
-def current() -> Ranks:
-    """The group that this process has joined."""
-    return _joined[-1] if _joined else ALONE
 
 
 def is_first() -> bool:
@@ -151,8 +137,7 @@ def whole(total: Any) -> Any:
 
     For figures that a loss uses as constants, a mean say. Gradients do not pass, and need not: they are summed themselves.
     """
-    ranks = current()
-    return total if ranks.count == 1 else ranks.sum_(total.detach().clone())
+    return _joined[-1].sum_(total.detach().clone()) if _joined else total
 
 
 @contextmanager
@@ -177,10 +162,8 @@ def joined(device: Callable[[], str]) -> Iterator[Ranks]:
     if kind == "cuda":
         torch.cuda.set_device(local)
     ranks = Ranks(rank, count, here, kind)
-    try:
+    with ranks._together():
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=ANSWER)
-    except (RuntimeError, ValueError) as err:
-        raise ranks.lost(err) from err
     _joined.append(ranks)
     try:
         yield ranks

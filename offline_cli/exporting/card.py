@@ -16,9 +16,9 @@ import torch
 
 import offline_cli
 from offline_cli.errors import OfflineCliError
-from offline_cli.policies.module_policy import fingerprint_of, hash_of_weights
+from offline_cli.policies.module_policy import hash_of_weights
 from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object, newest_checkpoint
-from offline_cli.policies.run_policy import LoadedPolicy, known_environments
+from offline_cli.policies.run_policy import LoadedPolicy, fingerprint_of, known_environments
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.locations import Location

@@ -1,4 +1,4 @@
-"""The files of a run: their names, JSON objects and tensors as bytes, and the newest whole checkpoint.
+"""The files of a run: their names, JSON objects and tensors as bytes, and its checkpoint.
 
 The tensors of a checkpoint by name:
 
@@ -9,16 +9,14 @@ The tensors of a checkpoint by name:
     refreshed.policy...               the modules that columns were last computed with, where they are recomputed
     generator, generator_cuda         torch's random generators
 
-`newest_checkpoint` and `checkpoint_bytes` read the newest whole checkpoint, also while a trainer may replace it.
+The counters of the run are metadata of the same file, so that both are of one moment.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -26,15 +24,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
-from offline_cli.datasets.ownership import is_link
-from offline_cli.errors import StorageNotFound
+from offline_cli.errors import BadData
 from offline_cli.json_documents import from_json
 from offline_cli.storage.locations import Location
+from offline_cli.storage.staging import whole_file
 
 __all__ = [
     "BEST",
-    "CHECKPOINT",
-    "CHECKPOINTS",
     "CONFIG",
     "CURVE",
     "LEARNED",
@@ -49,13 +45,13 @@ __all__ = [
     "WEIGHTS",
     "check_learned",
     "checkpoint_bytes",
-    "checkpoint_folders",
     "copy_into",
     "json_bytes",
     "json_object",
     "newest_checkpoint",
     "part",
     "prefixed",
+    "state_in",
     "tensor_bytes",
 ]
 
@@ -65,11 +61,8 @@ REFRESHED: Final = "refreshed."
 OF_POLICY: Final = "policy."
 STEPPED: Final = "stepped."  # of the policy, where what is kept is a moving average
 
-CHECKPOINTS: Final = "checkpoints"
-TENSORS, STATE = "tensors.safetensors", "state.json"
-CHECKPOINT: Final = re.compile(r"(?P<update>[0-9]{9,18})a*", re.ASCII)
-READS: Final = 5  # of a checkpoint that a trainer replaces meanwhile, before it counts as none
-
+TENSORS, STATE = "state.safetensors", "state.json"
+COUNTERS: Final = "state"  # the key of the metadata
 CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
 LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
 RESULT, CURVE = "result.json", "curve.png"
@@ -92,31 +85,27 @@ def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
-def checkpoint_folders(run: Location) -> list[Location]:
-    """The folders in the run that have names of checkpoints, in their order. Raises StorageError."""
-    found = (child for child in run.join(CHECKPOINTS).children() if CHECKPOINT.fullmatch(child.name) and not is_link(child))
-    return sorted(found, key=lambda child: child.name)
-
-
 def newest_checkpoint(run: Location) -> Location | None:
-    """The folder of the newest whole checkpoint; None: there is none. Raises StorageError."""
-    return next((folder for folder in reversed(checkpoint_folders(run)) if folder.join(STATE).is_file()), None)
+    """The folder with the counters of the checkpoint; None: there is none. Raises StorageError."""
+    return run if run.join(STATE).is_file() else None
 
 
 def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
-    """Update and tensors of the newest whole checkpoint, which may give way to a newer one while it is read.
+    """Update and tensors of the checkpoint; None: there is none. Raises StorageError, BadData for a broken file."""
+    content = whole_file(run.join(TENSORS))
+    if content is None:
+        return None
+    try:
+        return int(state_in(content)["update"]), content
+    except (ValueError, TypeError, KeyError) as err:
+        raise BadData(f"{TENSORS} cannot be read: {err}", where=run.url, fix="train again with --overwrite") from err
 
-    None: there is none. Raises StorageError.
-    """
-    for _ in range(READS):
-        folder = newest_checkpoint(run)
-        if folder is None:
-            return None
-        match = CHECKPOINT.fullmatch(folder.name)
-        assert match is not None, "a checkpoint's name"
-        with suppress(StorageNotFound):  # a newer one has just taken its place
-            return int(match["update"]), folder.join(TENSORS).read_bytes()
-    return None
+
+def state_in(checkpoint: bytes) -> dict[str, Any]:
+    """The counters in a checkpoint's file. Raises ValueError, TypeError or KeyError for another file."""
+    size = int.from_bytes(checkpoint[:8], "little")
+    header = json_object(checkpoint[8 : 8 + size])
+    return json_object(header["__metadata__"][COUNTERS].encode())
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
@@ -132,12 +121,13 @@ def json_object(content: bytes) -> dict[str, Any]:
     return loaded
 
 
-def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The safetensors file of `tensors`.
+def tensor_bytes(tensors: Mapping[str, Tensor], counters: str | None = None) -> bytes:
+    """The safetensors file of `tensors`; `counters`: of a checkpoint, as JSON.
 
     By way of memory: the library's own writer reports a full disk as an error of the format.
     """
-    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    metadata = None if counters is None else {COUNTERS: counters}
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, metadata)
 
 
 def check_learned(content: bytes | None, told: Any) -> bytes:

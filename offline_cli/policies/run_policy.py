@@ -171,7 +171,7 @@ def _policy_of(
 
     `of_checkpoint`: the weights are among those of a checkpoint.
     """
-    of_weights = "tensors.safetensors of its last checkpoint" if of_checkpoint else WEIGHTS
+    of_weights = "state.safetensors, its last checkpoint," if of_checkpoint else WEIGHTS
     kind: type[Network] | None = None
     reading = POLICY
     try:

@@ -25,10 +25,10 @@ from offline_cli.playing.returns import Played, play
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested
-from offline_cli.training.checkpoints import Best, TrainState
 from offline_cli.training.config_model import BCConfig
 from offline_cli.training.learner import Learner
-from offline_cli.training.loader import StepLoader
+from offline_cli.training.run_state import Best, TrainState
+from offline_cli.training.steps import Batches
 
 __all__ = ["CONFIRMED", "Checks", "returns_of", "score"]
 
@@ -42,10 +42,10 @@ class Checks:
         self,
         learner: Learner,
         config: BCConfig,
-        *,
-        val: StepLoader | None,
+        val: Batches | None,
         environment: Environment | None,
         pieces: PlaySpec | None,
+        *,
         updates_per_epoch: int,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -68,7 +68,8 @@ class Checks:
         """Figures by name: `val_*`, `eval_return_*`, `confirm_return_*`. Raises StopRequested, BadData from the environment."""
         figures: dict[str, float] = {}
         if self._val is not None:
-            figures |= {f"val_{name}": value for name, value in self._scores(self._val).items()}
+            scores = score(self._learner, self._val, self._config.precision, self._ranks)
+            figures |= {f"val_{name}": value for name, value in scores.items()}
         if self._environment is not None:
             checked = self._play(self._config.eval_episodes, Purpose.CHECK, update)
             figures |= returns_of("eval", checked)
@@ -86,9 +87,6 @@ class Checks:
                 raise StopRequested from err
             fix = "see the message of that process"
             raise BadData("; ".join(err.said), where=f"--env {self._environment.name}", fix=fix) from err
-
-    def _scores(self, val: StepLoader) -> dict[str, float]:
-        return score(self._learner, val, self._config.precision, self._ranks)
 
     def decide(self, state: TrainState, figures: Mapping[str, float]) -> bool:
         """Update `state` by `figures`, and end the run where they say so; returns whether this policy is the best so far."""
@@ -129,14 +127,14 @@ def returns_of(name: str, played: Played) -> dict[str, float]:
     return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
 
 
-def score(learner: Learner, loader: StepLoader, precision: str, ranks: Ranks = ALONE) -> dict[str, float]:
-    """The algorithm's scores, as means over all that `loader` holds, shared out among `ranks`: of cloning `loss`, and
+def score(learner: Learner, batches: Batches, precision: str, ranks: Ranks = ALONE) -> dict[str, float]:
+    """The algorithm's scores, as means over all that `batches` hold, shared out among `ranks`: of cloning `loss`, and
     `accuracy` or `mse`."""
     totals: dict[str, Any] = {}
     counts: Counter[str] = Counter()
     device = next(learner.policy.parameters()).device
     with evaluating(learner.whole), torch.inference_mode(), autocast(device, precision):
-        for batch, _ in loader.in_order():
+        for batch, _ in batches.in_order():
             for name, values in learner.algorithm.scores(learner.modules, batch).items():
                 totals[name] = totals.get(name, 0) + values.double().sum()
                 counts[name] += values.numel()

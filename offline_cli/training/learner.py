@@ -2,17 +2,12 @@
 
 `Start`: the run whose policy, and maybe other modules, they begin with. What its connector pieces had learned is kept too, and
 learned no further: with other statistics its policy would see other numbers than it was trained on.
-
-`check_losses` and `differentiating` report mistakes of an algorithm's author by name: whether the losses of a group can be
-minimised.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -27,7 +22,7 @@ from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.images import reads_alike
 from offline_cli.modules.network import MLP, Mlp, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.plugins import PYTHON, plugin_behind
+from offline_cli.plugins import PYTHON
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
 from offline_cli.policies.run_policy import NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, describe, same_space
@@ -35,63 +30,9 @@ from offline_cli.storage.locations import Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config_model import BCConfig
 
-__all__ = ["Learner", "Setup", "Start", "check_losses", "cloning_learner", "differentiating", "misnamed"]
+__all__ = ["Learner", "Setup", "Start", "cloning_learner"]
 
 ASIDE: Final = ("dropout", "max_seq_len", "burn_in", "images")  # options that no weight depends on; the last by what it reads
-SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
-WANTED = "it must be a scalar tensor with a gradient"
-
-
-def check_losses(losses: Any, names: Collection[str], kind: str) -> None:
-    """Raise BadConfig unless `losses`, of a group that announces `names`, are scalar tensors by these names, one of them with a
-    gradient. `kind`: the algorithm's class.
-    """
-    if not isinstance(losses, Mapping):
-        announced = ", ".join(map(repr, names))
-        what = f"the loss of a group gives {_said(losses)}; it must be a dict with the losses {announced}"
-        raise _wrong(kind, what, 'return {"name": loss} with a name for each loss')
-    if losses.keys() != set(names):
-        raise misnamed(losses, names, kind)
-    for name, loss in losses.items():
-        if not isinstance(loss, Tensor):
-            fix = "return it as torch made it, without float() or .item()"
-            raise _wrong(kind, f"loss {name!r} is {_said(loss)}; {WANTED}", fix)
-        if loss.shape != ():
-            what = f"loss {name!r} has shape {tuple(loss.shape)}; {WANTED}"
-            raise _wrong(kind, what, 'sum it over rows, weighted: torch.dot(rows, batch["weights"])')
-    if not any(loss.requires_grad for loss in losses.values()):
-        fix = "make it of what the group's modules give, without detach() or torch.no_grad()"
-        raise _wrong(kind, f"loss {next(iter(losses))!r} has no gradient; {WANTED}", fix)
-
-
-@contextmanager
-def differentiating(kind: str) -> Iterator[None]:
-    """Within it the gradients of an algorithm's losses are computed; BadConfig is raised where torch cannot.
-
-    An error that code of a package raises on the way stays what it is: it names the package and the line.
-    """
-    try:
-        yield
-    except RuntimeError as err:
-        if plugin_behind(err) is not None or any(word in str(err).lower() for word in SHORTAGE):
-            raise
-        fix = "leave tensors that a gradient needs as they are: no in-place operation on them, in the loss or in a network"
-        raise _wrong(kind, f"its losses have no gradient that can be computed: {err}", fix) from err
-
-
-def misnamed(losses: Mapping[str, Any], names: Collection[str], kind: str) -> BadConfig:
-    """The error for losses under other names than a group announces."""
-    what = f"{kind} announces the losses {list(names)} of a group, and gives {list(losses)}"
-    return BadConfig(what, where=f"algorithm {kind}", fix="give each loss under the name that its Group has for it")
-
-
-def _wrong(kind: str, what: str, fix: str) -> BadConfig:
-    return BadConfig(f"algorithm {kind}: {what}", where=f"algorithm {kind}", fix=fix)
-
-
-def _said(value: Any) -> str:
-    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-    return f"a {type(value).__name__}{shape}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,23 +201,19 @@ class Learner:
             fix = "leave out memory, or learn with the algorithm bc"
             raise BadConfig(f"{kind} learns from single steps, and the network has a memory", where="[network]", fix=fix)
         groups = list(algorithm.groups(modules))
-        unknown = [name for group in groups for name in group.modules if name not in modules]
-        if unknown or not groups:
-            fix = f"one of {', '.join(modules)}"
-            raise BadConfig(f"{kind}.groups names the module {unknown[0] if unknown else None!r}", where=where, fix=fix)
         grouped = [name for group in groups for name in group.modules]
         losses = [name for group in groups for name in group.losses]
-        twice = [name for name in (*grouped, *losses) if grouped.count(name) > 1 or losses.count(name) > 1]
-        if twice:
-            fix = "one group for each module, and another name for each loss"
-            raise BadConfig(f"{kind}.groups names {twice[0]!r} twice", where=where, fix=fix)
+        wrong = [name for name in grouped if name not in modules]
+        wrong += [name for name in (*grouped, *losses) if grouped.count(name) > 1 or losses.count(name) > 1]
+        if wrong or not groups:
+            named = f"names {wrong[0]!r} twice, or there is no such module" if wrong else "gives none"
+            fix = f"modules among {', '.join(modules)}, each in one group, and another name for each loss"
+            raise BadConfig(f"{kind}.groups {named}", where=where, fix=fix)
         learner = cls(algorithm, modules, groups, task.made, task.made.is_stateful())
-        stepped = [(id(parameter), name) for group in groups for name, parameter in learner.parameters_of(group)]
-        counts = Counter(number for number, _ in stepped)
-        shared = [name for number, name in stepped if counts[number] > 1]
-        if shared:
+        stepped = [parameter.data_ptr() for group in groups for _, parameter in learner.parameters_of(group)]
+        if len(set(stepped)) < len(stepped):
             fix = "modules that share parameters belong in one group"
-            raise BadConfig(f"{kind} has {shared[0]} stepped by two groups", where=where, fix=fix)
+            raise BadConfig(f"{kind} has a parameter stepped by two groups", where=where, fix=fix)
         return learner
 
     def before_sequences(self) -> dict[str, Any]:

@@ -1,40 +1,49 @@
-"""One update of an algorithm's modules, eager or as captured CUDA graphs; nothing in it waits for the device.
+"""One update of an algorithm's modules: each group's losses, its gradient, its Adam; nothing in it waits for the device.
 
-Both ways run the same code on the same static batch. Capturing warms up first, as CUDA libraries need, and puts back every
-tensor that warming up has changed, so that a captured run starts from the same numbers as an eager one. Groups that are stepped
-in every update, or in each k-th, are graphs of their own: a launch replays those that are due, in the order of the groups.
+On a GPU the update is captured as CUDA graphs: the same code on the same static batch. Capturing warms up first, as CUDA
+libraries need, and puts back every tensor that warming up has changed, so that a captured run starts from the same numbers.
+Groups that are stepped in every update, or in each k-th, are graphs of their own.
+
+Decision: the moving average of weights is a `lerp_` of ours. `swa_utils.AveragedModel` reads its counter back in each step,
+which waits for the GPU, and cannot be captured. `LambdaLR` counts its own steps; here the number of the update says all.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from offline_cli.engines.ranks import ALONE, Ranks
+from offline_cli.errors import BadConfig
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
+from offline_cli.plugins import plugin_behind
 from offline_cli.policies.run_files import MODULES, OF_POLICY, STEPPED, prefixed
 from offline_cli.training.algorithms.algorithm import Group
-from offline_cli.training.learner import Learner, check_losses, differentiating, misnamed
-from offline_cli.training.optimizer import Optimizer
+from offline_cli.training.learner import Learner
 
-__all__ = ["Stepped", "Update", "captured", "rate_factor", "unchanged"]
+__all__ = ["Update", "captured", "rate_factor"]
 
+BETAS = (0.9, 0.999)
 WARM_UPS = 3
+UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # what wraps it imports torch's compiler: 60 MB and a second
+SHORTAGE = ("allocat", "out of memory")  # words of errors that are of the machine
 
 Launch = Callable[[int], None]
-"""Makes the update of a number, counted from 0."""
+"""Runs update `n`, counted from 0."""
 
 
-class Stepped:
-    """One group with its optimizer. Calling it is a step of it, and raises BadConfig for losses under other names than the
-    group's; `sums` add up its losses, () each, on the device.
+class GroupStep:
+    """One group with its Adam, whose whole state exists from the start, to be saved and written in place.
+
+    Calling it is a step. `sums` add up its losses, () each, on the device.
     """
 
     def __init__(
@@ -45,49 +54,83 @@ class Stepped:
         *,
         lr: float,
         precision: str,
-        ranks: Ranks = ALONE,
-        **stepping: Any,
+        weight_decay: float,
+        clip_norm: float | None,
+        ema: float | None,
+        ranks: Ranks,
     ) -> None:
-        """`ranks`: who makes the same step, each with its rows. `stepping`: further options of Optimizer."""
-        parameters = learner.parameters_of(group)
-        self.group, self.batch = group, batch
-        self.lr = lr if group.lr is None else group.lr
-        self.ranks = ranks
-        self.adam = Optimizer(parameters, lr=self.lr, **stepping)
+        named = learner.parameters_of(group)
+        self.group, self.batch, self.ranks = group, batch, ranks
+        self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
+        self.device = self.parameters[0].device
+        self.rate = lr if group.lr is None else group.lr
+        self.lr = torch.tensor(float(self.rate), device=self.device)  # so that a captured graph reads it anew
+        how: dict[str, Any] = {"betas": BETAS, "weight_decay": weight_decay, "fused": True}
+        _without_compiler()
+        self._adam = torch.optim.AdamW(self.parameters, lr=self.lr, capturable=self.device.type == "cuda", **how)
+        for parameter in self.parameters:
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            self._adam.state[parameter] = {"step": torch.zeros((), device=self.device), **moments}
+        self._clip_norm, self._ema, self._precision = clip_norm, ema, precision
+        self.averages = [] if ema is None else [parameter.detach().clone() for parameter in self.parameters]
+        self.sums = {name: torch.zeros((), device=self.device) for name in group.losses}
+        self._kind = type(learner.algorithm).__name__
+        self._inputs = None if len(learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
         self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
         self._told: Tensor | None = None  # by all ranks, with the last step: losses, and whether one of them is to stop
-        self._device = self.adam.parameters[0].device
-        self.sums = {name: torch.zeros((), device=self._device) for name in group.losses}
-        self._precision, self._kind = precision, type(learner.algorithm).__name__
-        alone = len(learner.modules) == 1
-        self._inputs = None if alone else [parameter for _, parameter in parameters]  # no gradient of what is not stepped
+
+    def _losses(self) -> tuple[Mapping[str, Tensor], Tensor]:
+        with autocast(self.device, self._precision):
+            losses = self.group.loss(self.batch)
+            if not isinstance(losses, Mapping) or losses.keys() != self.sums.keys():
+                given = list(losses) if isinstance(losses, Mapping) else f"a {type(losses).__name__}"
+                what = f"announces the losses {list(self.sums)} of a group, and gives {given}"
+                raise self._wrong(what, "return a dict with each loss under the name that its Group has for it")
+            first, *others = losses.values()
+            return losses, sum(others, start=first)
+
+    def _wrong(self, what: str, fix: str) -> BadConfig:
+        return BadConfig(f"algorithm {self._kind} {what}", where=f"algorithm {self._kind}", fix=fix)
 
     def __call__(self) -> None:
-        self.adam.zero_grad()
-        with autocast(self._device, self._precision):
-            losses = self.group.loss(self.batch)
-            if losses.keys() != self.sums.keys():
-                raise misnamed(losses, list(self.sums), self._kind)
-            total = _sum(losses)
+        for parameter in self.parameters:
+            parameter.grad = None
+        losses, total = self._losses()
         total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for parameter in self.parameters:
+            if parameter.grad is None:  # the loss does not depend on it in this step
+                parameter.grad = torch.zeros_like(parameter)
         if self.ranks.count > 1:
             losses = self._exchange(losses)
-        self.adam.step()
-        for name, loss in losses.items():
-            self.sums[name] += loss.detach()
-        if self.group.then is not None:
-            with torch.no_grad():
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        with torch.no_grad():
+            UNWRAPPED_STEP(self._adam)
+            self._average()
+            for name, loss in losses.items():
+                self.sums[name] += loss
+            if self.group.then is not None:
                 self.group.then()
+
+    def _average(self) -> None:
+        """After step n the average becomes d times itself plus 1 - d times the weights, d = min(ema, (1 + n) / (10 + n)): the
+        first weights soon count little. Source: tf.train.ExponentialMovingAverage with `num_updates`.
+        """
+        if self._ema is not None:
+            steps = self._adam.state[self.parameters[0]]["step"]
+            share = 1 - ((1 + steps) / (10 + steps)).clamp(max=self._ema)
+            for average, parameter in zip(self.averages, self.parameters, strict=True):
+                average.lerp_(parameter, share.to(parameter.dtype))
 
     def _exchange(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradient and losses of the whole batch, which are sums over the ranks; and whether one of them is to stop."""
-        gradients = self.adam.gradients()
-        stop = torch.tensor(float(self.stop), device=self._device)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        stop = torch.tensor(float(self.stop), device=self.device)
         told = torch.stack([*(losses[name].detach() for name in self.sums), stop])
         exchanged = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told.to(gradients[0].dtype)])
         self.ranks.sum_(exchanged)
         *parts, self._told = torch.split(exchanged, [*(gradient.numel() for gradient in gradients), len(told)])
-        for owner, part in zip(self.adam.parameters, parts, strict=True):
+        for owner, part in zip(self.parameters, parts, strict=True):
             owner.grad = part.view_as(owner)
         return dict(zip(self.sums, self._told.unbind(), strict=False))
 
@@ -98,20 +141,37 @@ class Stepped:
 
     def check(self) -> None:
         """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
-        with autocast(self._device, self._precision):
-            losses = self.group.loss(self.batch)
-            check_losses(losses, list(self.sums), self._kind)
-            total = _sum(losses)
+        losses, total = self._losses()
+        for name, loss in losses.items():
+            if not isinstance(loss, Tensor) or loss.shape != ():
+                shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+                what = f"has the loss {name!r}, a {type(loss).__name__}{shape}; it must be a scalar tensor"
+                raise self._wrong(what, 'sum it over rows, weighted: torch.dot(rows, batch["weights"]), without .item()')
+        if not total.requires_grad:
+            what = f"has losses {list(losses)} without a gradient"
+            raise self._wrong(what, "make them of what the group's modules give, without detach() or torch.no_grad()")
         try:
-            with differentiating(self._kind):
-                total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # as above
+            total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # as above
+        except RuntimeError as err:
+            if plugin_behind(err) is not None or any(word in str(err).lower() for word in SHORTAGE):
+                raise
+            fix = "no in-place operation on tensors that a gradient needs, in the loss or in a network"
+            raise self._wrong(f"has losses whose gradient cannot be computed: {err}", fix) from err
         finally:
-            self.adam.zero_grad()
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Adam's state by `parameter.name`."""
+        owners = zip(self.names, self.parameters, strict=True)
+        return {f"{name}.{key}": tensor for name, owner in owners for key, tensor in self._adam.state[owner].items()}
 
 
-def _sum(losses: Mapping[str, Tensor]) -> Tensor:
-    first, *others = losses.values()
-    return sum(others, start=first)
+def _without_compiler() -> None:
+    """Keep `torch.optim` from importing torch's compiler to mark a method that it shall not compile."""
+    method = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if method is not None:
+        vars(method).setdefault("__dynamo_disable", method)
 
 
 class Update:
@@ -124,51 +184,39 @@ class Update:
         *,
         lr: float,
         precision: str = "fp32",
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
         ema: float | None = None,
         ranks: Ranks = ALONE,
-        **stepping: Any,
     ) -> None:
-        """`ema`: decay of a moving average of the policy's weights, None: there is none. `stepping`: further options of
-        Optimizer.
+        """`clip_norm`: the longest gradient of a group, all its parameters as one vector. `ema`: decay of a moving average of
+        the policy's weights; None: there is none.
         """
         self.learner = learner
         own = {id(parameter): name for name, parameter in learner.policy.named_parameters()}
         self._averages: dict[str, Tensor] = {}  # of the policy's parameters, by name
-        self.steps: list[Stepped] = []
+        self.steps: list[GroupStep] = []
+        how: dict[str, Any] = {"lr": lr, "precision": precision, "weight_decay": weight_decay, "clip_norm": clip_norm}
         for group in learner.groups:
             of_policy = any(id(parameter) in own for _, parameter in learner.parameters_of(group))
-            how: dict[str, Any] = {"lr": lr, "precision": precision, "ranks": ranks, **stepping}
-            step = Stepped(group, learner, batch, ema=ema if of_policy else None, **how)
-            pairs = zip(step.adam.parameters, step.adam.averages, strict=False)
+            step = GroupStep(group, learner, batch, ema=ema if of_policy else None, ranks=ranks, **how)
+            pairs = zip(step.parameters, step.averages, strict=False)
             self._averages |= {own[id(parameter)]: average for parameter, average in pairs if id(parameter) in own}
             self.steps.append(step)
         self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
-        self.device = self.steps[0].adam.parameters[0].device
+        self.device = self.steps[0].device
 
-    def policy_state(self) -> dict[str, Tensor]:
-        """The policy that is checked and kept: its parameters, or their moving averages, and its buffers; in place."""
-        return {**self.learner.policy.state_dict(), **self._averages}
+    def __call__(self, number: int = 0) -> None:
+        """The update of that number, counted from 0: every group that is due takes a step."""
+        for every, steps in self.stages:
+            if is_due(number, every):
+                for step in steps:
+                    step()
 
-    @contextmanager
-    def kept_policy(self) -> Iterator[None]:
-        """Within it the learner's policy is the one that is kept."""
-        stepped = self.learner.policy.state_dict()
-        own = {name: stepped[name] for name in self._averages}
-        with unchanged(list(own.values())), torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(self._averages[name])
-            yield
-
-    def changing(self) -> dict[str, Tensor]:
-        """All that an update changes, by name: to be saved, and written back in place with `copy_`.
-
-        With a moving average the policy under its usual names is that, so that whoever plays a checkpoint plays the policy that
-        is kept, and what is stepped has names of its own.
-        """
-        stepped = self.learner.policy.state_dict()
-        state = self.learner.state() | prefixed(OF_POLICY, self._averages)
-        found = prefixed(MODULES, state) | self.optimizer_tensors()
-        return found | prefixed(STEPPED, {name: stepped[name] for name in self._averages})
+    def scale_rates(self, factor: float) -> None:
+        """Have the steps to come take their learning rates times `factor`; captured graphs as well."""
+        for step in self.steps:
+            step.lr.fill_(step.rate * factor)
 
     def check(self) -> None:
         """Raise BadConfig for losses that cannot be minimised, and features that a network gives in another form than it says.
@@ -186,41 +234,25 @@ class Update:
 
     def stopped(self, number: int) -> bool:
         """Whether a rank had to stop in update `number`, counted from 0; the same answer for all of them."""
-        return any(step.stopped for every, part in self.stages if is_due(number, every) for step in part)
+        return any(step.stopped for every, steps in self.stages if is_due(number, every) for step in steps)
 
-    def scale_rates(self, factor: float) -> None:
-        """Have the steps to come take their learning rates times `factor`; captured graphs as well."""
-        for step in self.steps:
-            step.adam.lr.fill_(step.lr * factor)
+    # ---- the policy that is kept ----
 
-    def __call__(self, number: int = 0) -> None:
-        """The update of that number, counted from 0: every group that is due takes a step."""
-        for every, part in self.stages:
-            if is_due(number, every):
-                for step in part:
-                    step()
+    def policy_state(self) -> dict[str, Tensor]:
+        """The policy that is checked and kept: its parameters, or their moving averages, and its buffers; in place."""
+        return {**self.learner.policy.state_dict(), **self._averages}
 
-    def every_group(self) -> None:
-        """A step of each group, due or not."""
-        for step in self.steps:
-            step()
+    @contextmanager
+    def kept_policy(self) -> Iterator[None]:
+        """Within it the learner's policy is the one that is kept."""
+        stepped = self.learner.policy.state_dict()
+        own = {name: stepped[name] for name in self._averages}
+        with unchanged(list(own.values())), torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(self._averages[name])
+            yield
 
-    def tensors(self) -> list[Tensor]:
-        """All that an update changes."""
-        found: list[Tensor] = [*self.learner.others().values()]
-        for step in self.steps:
-            adam = step.adam
-            found += [*(owner.detach() for owner in adam.parameters), *adam.averages]
-            found += [*adam.tensors().values(), *step.sums.values()]
-        return found
-
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """What optimizers and sums of losses hold, by name: to be saved, and written back in place with `copy_`."""
-        found: dict[str, Tensor] = {}
-        for number, step in enumerate(self.steps):
-            found |= {f"adam.{number}.{name}": tensor for name, tensor in step.adam.tensors().items()}
-            found |= {f"sum.{name}": tensor for name, tensor in step.sums.items()}
-        return found
+    # ---- figures, and what is saved ----
 
     def means(self, number: int, since: int) -> dict[str, float]:
         """The mean of each loss over the steps in the last `since` of `number` updates; none where its group took no step.
@@ -243,7 +275,19 @@ class Update:
 
     def is_finite(self) -> bool:
         """Whether all weights are numbers; waits for the device."""
-        return all(bool(torch.isfinite(owner).all()) for step in self.steps for owner in step.adam.parameters)
+        return all(bool(torch.isfinite(parameter).all()) for step in self.steps for parameter in step.parameters)
+
+    def changing(self) -> dict[str, Tensor]:
+        """All that an update changes, by name: to be saved, and written back in place with `copy_`.
+
+        With a moving average the policy under its usual names is that, so that whoever plays a checkpoint plays the policy that
+        is kept, and what is stepped has names of its own.
+        """
+        stepped = self.learner.policy.state_dict()
+        found = prefixed(MODULES, self.learner.state() | prefixed(OF_POLICY, self._averages))
+        for number, step in enumerate(self.steps):
+            found |= prefixed(f"adam.{number}.", step.tensors()) | prefixed("sum.", step.sums)
+        return found | prefixed(STEPPED, {name: stepped[name] for name in self._averages})
 
 
 def rate_factor(number: int, *, schedule: str, warmup: int, bound: int) -> float:
@@ -276,13 +320,20 @@ def captured(update: Update) -> Launch:
     """`update` as launches of CUDA graphs; needs losses that never read a value back."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     chance = torch.cuda.get_rng_state()
-    with unchanged(update.tensors()):
+    with unchanged([tensor.detach() for tensor in update.changing().values()]):
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                update.every_group()
+                for step in update.steps:
+                    step()
         torch.cuda.current_stream().wait_stream(side)
-        graphs = [(every, _graph(part)) for every, part in update.stages]
+        graphs = []
+        for every, steps in update.stages:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device meanwhile
+                for step in steps:
+                    step()
+            graphs.append((every, graph))
     torch.cuda.set_rng_state(chance)
 
     def launch(number: int, _held: Update = update) -> None:  # graphs read and write tensors that nothing else may hold
@@ -291,11 +342,3 @@ def captured(update: Update) -> Launch:
                 graph.replay()
 
     return launch
-
-
-def _graph(steps: Sequence[Stepped]) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device meanwhile
-        for step in steps:
-            step()
-    return graph

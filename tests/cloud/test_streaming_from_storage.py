@@ -15,8 +15,6 @@ from offline_cli import record
 from offline_cli.errors import Interrupted
 from offline_cli.progress import Progress
 from offline_cli.storage.locations import open_location
-from offline_cli.training import memory_store
-from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.train import train_bc
 
 pytestmark = pytest.mark.integration
@@ -27,18 +25,6 @@ CONFIG = "hidden = [16]\nlog_every = 7\ncheckpoint_every = 10\n"
 TRAIN = ("--updates", "40", "--batch-size", "64", "--val-fraction", "0.25", "--eval-every", "20", "--device", "cpu")
 STREAM = ("--streaming", "--memory-limit", "4GiB")
 OPTIONS: dict[str, Any] = {"updates": 40, "batch_size": 64, "val_fraction": 0.25, "eval_every": 20, "device": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of some thousand steps has several windows and pools, too."""
-    monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=600, pool=500, unit=5))
-
-
-@pytest.fixture(autouse=True)
-def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory that counts is a command's, not that of a test runner with hundreds of tests behind it."""
-    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ HEART: Final = (
     "offline_cli/converting/open_episode.py",
     "offline_cli/datasets/writer.py",
     "offline_cli/datasets/shard_sequence.py",
-    "offline_cli/training/loader.py",
+    "offline_cli/training/steps.py",
     "offline_cli/training/algorithms/*.py",
 )
 LEAST: Final = 0.85

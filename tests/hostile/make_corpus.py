@@ -543,8 +543,8 @@ def piped(name: str, document: Any, learned: bytes = b"\x80") -> Files:
 
 def checkpointed(name: str, document: bytes, weights: bytes = b"") -> Files:
     yield f"{name}/config.toml", b"updates = 2\nbatch_size = 8\nhidden = [8]\n"
-    yield f"{name}/checkpoints/000000001/state.json", document
-    yield f"{name}/checkpoints/000000001/tensors.safetensors", weights or tensors(b"{}")
+    header = as_json({"__metadata__": {"state": document.decode("utf-8", "replace")}})
+    yield f"{name}/state.safetensors", weights or tensors(header)
     yield f"{name}/policy.json", as_json(POLICY)
 
 

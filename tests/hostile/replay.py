@@ -48,7 +48,8 @@ def commands(group: str, case: Path, work: Path) -> Iterator[tuple[str, Words]]:
         copy = work / "run"
         shutil.copytree(case, copy)
         yield "evaluate", ["evaluate", copy, "--env", "CartPole-v1", "--episodes", "1"]
-        if (case / "checkpoints").is_dir() or not (case / "policy.json").is_file():  # others would only be trained once more
+        # others would only be trained once more
+        if (case / "state.safetensors").is_file() or not (case / "policy.json").is_file():
             yield "resume", ["train-bc", data, "--out", copy, "--resume"]
         yield "record", ["record", "CartPole-v1", "--out", out, "--policy", copy, "--episodes", "1", "--num-env-runners", "0"]
     else:

@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.spaces import Space
-from offline_cli.training.checkpoints import describe_policy
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
+from offline_cli.training.run_state import describe_policy
+from offline_cli.training.steps import Steps
 from offline_cli.training.training_data import TrainingData
 from offline_cli.trees import Tree, map_leaves
 
@@ -37,8 +38,7 @@ def run_folder(folder: Path, space: Space, scale: str) -> Path:
     """A finished run whose network puts out log standard deviations beyond the limits."""
     config = BCConfig(hidden=(16,))
     learner = Setup.of(config).learner(OBSERVATIONS, space, scale)
-    counts = {"episodes": 0, "steps": 0, "invented": 0}
-    data = TrainingData({}, None, OBSERVATIONS, space, scale, **counts, learner=learner, given_space=OBSERVATIONS, digest="")
+    data = TrainingData(Steps({}), None, OBSERVATIONS, space, scale, learner=learner, given_space=OBSERVATIONS)
     module = learner.policy
     with torch.no_grad():
         last = list(module.parameters())[-1]

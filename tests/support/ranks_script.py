@@ -20,8 +20,7 @@ from offline_cli.progress import no_progress
 from offline_cli.training.algorithms.algorithm import Task, own_algorithms
 from offline_cli.training.config import resolve_config
 from offline_cli.training.learner import Learner
-from offline_cli.training.loader import StepLoader
-from offline_cli.training.memory_store import MemoryStore
+from offline_cli.training.steps import Batches, Steps
 from offline_cli.training.training_data import load_data
 from offline_cli.training.updates import Update
 from offline_cli.trees import map_leaves
@@ -44,14 +43,14 @@ def columns() -> dict[str, torch.Tensor]:
     }
 
 
-def of_columns(name: str) -> tuple[Learner, MemoryStore]:
+def of_columns(name: str) -> tuple[Learner, Steps]:
     """An algorithm that learns from single steps, by its name, and the steps."""
     kind = own_algorithms(name)[name]
     defaults = {key: one["default"] for key, one in kind.schema.get("properties", {}).items() if "default" in one}
     learner = Learner.of(
         kind({**defaults, **OPTIONS.get(name, {})}), Task(OBS, BOX, "env", Mlp({"hidden": [16, 16], "activation": "tanh"}))
     )
-    return learner, MemoryStore(columns())
+    return learner, Steps(columns())
 
 
 OWN = """
@@ -67,7 +66,7 @@ CONFIGS = {  # with a limit on the log deviation, because one that goes on falli
 }
 
 
-def of_data(kind: str) -> tuple[Learner, MemoryStore]:
+def of_data(kind: str) -> tuple[Learner, Steps]:
     """BC from a dataset: of sequences, of stacks of frames, or by a network of the user's own."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("c.toml", CONFIGS[kind]), ("own.py", OWN)):
@@ -80,9 +79,8 @@ def of_data(kind: str) -> tuple[Learner, MemoryStore]:
         if kind == "stacks":
             pieces = lambda o, a: [FrameStacking(num_frames=2, add_channel_axis=True, as_learner_connector=True)]  # noqa: E731
         data = load_data(folder + "/D", config, pipeline=pieces, on_progress=no_progress)
-    assert isinstance(data.train, MemoryStore)
     exact = {name: map_leaves(_exact, tree) for name, tree in data.train.columns.items()}
-    return data.learner, MemoryStore(exact)
+    return data.learner, Steps(exact)
 
 
 def _exact(leaf: Any) -> Any:
@@ -96,7 +94,7 @@ def learned(name: str, ranks: Ranks) -> dict[str, np.ndarray]:
     learner.whole.double()
     before: Any = {name: map_leaves(np.double, tree) for name, tree in learner.before_sequences().items()}
     size = BATCH if name != "stacks" else 15
-    loader = StepLoader(store, batch_size=size, seed=3, device=torch.device("cpu"), ranks=ranks, before=before)
+    loader = Batches(store, batch_size=size, seed=3, device=torch.device("cpu"), ranks=ranks, before=before)
     loader.batch["weights"] = loader.batch["weights"].double()
     update = Update(learner, loader.batch, lr=1e-3, clip_norm=1.0, ranks=ranks)
     losses = []

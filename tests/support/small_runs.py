@@ -64,12 +64,6 @@ def no_picture() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def room_beside_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that is not given is one on the whole process, which holds what the tests before have left in it."""
-    monkeypatch.setattr("offline_cli.training.memory_store.DEFAULT", {"cpu": 16 << 30, "cuda": 16 << 30})
-
-
 @pytest.fixture
 def make_batch() -> MakeBatch:
     """Makes episodes that a small network can learn from: see `_make_batch`."""

@@ -1,3 +1,3 @@
 """Small datasets to train on."""
 
-from small_runs import given, make_batch, no_picture, one_thread, registered, room_beside_other_tests, seeds, write_dataset  # noqa: F401
+from small_runs import given, make_batch, no_picture, one_thread, registered, seeds, write_dataset  # noqa: F401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -91,8 +92,8 @@ def test_a_group_is_stepped_in_each_kth_update_and_its_gradients_stay_in_it() ->
         seen.append(changed(before, learner))
     assert seen == [{"value", "slow"}, {"value", "slow", "policy"}] * 2
     value, policy = update.steps
-    assert (float(value.adam.steps), float(policy.adam.steps)) == (4, 2)
-    assert (float(value.adam.lr), float(policy.adam.lr)) == (pytest.approx(1e-2), pytest.approx(0.1))
+    assert [float(next(iter(step.tensors().values()))) for step in (value, policy)] == [4, 2]
+    assert (float(value.lr), float(policy.lr)) == (pytest.approx(1e-2), pytest.approx(0.1))
 
 
 def test_means_of_losses_are_over_the_steps_that_were_taken() -> None:
@@ -125,8 +126,8 @@ class Wrong(Two):
 @pytest.mark.parametrize(
     ("named", "what"),
     [
-        (("policy", "actor"), "names the module 'actor'"),
-        ((), "names the module None"),
+        (("policy", "actor"), "names 'actor'"),
+        ((), "gives none"),
         (("policy", "policy"), "names 'policy' twice"),
         (("policy", "slow"), "the group of slow has no parameter to train"),
     ],
@@ -179,8 +180,8 @@ def test_one_loss_of_several_that_is_no_number_ends_training_and_the_last_checkp
     with pytest.raises(Diverged) as caught:
         train_bc(write_dataset(), tmp_path / "run", config=config, **{**OPTIONS, "eval_every": 50})
     update = caught.value.details["update"]
-    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert (update, int(kept.name)) in {(14, 10), (28, 20), (30, 20)}
+    kept = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert (update, kept["update"]) in {(14, 10), (28, 20), (30, 20)}
 
 
 class Guess(ConnectorV2):
@@ -287,7 +288,7 @@ def test_an_algorithm_gets_the_columns_that_it_asks_for_and_no_others(
     learn_by(Asking)
     config = BCConfig(streaming=streaming, memory_limit=16 << 30 if streaming else None)
     data = load_data(str(write_dataset()), config, pipeline=tmp_path / "p.toml", on_progress=lambda _: None)
-    columns = data.train.record.columns
+    columns = data.train.columns
     assert tuple(columns) == Asking.columns
     assert columns["rewards"].dtype == torch.float32
     assert columns["terminateds"].dtype == torch.bool

@@ -39,8 +39,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def modules(run: Path) -> dict[str, torch.Tensor]:
-    (folder,) = (run / "checkpoints").iterdir()
-    return {name: one for name, one in load_file(folder / "tensors.safetensors").items() if name.startswith("modules.")}
+    return {name: one for name, one in load_file(run / "state.safetensors").items() if name.startswith("modules.")}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

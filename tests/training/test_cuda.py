@@ -20,11 +20,9 @@ from offline_cli.modules.policy_modules import build_module
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
 from offline_cli.recording.record import record
-from offline_cli.training import memory_store
-from offline_cli.training.disk_store import StoreForm
+from offline_cli.training import steps
 from offline_cli.training.learner import cloning_learner
-from offline_cli.training.loader import StepLoader
-from offline_cli.training.memory_store import MemoryStore
+from offline_cli.training.steps import Batches, Steps
 from offline_cli.training.train import train_bc
 from offline_cli.training.updates import Update, captured
 
@@ -57,9 +55,8 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_training_there_ends_where_training_on_the_cpu_does(
-    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+    write_dataset: Write, config: Path, tmp_path: Path, streaming: bool
 ) -> None:
-    monkeypatch.setattr(StoreForm, "within", lambda *_: StoreForm(window=60, pool=50, unit=5))  # one order on all devices
     data = write_dataset()
     options: dict[str, Any] = {"config": config, "updates": 60, "val_fraction": 0.25, "eval_every": 15, "streaming": streaming}
     results = [train_bc(data, tmp_path / device, device=device, memory_limit=4 << 30, **options) for device in ("cpu", GPU)]
@@ -73,7 +70,7 @@ def test_data_that_stays_on_the_host_trains_the_same_policy(
 ) -> None:
     data = write_dataset()
     train_bc(data, tmp_path / "resident", config=config, updates=60, device=GPU)
-    monkeypatch.setattr(memory_store, "fits_on", lambda device, nbytes: False)
+    monkeypatch.setattr(steps, "fits_on", lambda device, nbytes: False)
     train_bc(data, tmp_path / "fed", config=config, updates=60, device=GPU)
     assert apart(flat(tmp_path / "resident"), flat(tmp_path / "fed")) < 1e-4
 
@@ -133,14 +130,14 @@ def test_every_kind_of_space_can_be_captured(seen: str, done: str, precision: st
     ends = []
     for capture in (False, True):
         module = build_module(space, actions, hidden=[16], action_scale="env", seed=0).to(GPU).train()
-        loader = StepLoader(MemoryStore(columns), batch_size=8, seed=0, device=torch.device(GPU))
+        loader = Batches(Steps(columns), batch_size=8, seed=0, device=torch.device(GPU))
         update = Update(cloning_learner(module), loader.batch, lr=1e-3, precision=precision)
         loader.fill(0)
         launch = captured(update) if capture else update
         for number in range(10):
             loader.fill(number)
             launch(number)
-        ends.append(torch.cat([one.detach().reshape(-1) for one in update.steps[0].adam.parameters]))
+        ends.append(torch.cat([one.detach().reshape(-1) for one in update.steps[0].parameters]))
         assert torch.isfinite(ends[-1]).all()
     assert apart(*ends) < 2e-4  # of weights that have moved by some 5e-3
 

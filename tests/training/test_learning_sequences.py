@@ -26,7 +26,7 @@ from offline_cli.playing.evaluate import evaluate
 from offline_cli.training.algorithms.bc import bc_loss
 from offline_cli.training.config import resolve_config
 from offline_cli.training.learner import Setup
-from offline_cli.training.loader import WEIGHTS, StepLoader
+from offline_cli.training.steps import WEIGHTS, Batches
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
 
@@ -63,8 +63,8 @@ def loaded(write_dataset: Write, config: Path, episodes: EpisodeBatch, **options
     return load_data(write_dataset(episodes, name=name), resolved, Setup.of(resolved), on_progress=lambda _: None)
 
 
-def stepper(data: TrainingData, batch_size: int) -> StepLoader:
-    return StepLoader(data.train, batch_size=batch_size, seed=0, device=CPU, before=data.learner.before_sequences())
+def stepper(data: TrainingData, batch_size: int) -> Batches:
+    return Batches(data.train, batch_size=batch_size, seed=0, device=CPU, before=data.learner.before_sequences())
 
 
 @pytest.mark.parametrize(("burn_in", "streaming"), [(0, True), (3, False), (9, True)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,8 @@ from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadConfig, BadPiece, Interrupted, SpaceMismatch
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.config import resolve_config
-from offline_cli.training.loader import ValidationSplit
 from offline_cli.training.train import train_bc
-from offline_cli.training.training_data import TrainingData, load_data
-from offline_cli.training.training_source import TrainingSource
+from offline_cli.training.training_data import Episodes, TrainingData, load_data
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -55,10 +54,8 @@ def loaded(data: Path, pipeline: Any, **options: Any) -> TrainingData:
 
 def held_out(ids: tuple[str, ...], fraction: float, seed: int) -> np.ndarray[Any, Any]:
     """(E,) which episodes a run with that seed holds out."""
-    split = ValidationSplit(fraction, seed)
-    split.see(ids)
-    split.settle()
-    return split.chosen(ids)
+    ranks = [int.from_bytes(blake2b(id_.encode(), digest_size=8, key=str(seed).encode()).digest(), "big") for id_ in ids]
+    return np.array([sorted(ranks).index(rank) < max(1, round(fraction * len(ids))) for rank in ranks])
 
 
 def rows_of(batch: EpisodeBatch, chosen: Any) -> np.ndarray[Any, Any]:
@@ -125,7 +122,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> Any:
         raise AssertionError("data was read")
 
-    monkeypatch.setattr(TrainingSource, "episodes", read)
+    monkeypatch.setattr(Episodes, "once", read)
 
 
 @pytest.mark.usefixtures("unread")

@@ -212,7 +212,7 @@ def test_code_of_other_weights_is_named_with_the_first_that_differs(run: Path, t
 def test_a_run_that_is_stopped_goes_on_to_the_same_bytes_and_nothing_of_it_is_pickled(run: Path, data: Path) -> None:
     whole = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for content in whole.values():
-        assert b"own_net" not in content or content.lstrip()[:1] in (b"{", b"a", b"h", b"e")  # JSON and TOML alone name it
+        assert b"own_net" not in content or b"{" in (content[8:9], content[:1]) or content[:1] in b"ahe"  # JSON and TOML alone
     parts = run.parent / "parts"
     config = run.parent / "c.toml"
     same: dict[str, Any] = {**OPTIONS, "network": BUILD, "config": config, "env": "Sign-v0", "eval_episodes": 2}

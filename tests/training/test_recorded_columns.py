@@ -30,7 +30,7 @@ from offline_cli.training.algorithms import Modules
 from offline_cli.training.algorithms.bc import BC
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
-from offline_cli.training.training_source import open_training_source
+from offline_cli.training.training_data import Preparation, load_data
 from offline_cli.trees import flatten
 
 STEPS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS)
@@ -96,22 +96,16 @@ class Remembering(Mlp):
     [(BC, Mlp, False), (BC, Remembering, True), (Extending, Mlp, True), (Showing, Mlp, True)],
 )
 def test_episodes_go_through_the_default_pieces_where_those_may_make_a_difference(
-    write_dataset: Callable[..., Path], algorithm: type[BC], network: type[Mlp], goes_through: bool
+    write_dataset: Callable[..., Path],
+    algorithm: type[BC],
+    network: type[Mlp],
+    goes_through: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     setup = Setup(algorithm({}), network({"hidden": [8], "activation": "relu"}))
-    opening = open_training_source(
-        str(write_dataset()),
-        BCConfig(),
-        setup,
-        environment=None,
-        pipeline=None,
-        env_to_module=None,
-        from_="auto",
-        module_id=None,
-        storage_options=None,
-        on_progress=lambda _: None,
-    )
-    with opening as source:
-        names = [type(piece).__name__ for piece in source.connectors]
+    seen, real = [], Preparation.learned
+    monkeypatch.setattr(Preparation, "learned", lambda prepared: (seen.append(prepared.pieces), real(prepared))[1])
+    load_data(str(write_dataset()), BCConfig(), setup, on_progress=lambda _: None)
+    names = [type(piece).__name__ for piece in seen[0]]
     assert ("AddStatesFromEpisodesToBatch" in names) is goes_through
     assert bool(names) is goes_through

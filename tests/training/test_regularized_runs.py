@@ -70,8 +70,7 @@ def weights_in(run: Path) -> dict[str, Any]:
 
 
 def last_checkpoint(run: Path) -> dict[str, Any]:
-    (file,) = run.glob("checkpoints/*/tensors.safetensors")
-    return load(file.read_bytes())
+    return load((run / "state.safetensors").read_bytes())
 
 
 def test_what_is_checked_is_the_moving_average_and_what_is_stepped_comes_back() -> None:

@@ -109,8 +109,7 @@ def test_an_interrupted_run_leaves_the_policy_of_its_last_checkpoint(
         train_bc(data, run, config=config, on_progress=signal_at(35, signal.SIGTERM), **OPTIONS)
     made = caught.value.details["policy_update"]
     assert made == caught.value.details["updates"]
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    saved = load_file(checkpoint / "tensors.safetensors")
+    saved = load_file(run / "state.safetensors")
     played = load_policy(run).module.state_dict()
     assert all(torch.equal(tensor, saved[f"modules.policy.{name}"]) for name, tensor in played.items())
     kept = load_file(run / "policy.safetensors")

@@ -18,7 +18,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, OfflineCliError
 from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
-from offline_cli.training.training_source import UsedExtras
+from offline_cli.training.training_data import UsedExtras
 
 Make = Callable[..., EpisodeBatch]
 Mixed = tuple[list[Path], list[Path]]

@@ -16,21 +16,20 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from signal_at import signal_at
 from stored_steps import columns_in
 
 from offline_cli.applying import learner_batches
 from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, StorageError
+from offline_cli.errors import BadConfig, BadData, Interrupted, StorageError
 from offline_cli.progress import Progress
 from offline_cli.storage.temp_files import TempFile
-from offline_cli.training import memory_store
+from offline_cli.training import training_data
 from offline_cli.training.config import resolve_config
-from offline_cli.training.disk_store import StoreForm
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
-from offline_cli.training.training_source import TrainingSource
 from offline_cli.trees import leaves
 
 Write = Callable[..., Path]
@@ -46,16 +45,9 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores of a few hundred steps have several windows and pools, too, and go through pipelines in several parts."""
-    monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=60, pool=50, unit=5))
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred steps go through pipelines in several parts, too."""
     monkeypatch.setattr(learner_batches, "PART_BYTES", 2000)
-
-
-@pytest.fixture(autouse=True)
-def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory that counts is a command's, not that of a test runner with thousands of tests behind it."""
-    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
 
 
 @contextmanager
@@ -81,10 +73,21 @@ def readers() -> list[str]:
 def test_streaming_learns_from_the_steps_of_a_run_in_memory_and_holds_out_the_same(write_dataset: Write) -> None:
     data = write_dataset()
     with loaded(data, val_fraction=0.25) as whole, loaded(data, val_fraction=0.25, streaming=True) as streamed:
-        assert rows(streamed.train) != rows(whole.train)
-        assert sorted(rows(streamed.train)) == sorted(rows(whole.train))
+        assert rows(streamed.train) == rows(whole.train)
         assert rows(streamed.val) == rows(whole.val)
-        assert (streamed.episodes, streamed.steps) == (whole.episodes, whole.steps)
+        assert streamed.facts.digest == whole.facts.digest
+
+
+def test_a_streaming_run_ends_with_the_weights_of_one_in_memory_whenever_it_was_stopped(
+    write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "whole", config=config, **{**OPTIONS, "streaming": False})
+    with pytest.raises(Interrupted):
+        train_bc(data, tmp_path / "streamed", config=config, on_progress=signal_at(35), **OPTIONS)
+    train_bc(data, tmp_path / "streamed", resume=True)
+    one, other = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "streamed"))
+    assert one == other
 
 
 def test_a_filter_learns_what_it_learns_in_memory_and_so_does_one_after_it(write_dataset: Write) -> None:
@@ -98,7 +101,7 @@ def test_a_filter_learns_what_it_learns_in_memory_and_so_does_one_after_it(write
         loaded(data, pieces[:1], val_fraction=0.25) as whole,
         loaded(data, pieces[:1], val_fraction=0.25, streaming=True) as one,
     ):
-        assert sorted(rows(one.train)) == sorted(rows(whole.train))
+        assert rows(one.train) == rows(whole.train)
     both = [pieces[0], MeanStdFilter(as_learner_connector=True)]
     with loaded(data, both, val_fraction=0.25) as whole, loaded(data, both, val_fraction=0.25, streaming=True) as streamed:
         assert whole.trained is not None
@@ -136,13 +139,13 @@ def test_pieces_that_may_need_all_episodes_are_refused_by_name(write_dataset: Wr
 
 
 def test_a_source_that_changes_between_two_readings_is_refused(write_dataset: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, readings = TrainingSource.episodes, []
+    real, readings = training_data.of_one_module, []
 
-    def one_less(source: TrainingSource) -> Iterator[EpisodeBatch]:
+    def one_less(batches: Any, *args: Any, **options: Any) -> Iterator[EpisodeBatch]:
         readings.append(1)
-        return (batch.select(slice(0, len(batch) + 1 - len(readings))) for batch in real(source))
+        return (batch.select(slice(0, len(batch) + 1 - len(readings))) for batch in real(batches, *args, **options))
 
-    monkeypatch.setattr(TrainingSource, "episodes", one_less)
+    monkeypatch.setattr(training_data, "of_one_module", one_less)
     with pytest.raises(BadData, match="11 episodes, and 12 before"), loaded(write_dataset(), streaming=True, val_fraction=0.25):
         pass
     assert not readers()
@@ -185,23 +188,13 @@ def test_a_full_disk_is_an_error_of_storage(write_dataset: Write, tmp_path: Path
     assert not readers()
 
 
-def test_a_network_that_does_not_fit_beside_the_steps_is_refused(
-    tmp_path: Path, write_dataset: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_store, "_resident", lambda: 300 << 20)
-    (tmp_path / "c.toml").write_text("hidden = [4096, 4096]\n")
-    with pytest.raises(BadConfig, match="training this network takes") as caught:
-        train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "c.toml", streaming=True, memory_limit=512 << 20)
-    assert caught.value.where == "--memory-limit"
-
-
 def test_data_that_memory_will_not_hold_is_refused_with_the_way_out(
     tmp_path: Path, write_dataset: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_dataset()
     assert train_bc(data, tmp_path / "run", updates=1, memory_limit=1 << 30).updates == 1
-    monkeypatch.setitem(memory_store.PROGRAM, "cpu", (1 << 30) - 20_000)
-    with pytest.raises(BadConfig, match="in memory, of 1,024 MiB allowed") as caught:
+    monkeypatch.setitem(training_data.PROGRAM, "cpu", (1 << 30) - 20_000)
+    with pytest.raises(BadConfig, match="too much for the memory limit") as caught:
         train_bc(data, tmp_path / "other", updates=1, memory_limit=1 << 30)
     assert "--streaming" in caught.value.fix
 

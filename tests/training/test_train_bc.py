@@ -86,13 +86,14 @@ def test_the_run_folder_is_complete_and_its_policy_is_the_trained_one(
     result = train_bc(write_dataset(), tmp_path / "run", config=config, env="Sign-v0", updates=120, eval_every=60)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
-        "checkpoints",
         "config.toml",
         "curve.png",
         "metrics.jsonl",
         "policy.json",
         "policy.safetensors",
         "result.json",
+        "state.json",
+        "state.safetensors",
     }
     assert told_in(tmp_path / "run" / "result.json") == result.as_dict()
     module = load_policy(str(tmp_path / "run")).module

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +17,7 @@ from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.algorithms.bc import bc_loss
 from offline_cli.training.learner import cloning_learner
-from offline_cli.training.loader import WEIGHTS, StepLoader
-from offline_cli.training.memory_store import MemoryStore
-from offline_cli.training.optimizer import Optimizer
+from offline_cli.training.steps import WEIGHTS, Batches, Steps
 from offline_cli.training.updates import Update, captured, rate_factor, unchanged
 
 BOX = spaces.Box(-9, 9, (3,))
@@ -35,22 +37,29 @@ def make(seed: int = 0, rows: int = 32) -> tuple[Any, dict[str, Any]]:
 
 def test_gradients_are_clipped_weights_decay_and_their_average_follows_each_step() -> None:
     (ours, batch), (theirs, _) = make(), make()
-    optimizer = Optimizer(list(ours.named_parameters()), lr=3e-3, weight_decay=0.3, clip_norm=0.05, ema=0.9)
+    update = Update(cloning_learner(ours), batch, lr=3e-3, weight_decay=0.3, clip_norm=0.05, ema=0.9)
     reference = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.3)
-    average = torch.cat([one.detach().reshape(-1) for one in theirs.parameters()])
+    average = {name: one.detach().clone() for name, one in theirs.named_parameters()}
     for number in range(1, 31):
-        optimizer.zero_grad()
-        bc_loss(ours, batch).backward()
-        optimizer.step()
+        update()
         reference.zero_grad()
         bc_loss(theirs, batch).backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
         reference.step()
         decay = min(0.9, (1 + number) / (10 + number))
-        average = decay * average + (1 - decay) * torch.cat([one.detach().reshape(-1) for one in theirs.parameters()])
+        average = {name: decay * average[name] + (1 - decay) * one.detach() for name, one in theirs.named_parameters()}
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-5)
-    torch.testing.assert_close(torch.cat([one.reshape(-1) for one in optimizer.averages]), average, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(update.policy_state(), average, rtol=1e-3, atol=2e-5)
+
+
+def test_training_does_not_import_torchs_compiler(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
+    """It would take a second of the start of each run, and 60 MB."""
+    script = (
+        "import sys\nfrom offline_cli import train_bc\n"
+        "train_bc(sys.argv[1], sys.argv[2], updates=2, device='cpu')\nsys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, write_dataset(), tmp_path / "run"], check=False).returncode == 0
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood() -> None:
@@ -110,12 +119,12 @@ def test_warming_up_leaves_everything_as_it_was() -> None:
     module, batch = make()
     update = Update(cloning_learner(module), batch, lr=1e-2)
     update()
-    before = [tensor.clone() for tensor in update.tensors()]
-    places = [tensor.data_ptr() for tensor in update.tensors()]
-    with unchanged(update.tensors()):
+    before = [tensor.clone() for tensor in list(update.changing().values())]
+    places = [tensor.data_ptr() for tensor in list(update.changing().values())]
+    with unchanged(list(update.changing().values())):
         update()
-    assert all(torch.equal(tensor, value) for tensor, value in zip(update.tensors(), before, strict=True))
-    assert [tensor.data_ptr() for tensor in update.tensors()] == places
+    assert all(torch.equal(tensor, value) for tensor, value in zip(list(update.changing().values()), before, strict=True))
+    assert [tensor.data_ptr() for tensor in list(update.changing().values())] == places
 
 
 @pytest.mark.gpu
@@ -126,15 +135,13 @@ def test_captured_and_eager_updates_agree() -> None:
 
 
 def weights_of(update: Update) -> torch.Tensor:
-    return torch.cat([one.detach().reshape(-1) for one in update.steps[0].adam.parameters])
+    return torch.cat([one.detach().reshape(-1) for one in update.steps[0].parameters])
 
 
-def columns(device: torch.device) -> StepLoader:
+def columns(device: torch.device) -> Batches:
     """Batches of 32 from 100 steps: the last of an epoch is padded."""
     _, data = make(rows=100)
-    return StepLoader(
-        MemoryStore({name: data[name] for name in (Columns.OBS, Columns.ACTIONS)}), batch_size=32, seed=0, device=device
-    )
+    return Batches(Steps({name: data[name] for name in (Columns.OBS, Columns.ACTIONS)}), batch_size=32, seed=0, device=device)
 
 
 def trained(device: torch.device, *, capture: bool) -> dict[str, torch.Tensor]:
@@ -147,7 +154,7 @@ def trained(device: torch.device, *, capture: bool) -> dict[str, torch.Tensor]:
     for number in range(50):
         loader.fill(number)
         launch(number)
-    return {"weights": weights_of(update), **update.optimizer_tensors()}
+    return {"weights": weights_of(update), **{name: one for name, one in update.changing().items() if "adam" in name}}
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -171,4 +178,4 @@ def test_rates_are_scaled_for_groups_with_rates_of_their_own_too() -> None:
     module, batch = make()
     update = Update(cloning_learner(module), batch, lr=0.5)
     update.scale_rates(0.25)
-    assert [step.adam.lr.item() for step in update.steps] == [0.125]
+    assert [step.lr.item() for step in update.steps] == [0.125]

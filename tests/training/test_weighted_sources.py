@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from signal_at import signal_at
 
 from offline_cli.applying import learner_batches
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, Interrupted, NoData, UsageError
-from offline_cli.training import training_source
-from offline_cli.training.config import resolve_config
-from offline_cli.training.disk_store import StoreForm
-from offline_cli.training.loader import StepLoader
-from offline_cli.training.mixing import MixedOrder, Mixture, Selection, Weights
+from offline_cli.training import training_data
 from offline_cli.training.train import train
-from offline_cli.training.training_data import TrainingData, load_data
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
@@ -32,8 +24,7 @@ MANNERS = pytest.mark.parametrize("streaming", [False, True])
 
 
 @pytest.fixture(autouse=True)
-def small_windows_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreForm, "within", lambda *args: StoreForm(window=60, pool=50, unit=5))
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_batches, "PART_BYTES", 2000)
 
 
@@ -42,64 +33,6 @@ def sources(write_dataset: Write, make_batch: Make) -> list[str]:
     """Two datasets, the second the smaller one."""
     batches = {"large": make_batch(episodes=12, seed=1), "small": make_batch(episodes=4, length=20, seed=2)}
     return [str(write_dataset(batch, name=name)) for name, batch in batches.items()]
-
-
-def loaded(sources: list[str], weight: Any, **options: Any) -> TrainingData:
-    weights = Weights.of(weight, sources)
-    assert weights is not None
-    selection = Selection(weights=weights, numbers=weights.numbers(sources, None, beside=()))
-    return load_data(sources, resolve_config(options), selection=selection, on_progress=lambda progress: None)
-
-
-def drawn(data: TrainingData, epochs: int, batch_size: int = 32) -> list[list[tuple[float, ...]]]:
-    """The observations of each epoch, in the order in which a loader gives them."""
-    loader = StepLoader(data.train, batch_size=batch_size, seed=0, device=torch.device("cpu"))
-    found: list[list[tuple[float, ...]]] = []
-    for update in range(epochs * loader.updates_per_epoch):
-        if update % loader.updates_per_epoch == 0:
-            found.append([])
-        rows = loader.fill(update)
-        found[-1] += map(tuple, loader.batch["obs"][:rows].tolist())
-    return found
-
-
-def steps_of(source: str) -> set[tuple[float, ...]]:
-    data = load_data(source, resolve_config({}), on_progress=lambda progress: None)
-    return {tuple(row) for epoch in drawn(data, 1) for row in epoch}
-
-
-@MANNERS
-def test_every_epoch_has_exactly_the_share_of_each_source(sources: list[str], streaming: bool) -> None:
-    small, large = steps_of(sources[1]), steps_of(sources[0])
-    data = loaded(sources, {sources[1]: 0.3}, streaming=streaming)
-    total = len(small) + len(large)
-    for epoch in drawn(data, 3):
-        assert (len(epoch), sum(row in small for row in epoch)) == (total, round(0.3 * total))
-        assert sum(row in large for row in epoch) == total - round(0.3 * total)
-    data.close()
-
-
-@MANNERS
-def test_the_sources_come_mixed_within_an_epoch(sources: list[str], streaming: bool) -> None:
-    small = steps_of(sources[1])
-    data = loaded(sources, {sources[1]: 0.3}, streaming=streaming)
-    (epoch,) = drawn(data, 1)
-    data.close()
-    is_small = [row in small for row in epoch]
-    changes = sum(one != following for one, following in pairwise(is_small))
-    assert changes > len(epoch) / 4  # of independent draws with these shares: 0.42 of the steps
-
-
-@MANNERS
-def test_no_step_comes_again_before_all_of_its_source_have_come(sources: list[str], streaming: bool) -> None:
-    small, large = steps_of(sources[1]), steps_of(sources[0])
-    data = loaded(sources, {sources[1]: 0.3}, streaming=streaming)
-    rows = [row for epoch in drawn(data, 5) for row in epoch]
-    data.close()
-    for steps in (small, large):
-        mine = [row for row in rows if row in steps]
-        for first in range(0, len(mine) - len(steps), len(steps)):
-            assert set(mine[first : first + len(steps)]) == steps
 
 
 @pytest.mark.parametrize(("streaming", "more"), [(False, {}), (True, {"top_fraction": 0.9, "val_fraction": 0.3})], ids=str)
@@ -132,10 +65,10 @@ def test_all_mistakes_are_told_at_once(sources: list[str], tmp_path: Path) -> No
     assert caught.value.exit_code == 2
     for text in (
         f"{large!r} has two weights",
-        f"{small}=-1: a number from 0 to 1 is wanted",
+        f"{small}=-1: must be a number from 0 to 1",
         f"{small[:-1]!r} is not among the sources, did you mean {small!r}?",
         "'nowhere' is not among the sources",
-        "nowhere=much: a number from 0 to 1 is wanted",
+        "nowhere=much: must be a number from 0 to 1",
     ):
         assert text in caught.value.what
     assert not (tmp_path / "run").exists()
@@ -152,13 +85,13 @@ def test_a_source_of_weight_0_is_left_out_and_one_without_steps_is_refused(sourc
 def test_a_pipeline_whose_rows_are_not_the_steps_is_refused(
     sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = training_source.learner_columns
+    made = training_data.learner_columns
 
     def halves(*args: Any, **options: Any) -> dict[str, Any]:
         return {name: column[::2] for name, column in made(*args, **options).items()}
 
-    monkeypatch.setattr(training_source, "learner_columns", halves)
-    with pytest.raises(BadConfig, match="of which source each is, is not known") as caught:
+    monkeypatch.setattr(training_data, "learner_columns", halves)
+    with pytest.raises(BadConfig, match="the source of each is not known") as caught:
         train(sources, tmp_path / "run", weight={sources[1]: 0.5}, **OPTIONS)
     assert caught.value.exit_code == 4
 
@@ -175,19 +108,3 @@ def test_steps_that_a_mask_leaves_out_count_for_no_source(
     weight = [f"{found[0][0]}=0.25"]
     result = train([name for name, _ in found], tmp_path / "run", weight=weight, streaming=streaming, **OPTIONS)
     assert [one["steps"] for one in result.weights.values()] == [count for _, count in found]
-
-
-def test_a_mixture_counts_whole_steps_of_many_sources_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offline_cli.training.mixing.BLOCK", 64)
-    steps = [7, 900, 0, 3, 50, 40]
-    names = tuple("abcdef")
-    mixture = Mixture.of(Weights(names, {"a": 0.2, "c": 0.0, "d": 0.31}), steps)
-    assert (sum(mixture.drawn), mixture.drawn[0], mixture.drawn[2], mixture.drawn[3]) == (1000, 200, 0, 310)
-    assert mixture.blocks > 10
-    rows = [torch.arange(count) + 1000 * number for number, count in enumerate(steps)]
-    order = MixedOrder(5, mixture, rows)
-    first, second = order.of_steps(0, 1000), order.of_steps(1, 1000)
-    assert Counter((first // 1000).tolist()) == {n: c for n, c in enumerate(mixture.drawn) if c}
-    assert Counter((first // 1000)[:500].tolist())[3] == pytest.approx(155, abs=16)
-    assert not torch.equal(first, second)
-    assert torch.equal(first, MixedOrder(5, mixture, rows).of_steps(0, 1000))

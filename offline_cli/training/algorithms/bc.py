@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Batch, Group, Modules, Task, of_steps
-from offline_cli.training.loader import WEIGHTS
+from offline_cli.training.steps import WEIGHTS
 
 __all__ = ["BC", "bc_loss"]
 

@@ -36,7 +36,7 @@ from offline_cli.training.algorithms.algorithm import (
     number,
     td_targets,
 )
-from offline_cli.training.loader import WEIGHTS
+from offline_cli.training.steps import WEIGHTS
 
 __all__ = ["IQL", "expectile_errors", "gaussian_form"]
 

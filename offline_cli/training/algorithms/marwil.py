@@ -42,7 +42,7 @@ from offline_cli.training.algorithms.algorithm import (
     of_steps,
     step_rows,
 )
-from offline_cli.training.loader import WEIGHTS
+from offline_cli.training.steps import WEIGHTS
 
 __all__ = ["MARWIL", "Values"]
 

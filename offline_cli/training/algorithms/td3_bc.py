@@ -42,7 +42,7 @@ from offline_cli.training.algorithms.algorithm import (
     number,
     td_targets,
 )
-from offline_cli.training.loader import WEIGHTS
+from offline_cli.training.steps import WEIGHTS
 from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = ["TD3BC"]

@@ -1,0 +1,167 @@
+"""Which recorded episodes a run learns from, and how often: `--weight`, `--top-fraction` and `--val-fraction`.
+
+* `Weights`: the share of each source, by its name as it was given.
+* `best_episodes`: the episodes with the highest returns, chosen before any is held out, so that held-out ones are as good.
+* `HeldOut`: whole episodes, chosen by a hash of seed and id: the same in every run with the same seed, whatever their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.converting.operations.choosing import top
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadConfig, NoData, UsageError
+from offline_cli.storage.locations import Location, expand
+
+__all__ = ["HeldOut", "Weights", "best_episodes", "place_named"]
+
+OPTION: Final = "--weight"
+TOLERANCE: Final = 1e-9  # of sums: 0.7 + 0.2 + 0.1 is not 1
+
+Given = Mapping[str, float] | Sequence[str]
+"""Shares by source, or texts `SRC=0.3`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Shares of an epoch's steps."""
+
+    names: tuple[str, ...]  # of the sources, as they were given, each once
+    given: Mapping[str, float]  # by name; those without one share what is left, by their steps
+    numbers: tuple[int, ...]  # of the source at each place that is read, in their order
+
+    @classmethod
+    def of(
+        cls,
+        given: Given | None,
+        sources: Sequence[Any],
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        beside: Sequence[Any] = (),
+    ) -> Self | None:
+        """None: nothing was given. Raises UsageError, naming all that is wrong; what `expand` raises."""
+        if not given:
+            return None
+        names = tuple(dict.fromkeys(place_named(one) for one in sources))
+        known = {name.rstrip("/"): name for name in names}
+        pairs = given.items() if isinstance(given, Mapping) else [_pair(text) for text in given]
+        shares, wrong = dict[str, float](), list[str]()
+        for asked, value in pairs:
+            name, share = place_named(asked), _number(value)
+            source = known.get(name.rstrip("/"))
+            if source is None:
+                near = get_close_matches(name, names, n=1, cutoff=0.4)
+                wrong.append(f"{name!r} is not among the sources" + (f", did you mean {near[0]!r}?" if near else ""))
+            if share is None or not 0 <= share <= 1:
+                wrong.append(f"{name}={value}: must be a number from 0 to 1")
+            if source in shares:
+                wrong.append(f"{source!r} has two weights")
+            elif source is not None:
+                shares[source] = share or 0.0
+        total = sum(shares.values())
+        if not wrong and total > 1 + TOLERANCE:
+            wrong.append(f"the weights add up to {total:.6g}, more than 1")
+        if not wrong and len(shares) == len(names) and total < 1 - TOLERANCE:
+            wrong.append(f"all sources have weights, which add up to {total:.6g} and not to 1")
+        if wrong:
+            fix = f"{OPTION} SRC=0.3 with SRC as among the sources, which are {', '.join(names)}"
+            raise UsageError("; ".join(wrong), where=OPTION, fix=fix)
+        places = [(one, expand(one, storage_options, beside=beside)) for one in sources]
+        return cls(names, shares, tuple(names.index(place_named(one)) for one, found in places for _ in found))
+
+    def shares(self, steps: Sequence[int]) -> list[float]:
+        """Of each source, of so many steps; sum 1. Raises NoData where one that has a share has no steps."""
+        left = max(0.0, 1 - sum(self.given.values()))
+        others = sum(count for name, count in zip(self.names, steps, strict=True) if name not in self.given)
+        found = [
+            self.given[name] if name in self.given else left * count / max(1, others)
+            for name, count in zip(self.names, steps, strict=True)
+        ]
+        empty = [name for name, share, count in zip(self.names, found, steps, strict=True) if share and not count]
+        if not others and left > TOLERANCE:
+            empty += [name for name in self.names if name not in self.given]
+        if empty:
+            what = f"no step to learn from is in {', '.join(empty)}, which the epoch should have a share of"
+            raise NoData(what, where=OPTION, fix="leave the source out, or give it the weight 0")
+        return [share / sum(found) for share in found]
+
+    def as_dict(self, steps: Sequence[int]) -> dict[str, Any]:
+        """By source: its weight, its steps, and how many of an epoch's steps are drawn from it on average."""
+        each, total = zip(self.names, self.shares(steps), steps, strict=True), sum(steps)
+        return {name: {"weight": share, "steps": count, "per_epoch": round(share * total)} for name, share, count in each}
+
+
+def place_named(source: Any) -> str:
+    """A source, or another place, as it was given."""
+    return source.url if isinstance(source, Location) else os.fspath(source)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.rpartition("=")
+    return (name, value) if name else (text, "")
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def best_episodes(
+    batches: Iterable[EpisodeBatch], fraction: float, where: str
+) -> tuple[NDArray[np.bool_], dict[str, Any], list[str]]:
+    """Which episodes (E,) are that share with the highest returns; what was chosen, as figures; notes on it.
+
+    Raises NoData where no return is a number.
+    """
+    returns = np.concatenate([np.zeros(0), *(batch.returns for batch in batches)])
+    chosen = top(returns, fraction) if len(returns) else np.zeros(0, np.bool_)
+    if not chosen.any():
+        fix = "leave out --top-fraction, or record rewards"
+        raise NoData("no episode has a return that is a number", where=where, fix=fix)
+    least, notes = float(returns[chosen].min()), []
+    told = {"episodes": int(chosen.sum()), "of": len(returns), "least_return": least if math.isfinite(least) else None}
+    unknown, equal = int(np.isnan(returns).sum()), int((returns[~chosen] == least).sum())
+    if unknown:
+        notes.append(f"{unknown:,} episodes have rewards that are NaN: --top-fraction takes none of them")
+    if equal:
+        more = f"{equal:,} more have the least return among them, {least:g}"
+        notes.append(f"--top-fraction takes {told['episodes']:,} episodes, the first ones: {more}")
+    return chosen, told, notes
+
+
+class HeldOut:
+    """Episodes held out for validation: at least one, and never all. Two ids with one 64-bit hash count as one."""
+
+    def __init__(self, batches: Iterable[EpisodeBatch], fraction: float, seed: int, where: str) -> None:
+        """`batches`: all episodes. Raises BadConfig for fewer than two."""
+        self._seed = seed
+        hashes = np.array([_hash(id_, seed) for batch in batches for id_ in batch.ids], np.uint64)
+        self.episodes = len(hashes)
+        if self.episodes < 2:
+            fix = "leave out --val-fraction"
+            raise BadConfig("one episode cannot be split by --val-fraction", where=where, fix=fix)
+        self.count = min(max(1, round(fraction * self.episodes)), self.episodes - 1)
+        self._last = np.partition(hashes, self.count - 1)[self.count - 1]
+
+    def divided(self, episodes: EpisodeBatch) -> tuple[EpisodeBatch, EpisodeBatch]:
+        """The episodes to learn from, and those held out."""
+        chosen = np.array([_hash(id_, self._seed) for id_ in episodes.ids], np.uint64) <= self._last
+        return episodes.select(np.flatnonzero(~chosen)), episodes.select(np.flatnonzero(chosen))
+
+
+def _hash(id_: str, seed: int) -> int:
+    name = id_.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=str(seed).encode()[:64]).digest(), "big")

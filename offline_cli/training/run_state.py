@@ -1,0 +1,165 @@
+"""How far a run is (`TrainState`), and what policy.json says of its policy (`describe_policy`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.datasets.manifest import WRAPPERS, Environment
+from offline_cli.environments import EnvironmentSpec
+from offline_cli.errors import BadConfig
+from offline_cli.modules.images import NATURE, encoder_package
+from offline_cli.modules.network import network_package
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
+from offline_cli.policies.run_policy import (
+    ENCODER_PACKAGE,
+    ENVIRONMENTS,
+    FORMAT,
+    GIVEN_SPACE,
+    NETWORK,
+    VERSION,
+    described_form,
+)
+from offline_cli.source_code import allowed_changes
+from offline_cli.spaces import space_to_json
+from offline_cli.training.config_model import BCConfig
+from offline_cli.training.data_facts import data_difference
+from offline_cli.training.training_data import TrainingData
+
+__all__ = ["Best", "TrainState", "check_same_learned", "check_same_run", "describe_policy"]
+
+TOLERANCE: Final = 1e-9  # relative: sums of the same numbers differ in the last digits from one processor to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The check at which the policy was best so far."""
+
+    score: float  # higher is better: a mean return, or minus a held-out loss
+    update: int
+    figures: dict[str, float]  # that check's
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Counters of one run; `update` is also the position in the data."""
+
+    update: int = 0  # updates made
+    settled: int = 0  # the update number up to which rows are written and checks are made
+    summed: int = 0  # updates in the loss sum since the last row
+    samples: int = 0  # steps learned from, padding not counted
+    train_seconds: float = 0.0  # in updates alone
+    seconds: float = 0.0  # checks and checkpoints included
+    loss: float | None = None  # the sum of all losses, as means over the updates of the last row; of cloning nats per action
+    losses: dict[str, float] = field(default_factory=dict)  # each by its name
+    figures: dict[str, float] = field(default_factory=dict)  # of the last check
+    best: Best | None = None
+    best_val_loss: float | None = None
+    stale_checks: int = 0  # checks since the held-out loss was last better
+    stopped_by: str | None = None  # "target", "patience", "bound"; None: still training
+    metrics_bytes: int = 0  # length of metrics.jsonl that belongs to this state
+    # What a resumed run must share with this one, besides its configuration.
+    data: str = ""  # DataFacts.digest
+    seen: dict[str, Any] = field(default_factory=dict)  # DataFacts.figures
+    threads: int = 1
+    device: str = "cpu"
+    pipeline: str = ""  # what was given for it, by name; empty: the default pipeline
+    code: dict[str, str] = field(default_factory=dict)  # of environment, network, algorithm and pieces, see `code_of`
+    changes: list[str] = field(default_factory=list)  # of it while the run was resumed, in words
+    init_from: dict[str, Any] = field(default_factory=dict)  # the run that it began with (`Start.told`); empty: none
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
+        """The state that `as_dict` gave. Raises ValueError for unknown names, and for values of the wrong kind."""
+        try:
+            state = TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+        except ValidationError as err:
+            raise ValueError(str(err)) from err
+        counts = (state.update, state.settled, state.summed, state.samples, state.stale_checks, state.metrics_bytes)
+        if min(counts) < 0 or state.threads < 1 or values.keys() != asdict(state).keys():
+            raise ValueError("its counters are none")
+        return state
+
+
+def check_same_run(stored: TrainState, wanted: TrainState, allow_changes: bool, where: str) -> None:
+    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline, device and code.
+
+    Changes of the code that are allowed are added to `stored`.
+    """
+    problems = []
+    if stored.data != wanted.data:
+        differs = data_difference(stored.seen, wanted.seen, same_pipeline=stored.pipeline == wanted.pipeline)
+        problems += [f"the data differs: {differs}"] * (differs is not None)
+    for name, text in (("pipeline", "the learner pipeline differs"), ("device", "the device differs")):
+        one, other = getattr(stored, name), getattr(wanted, name)
+        if one != other:
+            problems.append(f"{text}: the run has {one or 'the default'}, this call {other or 'the default'}")
+    fix = "resume with what the run was started with, train again with --overwrite"
+    stored.changes += allowed_changes(stored.code, wanted.code, allow_changes, where=where, fix=fix, others=problems)
+    stored.code = wanted.code
+
+
+def check_same_learned(stored: Mapping[str, Any] | None, trained: PipelineSpec | None, *, where: str) -> None:
+    """Raise BadConfig, naming the pieces, unless they learned what is `stored`; None: the policy plays without pieces."""
+    before, now = stored or {}, trained.state if trained is not None else {}
+    problems = [
+        f"piece {name} of the learner pipeline learned something else than when the run began"
+        for name in dict.fromkeys((*before, *now))
+        if name not in before or name not in now or not _agree(before[name], now[name])
+    ]
+    if problems:
+        fix = "resume with the pipeline that the run was started with, or train again with --overwrite"
+        raise BadConfig.of(problems, where=where, fix=fix)
+
+
+def _agree(one: Any, two: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_agree(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(_agree, one, two))
+    first, second = np.asarray(one), np.asarray(two)
+    if first.shape != second.shape or "f" not in (first.dtype.kind, second.dtype.kind):
+        return bool(np.array_equal(first, second))
+    return bool(np.allclose(first, second, rtol=TOLERANCE, atol=0.0, equal_nan=True))
+
+
+def describe_policy(data: TrainingData, config: BCConfig, played_in: EnvironmentSpec | None = None) -> dict[str, Any]:
+    """policy.json: what `load_policy` needs besides the weights and what connector pieces learned. `played_in`: for checks.
+
+    Raises BadConfig for a pipeline file with options that JSON does not have.
+    """
+    name = config.network["name"]
+    options = {key: value for key, value in config.network_options.items() if key != "dropout"}  # none of a policy that plays
+    package = network_package(name)
+    of_encoder = encoder_package(str(options.get("encoder", NATURE)))
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "observation_space": space_to_json(data.observation_space),
+        "action_space": space_to_json(data.action_space),
+        "action_scale": data.action_scale,
+        NETWORK: {"name": name, **options},
+        **({} if package is None else {"package": package}),
+        **({} if of_encoder is None else {ENCODER_PACKAGE: of_encoder}),
+        **described_form(data.learner.policy.action_head),
+        "environment": config.env,
+    }
+    known = {one.id: one for one in (data.recorded_in, played_in) if one is not None}  # the latter in place of the former
+    if known:
+        kept = filter(None, map(Environment.of, known.values()))
+        told[ENVIRONMENTS] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
+    if data.facts.module not in (None, DEFAULT_MODULE_ID):
+        told["module"] = data.facts.module  # whose episodes it learned from, for people: a run holds one policy
+    if data.trained is None:
+        return told
+    return told | {GIVEN_SPACE: space_to_json(data.given_space), "pipeline": data.trained.to_json()}
