@@ -290,6 +290,7 @@ class WritingLock:
             before = WritingNote.if_any(instead_of, where=self._place.url)
             if before is not None:
                 refuse_if_at_work(before, self._place)
+        AT_WORK.add(note.token)  # before others can see the note
         try:
             with alone(self._folder):
                 if whole_file(self._place) != instead_of:
@@ -298,12 +299,14 @@ class WritingLock:
                     self._write(note)  # in one step: a kill leaves one note or the other
                 elif not create_only(self._place, note.to_bytes(), folder=self._folder):
                     raise self._refusal()
+            self._note = note
         except StorageNotFound as err:
             if not self._folder.is_local:
                 raise
             raise Changed from err  # another writer ended, and left no trace
-        AT_WORK.add(note.token)
-        self._note = note
+        finally:
+            if self._note is None:
+                AT_WORK.discard(note.token)
 
     def _refusal(self) -> Locked | Changed:
         """The error for the note that is there instead."""
