@@ -29,7 +29,6 @@ __all__ = ["Loop", "Sink"]
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be handed out
 Index = NDArray[np.int64]
-Taken = TypeVar("Taken")
 Made = TypeVar("Made", covariant=True)
 
 

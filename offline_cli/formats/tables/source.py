@@ -242,11 +242,6 @@ class TableSource(FileSource):
         assert self._matched is not None  # set when made
         return self._matched.mapping
 
-    @property
-    def _types(self) -> dict[str, dict[str, pa.DataType]]:
-        """By URL: the flat columns of each file."""
-        return self.rows.types
-
     # ---- what divides the rows ----
 
     def _check_ends(self, mapping: TableMapping) -> None:
