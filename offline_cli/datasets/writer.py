@@ -184,11 +184,6 @@ class DatasetWriter:
         return self._episodes
 
     @property
-    def episodes_kept(self) -> int:
-        """Episodes in shards that are complete, which stay if nothing is committed."""
-        return 0 if self._shards is None else sum(shard.episodes for shard in self._shards.finished)
-
-    @property
     def steps_written(self) -> int:
         """Steps in blocks by now: all of the shards that `resume` found, but maybe not of the last episodes written."""
         return self._statistics.steps

@@ -7,7 +7,6 @@ An abandoned request is not cancelled: its thread stays until the client returns
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, TypeAlias, TypeVar
 
-__all__ = ["REQUEST_BYTES", "SECONDS", "NoAnswer", "ReadingPool", "processors", "wait_for", "waits_told_to"]
+__all__ = ["REQUEST_BYTES", "SECONDS", "NoAnswer", "ReadingPool", "wait_for", "waits_told_to"]
 
 SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
@@ -83,13 +82,6 @@ def waits_told_to(listener: OnWait) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class ReadingPool(ThreadPoolExecutor):
