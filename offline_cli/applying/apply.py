@@ -124,32 +124,30 @@ def apply(
     began = time.monotonic()
     _check_usage(out, options)
     listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    everywhere = [*listed, *(str(place) for place in (out, options["policy"]) if place is not None)]
-    storage: dict[str, Any] = {"storage_options": options["storage_options"], "beside": everywhere}
-    file, tables = PipelineSpec.from_file(options["pipeline"], "learner"), TableOptions.of(options)
+    everywhere = [*listed, *(str(place) for place in (out, policy) if place is not None)]
+    storage: dict[str, Any] = {"storage_options": storage_options, "beside": everywhere}
+    file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
     asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
     learned = _policy(options, storage)
-    target = None if out is None else open_location(out, **storage)
+    target, places = None if out is None else open_location(out, **storage), expand(listed, **storage)
     if target is not None:
-        check_target(target, overwrite=options["overwrite"], kind=TRAIN_BATCHES)
-    places = expand(listed, **storage)
+        check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
+        check_apart(places, target)
     if not places and not (show and asked is not None):
         fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
         raise UsageError("no sources", where="the arguments", fix=fix)
-    if target is not None:
-        check_apart(places, target)
 
     def read() -> EpisodeStream:
         return read_episodes(
             places,
-            from_=options["from_"],
+            from_=from_,
             env=asked,
-            action_scale=options["action_scale"],
-            limit=1 if options["show"] else options["trace"] or options["limit"],
+            action_scale=action_scale,
+            limit=1 if show else trace or limit,
             tables=tables,
             episode_limit=EpisodeLimit.within(tables.memory_limit),
             engine=spec,
-            storage_options=options["storage_options"],
+            storage_options=storage_options,
             on_progress=on_progress,
         )
 
@@ -157,41 +155,29 @@ def apply(
         run = _run(file, learned, asked, None, keep_invented=True)
         return followed(run, run.prepared([made_up_episodes(*run.spaces)]), sources=(), inferred=False)
     with read() as stream:
-        run = _run(file, learned, asked, stream, keep_invented=options["keep_invented"])
+        run = _run(file, learned, asked, stream, keep_invented=keep_invented)
         if target is None:
             return followed(run, run.prepared(stream), sources=stream.locations, inferred=stream.spaces_inferred)
         with Scope() as scope:
             run.learn(lambda: run.prepared(scope.enter(read())))
-        return _written(run, stream, target, [place.url for place in places], command, options, began)
+        return _written(run, stream, target, [place.url for place in places], options, began)
 
 
 def _check_usage(out: str | None, options: Mapping[str, Any]) -> None:
-    looking = [f"--{name}" for name in ("show", "trace") if options.get(name)]
-    if len(looking) > 1:
-        raise UsageError("--show and --trace are two ways to look", where="--trace", fix="give one of them")
-    if looking and out is not None:
-        raise UsageError(f"{looking[0]} writes nothing", where="--out", fix=f"leave out --out, or {looking[0]}")
-    if not looking and out is None:
-        raise UsageError("nowhere to write to", where="--out", fix="--out FOLDER, or --show or --trace 1 to look only")
+    if [out is not None, options["show"], options["trace"] is not None].count(True) != 1:
+        raise UsageError("a pipeline is applied, shown or traced", where="--out", fix="one of --out, --show and --trace")
 
 
 def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPolicy | None:
     """The run whose network pieces get. Raises what `load_policy` raises, and UsageError for code without a run."""
     run, network = options["policy"], options["network"]
+    if run is None and network is not None:
+        raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
     if run is None:
-        if network is not None:
-            raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
         return None
-    from offline_cli.policies.by_name import is_named  # torch with it
-
-    if is_named(os.fspath(run)):
-        fix = "the folder that train or train-bc made; without --policy, pieces get no network"
-        raise UsageError(f"{run} is no run folder, and pieces get the network of one", where="--policy", fix=fix)
     module = importlib.import_module(RUN_MODULES)  # by name: training stands on this room
-    place = open_location(run, **storage)
-    found: LoadedPolicy = module.policy_with_values(
-        place, options["storage_options"], plugins=options["plugins"], network=network
-    )
+    place, known = open_location(run, **storage), options["storage_options"]
+    found: LoadedPolicy = module.policy_with_values(place, known, plugins=options["plugins"], network=network)
     return found
 
 
@@ -209,28 +195,19 @@ def _run(
     """
     environment, where = None, ", ".join(stream.locations) if stream else f"--env {env and env.id}"
     if env is not None:
-        spec = stream.environment if stream else env.among(())
-        assert spec is not None, "the stream is of the environment that was asked for"
+        spec: Any = stream.environment if stream else env.among(())
         with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
-            pass  # what is asked of it holds when it is closed, too
-    if stream is None:
-        assert environment is not None, "checked"
-        spaces, scale = (environment.observation_space, environment.action_space), ENV_SCALE
-    else:
+            said = environment.observation_space, environment.action_space  # they hold when it is closed, too
+    scale, inferred = ENV_SCALE, False
+    if stream is not None:
         check_known_scale(stream)
-        said, inferred = (stream.observation_space, stream.action_space), stream.spaces_inferred
-        spaces, scale = learner_spaces(said, environment, inferred=inferred, where=where), stream.action_scale
+        said, scale, inferred = (stream.observation_space, stream.action_space), stream.action_scale, stream.spaces_inferred
+    spaces = learner_spaces(said, environment, inferred=inferred, where=where)
     return PipelineRun(file, pipeline_with_network(file, spaces, policy), spaces, scale, where, policy, keep_invented)
 
 
 def _written(
-    run: PipelineRun,
-    stream: EpisodeStream,
-    target: Location,
-    sources: Sequence[str],
-    command: Sequence[str],
-    options: Mapping[str, Any],
-    began: float,
+    run: PipelineRun, stream: EpisodeStream, target: Location, sources: Sequence[str], options: Mapping[str, Any], began: float
 ) -> ApplyResult:
     """Make the batches, and write them unless it is a dry run. Raises NoData where no episode has any steps."""
     kind: dict[str, Any] = {"format": options["format"], "steps_per_batch": options["steps_per_batch"]}
@@ -239,21 +216,21 @@ def _written(
     if first is None:
         raise NoData("no episode has any steps", where=run.where, fix="record again")
     state, started, every = None, now(), chain([first], batches)
-    provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
-    if run.policy is not None:
-        provenance["policy"] = {"run": blanked(os.fspath(options["policy"] or "")), "sha256": run.policy.sha256}
     if options["dry_run"]:
         files: Sequence[Mapping[str, Any]] = [batch.counts for batch in every]
     else:
         known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": list(sources)}
-        words = shlex.join(command) or this_command()
+        words = shlex.join(options["command"]) or this_command()
         with BatchFolder(
             target, format=options["format"], options=known, overwrite=options["overwrite"], command=words
         ) as folder:
             files = folder.write(every)
+            provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
+            if run.policy is not None:
+                provenance["policy"] = {"run": blanked(os.fspath(options["policy"])), "sha256": run.policy.sha256}
             if stream.mapping_documents:
                 provenance["mappings"] = list(stream.mapping_documents)
-            if command:
+            if options["command"]:
                 provenance["commands"] = [*stream.commands, words]
             document = {
                 "format": "train-batches",
@@ -275,10 +252,9 @@ def _written(
         notes.append(f"{ends}: the last step of each is left out; --keep-invented takes them")
     for note in notes:
         _log.warning("note: %s", note)
-    counts: dict[str, Any] = _counted(files)
     return ApplyResult(
         out=target.url,
-        **counts,
+        **_counted(files),
         **kind,
         steps_left_out=run.steps_left_out,
         notes=notes,
@@ -293,5 +269,5 @@ def _written(
     )
 
 
-def _counted(files: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _counted(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"batches": len(files), **{name: sum(file[name] for file in files) for name in ("rows", "episodes", "steps")}}

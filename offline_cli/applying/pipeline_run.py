@@ -64,10 +64,14 @@ class PipelineRun:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values: the pipeline, the spaces before and after it, the scale of recorded actions."""
-        before = {"input_observation_space": self.spaces[0], "input_action_space": self.spaces[1]}
-        after = {"observation_space": self.pipeline.observation_space, "action_space": self.pipeline.action_space}
-        spaces = {name: space_as_json(space) for name, space in {**before, **after}.items()}
-        return {"pipeline": self.file.document, **spaces, "action_scale": self.action_scale}
+        spaces = {
+            "input_observation_space": self.spaces[0],
+            "input_action_space": self.spaces[1],
+            "observation_space": self.pipeline.observation_space,
+            "action_space": self.pipeline.action_space,
+        }
+        as_json = {name: space_as_json(space) for name, space in spaces.items()}
+        return {"pipeline": self.file.document, **as_json, "action_scale": self.action_scale}
 
     def prepared(self, recorded: Iterable[EpisodeBatch]) -> Iterator[EpisodeBatch]:
         """The episodes that have a step, as a learner gets them."""

@@ -10,7 +10,7 @@ Columns come in every form that pieces leave them in (`connectors/batch_items.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from offline_cli.applying.learner_batches import playing, stepped
 from offline_cli.applying.pipeline_run import PipelineRun, space_as_json
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
-from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
+from offline_cli.connectors.connector_v2 import Episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OfflineCliError
 from offline_cli.policies.policy import sampled
@@ -47,6 +47,10 @@ class ColumnView:
     rows: int | None  # None: it has no axis of rows
     first: tuple[Any, ...]  # its first values, row by row
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "shape": list(self.shape), "first": list(self.first)}
+
 
 @dataclass(frozen=True, slots=True)
 class PieceView:
@@ -64,7 +68,8 @@ class PieceView:
         """Plain values: each space as JSON (null where it has no such form), and as text beside it."""
         spaces = {name: space_as_json(getattr(self, name)) for name in SPACES}
         texts = {f"{name}_text": describe(getattr(self, name)) for name in SPACES}
-        return {"name": self.name, **spaces, **texts, "columns": _plain(self.columns), "episodes": _plain(self.episodes)}
+        columns = {"columns": [one.as_dict() for one in self.columns], "episodes": [one.as_dict() for one in self.episodes]}
+        return {"name": self.name, **spaces, **texts, **columns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,8 @@ class PipelineView:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
         plain = {name: getattr(self, name) for name in self.__slots__}
-        lists = {"sources": list(self.sources), "episodes": list(self.episodes), "start": _plain(self.start)}
-        return {**plain, **lists, "pieces": [piece.as_dict() for piece in self.pieces]}
+        views = {name: [one.as_dict() for one in plain[name]] for name in ("start", "pieces")}
+        return {**plain, "sources": list(self.sources), **views}
 
 
 def followed(run: PipelineRun, episodes: Iterable[EpisodeBatch], *, sources: Iterable[str], inferred: bool) -> PipelineView:
@@ -104,71 +109,53 @@ def followed(run: PipelineRun, episodes: Iterable[EpisodeBatch], *, sources: Ite
         run.learn(lambda: [batch])
         with playing(run.module) as module:
             for name, made, left in stepped(run.pipeline, batch, where=run.where, rl_module=module):
-                view.pieces.append(_piece(name, pieces[name], made, left))
+                spaces: dict[str, Any] = {space: getattr(pieces[name], space) for space in SPACES}
+                columns = tuple(one for column, held in made.items() for one in column_views(str(column), held))
+                view.pieces.append(PieceView(name, **spaces, columns=columns, episodes=_of_episodes(left)))
     except OfflineCliError as err:
         err.result = view.as_dict()
         raise
     return view
 
 
-def _piece(name: str, piece: ConnectorV2, batch: Mapping[str, Any], episodes: Episodes) -> PieceView:
-    columns = tuple(view for column, held in batch.items() for view in column_views(str(column), held))
-    spaces: dict[str, Any] = {space: getattr(piece, space) for space in SPACES}
-    return PieceView(name, **spaces, columns=columns, episodes=_of_episodes(episodes))
-
-
 def _of_episodes(episodes: Episodes) -> tuple[ColumnView, ...]:
     """Observations, actions and rewards; of a list, those of its first episode."""
     if isinstance(episodes, EpisodeBatch):
-        trees = (episodes.obs, episodes.actions, episodes.rewards)
-    elif episodes and hasattr(episodes[0], "get_rewards"):
-        trees = (episodes[0].get_observations(), episodes[0].get_actions(), episodes[0].get_rewards())
+        trees = {Columns.OBS: episodes.obs, Columns.ACTIONS: episodes.actions, Columns.REWARDS: episodes.rewards}
     else:
-        return ()
-    names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
-    return tuple(view for name, tree in zip(names, trees, strict=True) for view in column_views(name, tree))
+        first = episodes[0]
+        trees = {Columns.OBS: first.get_observations(), Columns.ACTIONS: first.get_actions()}
+        trees[Columns.REWARDS] = first.get_rewards()
+    return tuple(one for name, tree in trees.items() for one in column_views(name, tree))
 
 
 def column_views(name: str, held: Any) -> Iterator[ColumnView]:
-    """What one column of a batch holds, leaf by leaf."""
-    if is_filed(held):
-        yield from _items(name, [item for items in held.values() for item in items])
-    elif isinstance(held, list) and (not held or isinstance(held[0], (str, Mapping))):
-        kind = type(held[0]).__name__ if held else "nothing"
-        yield ColumnView(name, "list", kind, (), len(held), tuple(map(_short, held[:2])))
-    elif isinstance(held, list):
-        yield from _items(name, held)
-    else:
+    """What one column of a batch holds, leaf by leaf; items that are not stacked yet by the first of them."""
+    items = [item for entries in held.values() for item in entries] if is_filed(held) else held
+    if not isinstance(items, list):
         for path, leaf in flatten(held, name):
             yield _leaf(path, leaf, "tensor" if isinstance(leaf, Tensor) else "array")
+    elif not items or (items is held and isinstance(items[0], (str, dict))):
+        kind = type(items[0]).__name__ if items else "nothing"
+        yield ColumnView(name, "list", kind, (), len(items), tuple(map(_short, items[:2])))
+    else:
+        first, rows = items[0], sum(item.count if isinstance(item, Items) else 1 for item in items)
+        for path, leaf in flatten(first.tree if isinstance(first, Items) else first, name):
+            yield _leaf(path, leaf if isinstance(first, Items) else np.asarray(leaf)[None], "items", rows)
 
 
-def _items(name: str, entries: list[Any]) -> Iterator[ColumnView]:
-    """Items that are not stacked yet, by the first one of them."""
-    rows = sum(entry.count if isinstance(entry, Items) else 1 for entry in entries)
-    first = entries[0]
-    for path, leaf in flatten(first.tree if isinstance(first, Items) else first, name):
-        one = leaf if isinstance(first, Items) else np.asarray(leaf)[None]
-        found = _leaf(path, one, "items")
-        yield ColumnView(path, "items", found.dtype, found.shape, rows, found.first)
-
-
-def _leaf(path: str, leaf: Any, held: str) -> ColumnView:
+def _leaf(path: str, leaf: Any, held: str, rows: int | None = None) -> ColumnView:
     array = leaf if isinstance(leaf, Tensor) else np.asarray(leaf)
-    shape = tuple(array.shape[1:])
+    shape, dtype = tuple(array.shape[1:]), str(array.dtype).removeprefix("torch.")
     first = array.reshape(-1)[: min(max(SHOWN, math.prod(shape)), SHOWN_OF_ONE)]
     values = (first.detach().cpu() if isinstance(first, Tensor) else first).tolist()
     shown = tuple(value if isinstance(value, (bool, int, float)) else _short(value) for value in values)
-    return ColumnView(path, held, str(array.dtype).removeprefix("torch."), shape, len(array) if array.ndim else None, shown)
+    return ColumnView(path, held, dtype, shape, rows or (len(array) if array.ndim else None), shown)
 
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
-
-
-def _plain(columns: Iterable[ColumnView]) -> list[dict[str, Any]]:
-    return [{**asdict(one), "shape": list(one.shape), "first": list(one.first)} for one in columns]
 
 
 def made_up_episodes(observation_space: Space, action_space: Space) -> EpisodeBatch:

@@ -65,20 +65,20 @@ def train_batches(
         check()
         where = f"train batch from episode {group.ids[0]} of {run.where}"
         with playing(run.module) as module:
-            batch, added = through(run.pipeline, group, where=run.where, rl_module=module)
-        columns, kinds, rows = _columns(batch, added, where, tally)
+            batch, _ = through(run.pipeline, group, where=run.where, rl_module=module)
+        columns, kinds, rows = _columns(batch, where, tally)
         if first:
-            _check_same(first, kinds, added, where)
+            _check_same(first, kinds, where)
         else:
             _check_announced(columns, run)
         first = first or kinds
-        content = _table(columns, run, added, where) if format == "columns" else _tensors(columns, added, where)
+        content = _table(columns, run, where) if format == "columns" else _tensors(columns, where)
         counts = {"rows": rows, "episodes": len(group), "steps": group.num_steps}
         yield TrainBatch(content, kinds, tuple(columns), counts)
 
 
-def _columns(batch: Batch, added: Mapping[str, str], where: str, tally: Tally) -> tuple[Columns, list[dict[str, Any]], int]:
-    """The columns of `batch`, what each leaf is, and how many rows they have; `added`: the piece that put each column in."""
+def _columns(batch: Batch, where: str, tally: Tally) -> tuple[Columns, list[dict[str, Any]], int]:
+    """The columns of `batch`, what each leaf is, and how many rows they have."""
     columns: Columns = {}
     kinds, lengths = list[dict[str, Any]](), dict[str, int | None]()
     for name, held in batch.items():
@@ -86,7 +86,7 @@ def _columns(batch: Batch, added: Mapping[str, str], where: str, tally: Tally) -
         if not _is_column(held):
             kind = "items by episode that are not stacked" if is_filed(held) else f"a {type(held).__name__} of other things"
             fix = "arrays or tensors of numbers, or lists of texts or dicts; batch_individual_items stacks items by episode"
-            raise BadPiece(f"column {name!r} of piece {added.get(name, '(none)')} holds {kind}", where=where, fix=fix)
+            raise BadPiece(f"column {name!r} holds {kind}", where=where, fix=fix)
         is_text = isinstance(held, list) and all(isinstance(one, str) for one in held)
         for view in column_views(name, held):
             dtype = view.dtype if not isinstance(held, list) else "text" if is_text else "json"
@@ -122,17 +122,16 @@ def _check_announced(columns: Columns, run: PipelineRun) -> None:
             check_announced(tree, name, space, axes=2 if is_stateful(run.module) else 1)
 
 
-def _check_same(first: list[dict[str, Any]], kinds: list[dict[str, Any]], added: Mapping[str, str], where: str) -> None:
+def _check_same(first: list[dict[str, Any]], kinds: list[dict[str, Any]], where: str) -> None:
     before, now = ({kind["name"]: f"{kind['dtype']} {kind['shape']}" for kind in found} for found in (first, kinds))
-    name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
-    if name is not None:
-        piece = added.get(name.partition(".")[0], "(none)")
-        told = f"{before.get(name, 'absent')} in the first batch, and {now.get(name, 'absent')} here"
-        what = f"column {name!r} of piece {piece} is {told}"
-        raise BadPiece(what, where=where, fix="the same columns, dtypes and shapes in every batch")
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            told = f"{before.get(name, 'absent')} in the first batch, and {now.get(name, 'absent')} here"
+            fix = "the same columns, dtypes and shapes in every batch"
+            raise BadPiece(f"column {name!r} is {told}", where=where, fix=fix)
 
 
-def _table(columns: Columns, run: PipelineRun, added: Mapping[str, str], where: str) -> bytes:
+def _table(columns: Columns, run: PipelineRun, where: str) -> bytes:
     """A Parquet file. Raises BadConfig, naming column and remedy, for dtypes and shapes that Arrow does not have."""
     spaces = {} if is_stateful(run.module) else run.announced
     fields, arrays = [], []
@@ -145,9 +144,8 @@ def _table(columns: Columns, run: PipelineRun, added: Mapping[str, str], where: 
             tree = map_leaves(lambda leaf: leaf.numpy() if isinstance(leaf, Tensor) else leaf, column)
             fields.append(tree_field(name, tree, like=spaces.get(name)))
         except (UnsupportedSpace, TypeError) as err:
-            reason = err.what if isinstance(err, UnsupportedSpace) else str(err)
-            what = f"no table has column {name!r} of piece {added.get(name, '(none)')}: {reason}"
-            raise BadConfig(what, where=where, fix="--format safetensors, or leave the piece out") from err
+            fix = "--format safetensors, or leave the piece out"
+            raise BadConfig(f"no table has column {name!r}: {err}", where=where, fix=fix) from err
         arrays.append(to_arrow(tree, fields[-1].type))
     table, sink = pa.Table.from_arrays(arrays, schema=pa.schema(fields)), pa.BufferOutputStream()
     per_group = max(1, int(len(table) * BLOCK_BYTES / max(1, table.nbytes)))
@@ -155,12 +153,11 @@ def _table(columns: Columns, run: PipelineRun, added: Mapping[str, str], where: 
     return bytes(sink.getvalue())
 
 
-def _tensors(columns: Columns, added: Mapping[str, str], where: str) -> bytes:
+def _tensors(columns: Columns, where: str) -> bytes:
     """A safetensors file. Raises BadConfig for texts."""
     texts = [name for name, column in columns.items() if isinstance(column, list)]
     if texts:
-        named = " and ".join(f"{name!r} of piece {added.get(name, '(none)')}" for name in texts)
-        what = f"safetensors hold numbers only, and column {named} is text"
+        what = f"safetensors hold numbers only, and of the columns {texts} are text"
         raise BadConfig(what, where=where, fix="--format columns, or leave the piece out")
     found: dict[str, Tensor] = {}
     for path, leaf in flatten(dict(columns)):

@@ -178,15 +178,8 @@ class ConnectorPipelineV2(ConnectorV2):
         self._become([*self.connectors[:index], connector, *self.connectors[index:]])
 
     def _become(self, connectors: list[ConnectorV2]) -> None:
-        """Have these pieces; nothing is changed where the spaces then do not fit."""
-        before, self.connectors = self.connectors, connectors
-        spaces = self._input_observation_space, self._input_action_space
-        try:
-            self.set_input_spaces(*spaces)
-        except Exception:
-            self.connectors = before
-            self.set_input_spaces(*spaces)
-            raise
+        self.connectors = connectors
+        self.set_input_spaces(self._input_observation_space, self._input_action_space)
 
     def _check(self, piece: Any) -> None:
         if not isinstance(piece, ConnectorV2):
@@ -220,27 +213,12 @@ class ConnectorPipelineV2(ConnectorV2):
     # ---- spaces and state ----
 
     def set_input_spaces(self, observations: Space | None, actions: Space | None) -> None:
-        """Chain the spaces through all pieces.
-
-        Raises SpaceMismatch, naming the first piece that cannot take them, and BadPiece for one that comes too late.
-        """
+        """Chain the spaces through all pieces. Raises SpaceMismatch, naming the first piece that cannot take them."""
         self._input_observation_space, self._input_action_space = observations, actions
         for name, piece in self.named():
             _set_spaces(name, piece, observations, actions)
             observations, actions = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observations, actions
-        self._check_order()
-
-    def _check_order(self) -> None:
-        """Raise BadPiece for a piece after one that fills `obs`, where it would raise once data comes."""
-        filled_by = ""
-        for piece in self.pieces():
-            name = type(piece).__name__
-            if filled_by and piece.before_obs:
-                what = f"piece {name} comes after {filled_by}, which puts obs into the batch: they would not change any more"
-                raise BadPiece(what, where=type(self).__name__, fix=f"put {name} before {filled_by}")
-            if piece.fills_obs:
-                filled_by = filled_by or name
 
     def get_state(
         self,

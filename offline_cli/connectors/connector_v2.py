@@ -58,8 +58,6 @@ class ConnectorV2(BatchHelpers, ABC):
     per_episode: ClassVar[bool] = False
     frozen: bool = False
     aliases: ClassVar[tuple[str, ...]] = ()  # further names that pipelines find the piece by
-    fills_obs: ClassVar[bool] = False  # puts observations into the batch
-    before_obs: ClassVar[bool] = False  # comes too late once they are there, and raises
     stacks: ClassVar[bool] = False  # pieces after this one find columns of arrays
 
     def __init__(
@@ -69,18 +67,14 @@ class ConnectorV2(BatchHelpers, ABC):
 
         Raises BadPiece, which is a TypeError, for others: no constructor before this one has taken them.
         """
-        if standard.keys() - STANDARD:
-            raise self._unknown_options(standard)
+        if unknown := standard.keys() - STANDARD:
+            name = type(self).__name__
+            mistakes = [one for one in option_mistakes(signature_of(type(self)), unknown) if one.startswith("unknown")]
+            fix = "correct the name; a class of your own takes its options out of what it passes on to super().__init__"
+            raise BadPiece(f"{name}: {'; '.join(mistakes)}", where=f"piece {name}", fix=fix)
         self._observation_space: Space | None = None
         self._action_space: Space | None = None
         self.set_input_spaces(input_observation_space, input_action_space)
-
-    def _unknown_options(self, given: Mapping[str, Any]) -> BadPiece:
-        name = type(self).__name__
-        mistakes = option_mistakes(signature_of(type(self)), given.keys() - STANDARD)
-        unknown = "; ".join(mistake for mistake in mistakes if mistake.startswith("unknown"))
-        fix = "correct the name; a class of your own takes its options out of what it passes on to super().__init__"
-        return BadPiece(f"{name}: {unknown}", where=f"piece {name}", fix=fix)
 
     @abstractmethod
     def __call__(
@@ -103,6 +97,15 @@ class ConnectorV2(BatchHelpers, ABC):
     def takes_arrays(self) -> bool:
         """Whether the piece has the form for an `EpisodeBatch`."""
         return self.whole_arrays
+
+    @property
+    def looks_back(self) -> int:
+        """How many steps before the current one it looks at, beside an environment."""
+        return 0
+
+    def to_torch(self) -> Any:
+        """The piece as a module of torch, for ONNX files (`torch_forms.py`); None: it has no such form."""
+        return None
 
     # ---- spaces ----
 
@@ -208,12 +211,8 @@ class ConnectorV2(BatchHelpers, ABC):
         """
         if all(same_state(states[0], other) for other in states[1:]):
             return dict(states[0]) if states else {}
-        name = type(self).__name__
-        raise BadPiece(
-            f"{name} keeps a state, and does not say how states of parallel runners merge",
-            where=f"piece {name}",
-            fix="override merge_states(states), or use one runner",
-        )
+        name, fix = type(self).__name__, "override merge_states(states)"
+        raise BadPiece(f"{name} does not say how its states merge", where=f"piece {name}", fix=fix)
 
     def __repr__(self) -> str:
         return type(self).__name__

@@ -55,7 +55,7 @@ def _derived(kind: Any) -> Iterator[type[ConnectorV2]]:
     """Whole classes of pieces below `kind`, those of pipelines left out."""
     for derived in kind.__subclasses__():
         if not issubclass(derived, ConnectorPipelineV2):
-            if not inspect.isabstract(derived):
+            if not inspect.isabstract(derived) and not derived.__name__.startswith("_"):
                 yield derived
             yield from _derived(derived)
 

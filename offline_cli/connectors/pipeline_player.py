@@ -1,12 +1,7 @@
 """One step of playing through connector pipelines, as RLlib's env runner does it.
 
-* `PipelinePlayer`: growing episodes, the env-to-module pipeline, a forward pass, the module-to-env pipeline: actions. It steps
-  no environment: the caller steps them with `actions_for_env`, and adds the outcome to each episode, with `actions` and
-  `extra_of` as they are, because they carry the states of recurrent modules from step to step.
-* `RecordedActions`: actions as recordings have them, beside those that an environment takes. Boxes of floats are recorded as
-  the module-to-env pipeline leaves them in `actions`, before they are fitted to the environment; choices and integer boxes as
-  the environment takes them.
-* `check_lookback`, `frames_looked_at`, `steps_looked_at`: how far pieces of our own look back on an episode.
+The player steps no environment: the caller steps them with `actions_for_env`, and adds the outcome to each episode, with
+`actions` and `extra_of` as they are, because they carry the states of recurrent modules from step to step.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,54 +18,25 @@ from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.pipeline_spec import PlayPipelines
-from offline_cli.errors import BadConfig, BadPiece
+from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
-__all__ = ["Acts", "PipelinePlayer", "RecordedActions", "check_lookback", "frames_looked_at", "steps_looked_at"]
+__all__ = ["Acts", "PipelinePlayer", "RecordedActions"]
 
-PREVIOUS: Final = ("n_prev_actions", "n_prev_rewards")
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-# ---- how far pieces look back ----
-
-
-def check_lookback(pipelines: PlayPipelines, lookback: int | None, *, where: str) -> None:
-    """Raise BadConfig where pieces look back further than `lookback` steps; None: all steps are there."""
-    if lookback is None:
-        return
-    wants = {name: _steps_back(piece) for pipeline in pipelines.sides().values() for name, piece in pipeline.named()}
-    problems = [
-        f"piece {name} looks back {steps} steps, and may only {lookback}" for name, steps in wants.items() if steps > lookback
-    ]
-    if problems:
-        raise BadConfig.of(problems, where=where, fix=f"--lookback {max(wants.values())}, or none: the whole episode")
-
-
-def _steps_back(piece: ConnectorV2) -> int:
-    """How many steps before the current one a piece of our own looks at, by its options."""
-    return max(int(getattr(piece, "num_frames", 1)) - 1, *(int(getattr(piece, name, 0)) for name in PREVIOUS))
-
-
-def frames_looked_at(pipelines: PlayPipelines) -> int:
-    """How many observations our own pieces look at, the current one included."""
-    return max([1, *(int(getattr(piece, "num_frames", 1)) for piece in pipelines.env_to_module.pieces())])
-
-
-def steps_looked_at(pipelines: PlayPipelines) -> int:
-    """How many actions and rewards before the current observation our own pieces look at."""
-    return max([0, *(int(getattr(piece, name, 0)) for piece in pipelines.env_to_module.pieces() for name in PREVIOUS)])
 
 
 # ---- actions ----
 
 
 class RecordedActions:
-    """Both forms of a module-to-env pipeline's output, in the dtypes of an action space; the two share no memory."""
+    """Actions as recordings have them, beside those that an environment takes, in the dtypes of an action space.
+
+    Boxes of floats are recorded as the module-to-env pipeline leaves them in `actions`, before they are fitted to the
+    environment; choices and integer boxes as the environment takes them. The two share no memory.
+    """
 
     def __init__(self, space: Space) -> None:
         self._parts = leaf_spaces(space)
@@ -167,7 +133,7 @@ class PipelinePlayer:
     ) -> Acts:
         """Actions for episodes that have been reset and are not done, not numpy'ized. `explore`: None: as the player was made.
 
-        `chance`: uniform numbers (B, k) per episode that actions are drawn with, k as `chance_size` of the action head says;
+        `chance`: uniform numbers (B, k) per episode that actions are drawn with, k the action head's `chance_size`;
         else `generator` draws, or torch's own. Raises BadPiece where the pipelines give no actions, or observations that the
         module does not take; what pieces raise passes.
         """

@@ -25,10 +25,8 @@ import hashlib
 import inspect
 import json
 import tomllib
-import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -40,16 +38,7 @@ from offline_cli.connectors.env_to_module.default_pipeline import default_pieces
 from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
 from offline_cli.connectors.learner.default_pipeline import default_pieces, learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.piece_makers import (
-    KINDS,
-    Custom,
-    Kind,
-    custom_pieces,
-    home_of,
-    imported,
-    registered,
-    snake,
-)
+from offline_cli.connectors.piece_makers import KINDS, Custom, Kind, custom_pieces, home_of, imported, registered, snake
 from offline_cli.connectors.piece_options import (
     AS_LEARNER,
     SPACES,
@@ -60,11 +49,20 @@ from offline_cli.connectors.piece_options import (
     what_it_wants,
 )
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch
-from offline_cli.json_documents import deeper_than, load_schema, mistakes
-from offline_cli.spaces import Space, describe
+from offline_cli.json_documents import deeper_than, mistakes
+from offline_cli.spaces import Space
 from offline_cli.storage.local_files import not_found
 
-__all__ = ["Given", "PieceEntry", "PipelineSpec", "PlayPipelines", "Setting", "load_pipeline"]
+__all__ = [
+    "Given",
+    "PieceEntry",
+    "PipelineSpec",
+    "PlayPipelines",
+    "Setting",
+    "added_pieces",
+    "load_pipeline",
+    "notes_on_export",
+]
 
 SCHEMA: Final = "pipeline.v1.json"
 MAX_DEPTH: Final = 32
@@ -97,13 +95,8 @@ class PieceEntry:
     maker: Maker
     signature: Signature
     options: Mapping[str, Any]
-    before: str | None = None
+    before: str | None = None  # the piece that it belongs beside; neither: the usual place
     after: str | None = None
-
-    @property
-    def place(self) -> str | None:
-        """The name of the piece that it belongs beside; None: the usual place."""
-        return self.before or self.after
 
     def made(self, kind: Kind, setting: Setting, before: ConnectorPipelineV2) -> list[ConnectorV2]:
         """The piece, or pieces, to follow those of `before`: some want to know the spaces that these lead to."""
@@ -112,26 +105,11 @@ class PieceEntry:
             given[AS_LEARNER] = kind == "learner"
         if MULTI_AGENT in self.signature.options and setting.mapping is not None:
             given.setdefault(MULTI_AGENT, True)
-        spaces = dict(zip(SPACES, (before.observation_space, before.action_space), strict=True))
+        spaces = before.observation_space or setting.observation_space, before.action_space or setting.action_space
+        given |= {name: space for name, space in zip(SPACES, spaces, strict=True) if name in self.signature.spaces}
         maker: Any = functools.partial(self.maker, **given)
-        if inspect.isclass(self.maker):
-            maker = self._constructed(given, {name: spaces[name] for name in self.signature.spaces})
-        observations, actions = spaces[SPACES[0]] or setting.observation_space, spaces[SPACES[1]] or setting.action_space
         beside = {"env": setting.env, "device": setting.device, "num_envs": setting.num_envs}
-        return custom_pieces(maker, kind, observations, actions, **beside)
-
-    def _constructed(self, options: Mapping[str, Any], spaces: Mapping[str, Any]) -> Any:
-        """Raises SpaceMismatch where the constructor, given spaces, already finds that they do not fit."""
-        try:
-            return self.maker(**options, **spaces)
-        except OfflineCliError:
-            raise
-        except Exception as err:
-            if not any(frame.name.startswith("recompute_") for frame in traceback.extract_tb(err.__traceback__)):
-                raise
-            got = " and ".join(f"{name.split('_')[1]}s of {describe(space)}" for name, space in spaces.items())
-            fix = "another order of pieces, or another piece"
-            raise SpaceMismatch(f"{self.label} got {got} ({what_it_wants(err)})", where=self.label, fix=fix) from err
+        return custom_pieces(maker() if inspect.isclass(self.maker) else maker, kind, *spaces, **beside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +123,6 @@ class PipelineSpec:
     plugins: Collection[str] | None = None  # packages whose code the document may name; None: any, the user named the file
     names: tuple[str, ...] = ()  # of all pieces that it was built to for training, default ones included
     state: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what these had learned, by name
-    checked: tuple[PieceEntry, ...] | None = field(default=None, repr=False)  # the document's pieces; None: see `entries`
 
     # ---- from what ----
 
@@ -186,8 +163,8 @@ class PipelineSpec:
 
         Raises BadConfig with every mistake in `details["problems"]`, MissingPackage.
         """
-        entries = _entries(document, kinds, where=where, plugins=plugins)
-        return cls(document["kind"], dict(document), where=where, plugins=plugins, checked=entries)
+        _entries(document, kinds, where=where, plugins=plugins)
+        return cls(document["kind"], dict(document), where=where, plugins=plugins)
 
     @classmethod
     def from_json(
@@ -222,9 +199,6 @@ class PipelineSpec:
         state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
         return replace(self, custom=None, where=PLACE, names=tuple(name for name, _ in pipeline.named()), state=state)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "checked": None}  # each process imports the code that the document names
-
     # ---- what it is ----
 
     @property
@@ -253,9 +227,8 @@ class PipelineSpec:
 
     def entries(self) -> tuple[PieceEntry, ...]:
         """The document's pieces, found and checked. Raises as `from_document` does."""
-        if self.checked is not None or self.document is None:
-            return self.checked or ()
-        return _entries(self.document, (self.kind,), where=self.where, plugins=self.plugins)
+        kinds = (self.kind,)
+        return () if self.document is None else _entries(self.document, kinds, where=self.where, plugins=self.plugins)
 
     def code(self) -> list[Any]:
         """What makes the pieces: classes and functions, or the pieces themselves. Raises as `entries` does."""
@@ -280,13 +253,11 @@ class PipelineSpec:
         """
         if self.document is None or self.kind == "env_to_module":
             return self
+        listed = self.document.get("defaults", True)
+        default = () if listed else {type(piece) for piece in default_pieces_beside(None, None)}
         pairs = zip(self.document.get("pieces", []), self.entries(), strict=True)
-        both = [(piece, entry) for piece, entry in pairs if entry.signature.takes_as_learner]
-        if not self.document.get("defaults", True):
-            default = {type(piece) for piece in default_pieces_beside(None, None)}
-            both = [(piece, entry) for piece, entry in both if entry.maker not in default]
-        document = {"kind": "env_to_module", "pieces": [piece for piece, _ in both]}
-        return replace(self, kind="env_to_module", document=document, checked=tuple(entry for _, entry in both))
+        both = [piece for piece, entry in pairs if entry.signature.takes_as_learner and entry.maker not in default]
+        return replace(self, kind="env_to_module", document={"kind": "env_to_module", "pieces": both})
 
     # ---- to what ----
 
@@ -296,8 +267,8 @@ class PipelineSpec:
             return self._whole(setting, self._copied())
         try:
             made = self._made(setting)
-            pipeline = self._whole(setting, [piece for entry, piece in made if not entry.place])
-            self._place(pipeline, [(entry, piece) for entry, piece in made if entry.place])
+            pipeline = self._whole(setting, [piece for entry, piece in made if not (entry.before or entry.after)])
+            self._place(pipeline, [(entry, piece) for entry, piece in made if entry.before or entry.after])
         except SpaceMismatch as err:
             err.where = f"{self.where}, {err.where}"
             raise
@@ -325,10 +296,9 @@ class PipelineSpec:
                 found += [(entry, piece) for piece in entry.made(self.kind, setting, before)]
             except (SpaceMismatch, MissingPackage):
                 raise
-            except OfflineCliError as err:
-                problems.append(f"{entry.label}: {err.what_in_one_line} ({err.fix})")
             except Exception as err:  # noqa: BLE001  a constructor may raise whatever it likes at options that it minds
-                problems.append(f"{entry.label}: {what_it_wants(err)}")
+                said = f"{err.what_in_one_line} ({err.fix})" if isinstance(err, OfflineCliError) else what_it_wants(err)
+                problems.append(f"{entry.label}: {said}")
         if problems:
             raise BadConfig.of(problems, where=self.where, fix="fix the options of these pieces")
         return found
@@ -337,22 +307,21 @@ class PipelineSpec:
         """Put pieces before or after others by name. Raises BadConfig with every name that no piece has."""
         problems = []
         for entry, piece in made:
+            place = entry.before or entry.after or ""
             names = {snake(name): name for name, _ in pipeline.named()}
-            anchor = names.get(snake(entry.place or ""))
-            if anchor is None:
-                problems.append(f"{entry.label}: no piece {entry.place!r} among {list(names.values())}")
-            elif entry.before:
-                pipeline.insert_before(anchor, piece)
-            else:
-                pipeline.insert_after(anchor, piece)
+            if snake(place) not in names:
+                problems.append(f"{entry.label}: no piece {place!r} among {list(names.values())}")
+                continue
+            insert = pipeline.insert_before if entry.before else pipeline.insert_after
+            insert(names[snake(place)], piece)
         if problems:
             raise BadConfig.of(problems, where=self.where, fix="name a piece that the pipeline has")
 
     def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
         """These pieces among the default ones, unless a file turns those off."""
         says, spaces = self.document or {}, (setting.observation_space, setting.action_space)
-        defaults = f"add_default_connectors_to_{self.kind}_pipeline"
-        options: dict[str, Any] = {"custom": custom, defaults: says.get("defaults", True)}
+        options: dict[str, Any] = {"custom": custom}
+        options[f"add_default_connectors_to_{self.kind}_pipeline"] = says.get("defaults", True)
         if self.kind == "learner":
             return learner_pipeline(*spaces, mapping=setting.mapping, device=setting.device, **options)
         options |= {"env": setting.env, "num_envs": setting.num_envs}
@@ -372,35 +341,20 @@ def _entries(
     """The pieces that a file's content names, found and checked. Raises as `PipelineSpec.from_document` does."""
     if deeper_than(document, MAX_DEPTH):
         raise BadConfig(f"nested deeper than {MAX_DEPTH}", where=where, fix=PAGE)
-    listed = document.get("pieces", [])
+    listed, kind = document.get("pieces", []), document.get("kind")
     if isinstance(listed, list) and len(listed) > MAX_PIECES:
         raise BadConfig(f"{len(listed)} pieces, and a pipeline has at most {MAX_PIECES}", where=where, fix=PAGE)
-    problems, kind = _key_mistakes(document), document.get("kind")
+    problems = mistakes(document, SCHEMA)
+    if kind in KINDS and kind != "module_to_env":
+        problems += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in ONLY_MODULE_TO_ENV if name in document]
     if kinds and kind in KINDS and kind not in kinds:
         needed = " or ".join(f"'{one}'" for one in kinds)
         problems.append(f"kind: this is a pipeline of kind '{kind}', and {needed} is needed here")
-    entries = [
-        _entry(piece, index, kind, plugins, problems)
-        for index, piece in enumerate(listed if isinstance(listed, list) else [])
-        if isinstance(piece, Mapping)
-    ]
+    pieces = enumerate(listed if isinstance(listed, list) else [])
+    entries = [_entry(piece, index, kind, plugins, problems) for index, piece in pieces if isinstance(piece, Mapping)]
     if problems:
         raise BadConfig.of(problems, where=where, fix=PAGE)
     return tuple(entry for entry in entries if entry is not None)
-
-
-def _key_mistakes(document: Mapping[str, Any]) -> list[str]:
-    """Mistakes of the file itself, those of single pieces included where the schema knows of them."""
-    known = load_schema(SCHEMA)["properties"]
-    found = []
-    for name in document.keys() - known.keys():
-        near = get_close_matches(name, known, n=1)
-        hint = f", did you mean '{near[0]}'?" if near else f" (there are: {', '.join(known)})"
-        found.append(f"unknown key '{name}'{hint}")
-    found += mistakes({name: value for name, value in document.items() if name in known}, SCHEMA)
-    if document.get("kind") in KINDS and document["kind"] != "module_to_env":
-        found += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in ONLY_MODULE_TO_ENV if name in document]
-    return found
 
 
 def _entry(
@@ -422,10 +376,9 @@ def _entry(
     except BadConfig as err:
         problems.append(f"{label}: {err.what_in_one_line} ({err.fix})")
         return None
-    signature = signature_of(maker)
+    signature, home = signature_of(maker), home_of(maker)
     options = {name: value for name, value in piece.items() if name not in NO_OPTIONS}
     found = option_mistakes(signature, options)
-    home = home_of(maker)
     if kind in KINDS and home not in (None, "common", kind) and not (kind == "learner" and signature.takes_as_learner):
         found.append(f"belongs to pipelines of kind '{home}', this is one of kind '{kind}'")
     if "before" in piece and "after" in piece:
@@ -460,15 +413,32 @@ class PlayPipelines:
     env_to_module: ConnectorPipelineV2
     module_to_env: ConnectorPipelineV2
 
-    def sides(self) -> dict[str, ConnectorPipelineV2]:
-        """Both by name."""
-        return {"env_to_module": self.env_to_module, "module_to_env": self.module_to_env}
-
-    def get_state(self) -> dict[str, Any]:
-        """What the pieces of both have learned, by side and name; empty: nothing."""
-        return {side: state for side, pipeline in self.sides().items() if (state := pipeline.get_state())}
+    def pieces(self) -> list[ConnectorV2]:
+        """Those of both, in order."""
+        return [*self.env_to_module.pieces(), *self.module_to_env.pieces()]
 
     def freeze(self) -> None:
         """No piece learns any more."""
-        for pipeline in self.sides().values():
-            pipeline.freeze()
+        self.env_to_module.freeze()
+        self.module_to_env.freeze()
+
+
+# ---- export ----
+
+
+def added_pieces(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
+    """The pieces of an env-to-module pipeline that are not default ones, by name."""
+    default = {type(piece) for piece in default_pieces_beside(None, None)}
+    return [(name, piece) for name, piece in pipeline.named() if type(piece) not in default]
+
+
+def notes_on_export(trained_through: PipelineSpec, setting: Setting) -> list[str]:
+    """For a run's notes, before it is trained: why its policy cannot be exported; empty: nothing speaks against it."""
+    if trained_through.document is None:  # Python objects, which `export` gets again, or refuses
+        return []
+    try:
+        pieces = added_pieces(trained_through.beside_environment().build(setting))
+    except OfflineCliError:  # told where the policy plays
+        return []
+    lacking = [name for name, piece in pieces if piece.to_torch() is None]
+    return [f"the policy cannot be exported to ONNX: piece {name} has no `to_torch`" for name in lacking]

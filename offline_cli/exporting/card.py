@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -39,19 +39,10 @@ def facts_of(
     """JSON values by name. `spaces`: of the environment; `pieces`: of the user's around the policy."""
     newest = newest_checkpoint(run)
     state = {} if newest is None else _told(newest.join(STATE))
-    seen: Any = state.get("seen")
+    seen = state["seen"] if isinstance(state.get("seen"), dict) else {}
     result = {} if loaded.checkpoint is not None else _told(run.join(RESULT))
     config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
-    data = {name: value for name, value in {**result, **(seen if isinstance(seen, dict) else {})}.items() if name in OF_DATA}
-    known: dict[str, dict[str, Any]] = {
-        "data": {**blanked_values(data), "digest": state.get("data")},
-        "training": {
-            **{name: config[name] for name in OF_CONFIG if name in config},
-            **{name: result[name] for name in OF_RESULT if name in result},
-            "checkpoint": loaded.checkpoint,
-        },
-        "scores": {name: result[name] for name in OF_SCORES if name in result},
-    }
+    environments = known_environments(loaded.description)
     return {
         "format": FORMAT,
         "version": 1,
@@ -62,9 +53,11 @@ def facts_of(
         "pieces": list(pieces),
         "environments": [
             {"id": one.id, "kwargs": blanked_values(one.kwargs), "wrappers": [*map(blanked_call, one.wrappers)]}
-            for one in known_environments(loaded.description)
+            for one in environments
         ],
-        **{name: {key: value for key, value in part.items() if value is not None} for name, part in known.items()},
+        "data": _known({**blanked_values(_known({**result, **seen}, OF_DATA)), "digest": state.get("data")}),
+        "training": _known(config, OF_CONFIG) | _known(result, OF_RESULT) | _known({"checkpoint": loaded.checkpoint}),
+        "scores": _known(result, OF_SCORES),
         "provenance": {
             "policy": fingerprint_of(loaded),
             "weights_sha256": hash_of_weights(loaded.module),
@@ -72,6 +65,11 @@ def facts_of(
             "torch": torch.__version__,
         },
     }
+
+
+def _known(values: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+    chosen = values if names is None else {name: values.get(name) for name in names}
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _told(file: Location) -> dict[str, Any]:
@@ -84,27 +82,22 @@ def _told(file: Location) -> dict[str, Any]:
 
 def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str, how: str) -> str:
     """The card for people. `card`: the facts, with `inputs`, `outputs` and `notes`; `how`: what runs it, as Markdown."""
-    environments = {one["id"]: {**one["kwargs"], "wrappers": one["wrappers"]} for one in card["environments"]}
     described = {"observations": describe(spaces[0]), "actions": describe(spaces[1]), "action scale": card["action_scale"]}
     ports = {f"{side} {port}": form for side in ("inputs", "outputs") for port, form in card[side].items()}
-    sections = {
+    sections: dict[str, Mapping[Any, Any]] = {
         "Spaces": described,
         "Pieces inside": dict(enumerate(card["pieces"])),
-        "Environments": environments,
+        "Environments": {one["id"]: {**one["kwargs"], "wrappers": one["wrappers"]} for one in card["environments"]},
         **{title.capitalize(): card[title] for title in ("data", "training", "scores", "provenance")},
         "Inputs and outputs": ports,
         "Notes": dict(enumerate(card["notes"])),
     }
     lines = [f"# {name}", "", f"A policy trained by offline-cli, exported to {card['to']}.", ""]
     for title, rows in sections.items():
-        lines += _table(title, rows) if rows else ()
+        if rows:
+            lines += [f"## {title}", "", "| what | value |", "| --- | --- |"]
+            lines += [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items()] + [""]
     return "\n".join([*lines, "## How to run it", "", how.strip(), ""])
-
-
-def _table(title: str, rows: Mapping[Any, Any]) -> Iterator[str]:
-    yield from (f"## {title}", "", "| what | value |", "| --- | --- |")
-    yield from (f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())
-    yield ""
 
 
 def _cell(value: Any) -> str:

@@ -12,7 +12,7 @@ BadConfig.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.errors import BadConfig, MissingPackage
 from offline_cli.modules.encoders import ImageEncoder
 from offline_cli.modules.images import HWC
-from offline_cli.modules.policy_modules import FeedForwardPolicy, LSTMPolicy
+from offline_cli.modules.policy_modules import FeedForwardPolicy, RecurrentPolicy
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.policies.policy import sampled
 from offline_cli.spaces import describe
@@ -40,7 +40,6 @@ METADATA: Final = "metadata.json"  # which says that a checkpoint is there: writ
 ROWS: Final = 64  # that both modules are asked
 CLOSE: Final = 1e-4  # bytes are scaled within the weights
 WEIGHTED: Final = (nn.Linear, nn.Conv2d, nn.LSTM)
-FIX: Final = "--to onnx, which takes any policy; or train one of RLlib's shapes, which docs/export.md lists"
 
 
 def rllib_module(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]], *, where: str) -> tuple[Any, float, list[str]]:
@@ -55,33 +54,32 @@ def rllib_module(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]], *,
     except ImportError as err:
         fix = "pip install 'offline-cli[ray]'"
         raise MissingPackage(f"the package {err.name} is missing", where="--to rllib", fix=fix) from err
-    wrong = [name for name, piece in pieces if type(piece) is not FlattenObservations or piece.keys_to_remove]
-    if wrong:
-        raise BadConfig(f"an RLModule has no pieces, and the policy plays through {', '.join(wrong)}", where=where, fix=FIX)
-    config = _config(module, where)
     kind: Any = DefaultPPOTorchRLModule
     try:
+        if others := [name for name, piece in pieces if type(piece) is not FlattenObservations or piece.keys_to_remove]:
+            raise ValueError(f"an RLModule has no pieces, and the policy plays through {', '.join(others)}")
         theirs = kind(
             observation_space=module.observation_space,
             action_space=module.action_space,
             inference_only=False,
-            model_config=vars(DefaultModelConfig(**config)),
+            model_config=vars(DefaultModelConfig(**_config(module))),
             catalog_class=PPOCatalog,
         )
         _copy(module, theirs)
-        found = _difference(module, theirs)
+        difference = _difference(module, theirs)
+        if not difference <= CLOSE:
+            raise ValueError(f"it puts out other numbers, by up to {difference:g}")
     except Exception as err:  # whatever RLlib raises for what it cannot make, and layers that do not fit each other
-        raise _no_shape(f"{type(err).__name__}: {str(err).strip().partition(chr(10))[0]}"[:300], where) from err
-    if not found <= CLOSE:
-        raise _no_shape(f"it puts out other numbers, by up to {found:g}", where)
+        reason = f"{type(err).__name__}: {str(err).strip().partition(chr(10))[0]}"[:300]
+        fix = "--to onnx, which takes any policy; or train one of RLlib's shapes, which docs/export.md lists"
+        raise BadConfig(f"RLlib's default module has no shape for this policy: {reason}", where=where, fix=fix) from err
     notes = [f"piece {name} is not in the checkpoint: put FlattenObservations() before the module" for name, _ in pieces]
-    for form in module.action_head.forms():
-        low, high = form.log_std
+    for low, high in (form.log_std for form in module.action_head.forms()):
         if high < -low:
             notes.append(f"log standard deviations are limited to [{low:g}, {-low:g}], and here to [{low:g}, {high:g}]")
     if _images(module):
         notes.append("images go to the module as float32 from 0 to 255: RLlib's convolutions take no bytes")
-    return theirs, found, notes
+    return theirs, difference, notes
 
 
 def rllib_files(theirs: Any) -> dict[str, bytes]:
@@ -91,40 +89,34 @@ def rllib_files(theirs: Any) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == METADATA)}
 
 
-def _no_shape(reason: str, where: str) -> BadConfig:
-    return BadConfig(f"RLlib's default module has no shape for this policy: {reason}", where=where, fix=FIX)
-
-
 def _images(module: RLModule) -> list[ImageEncoder]:
-    parts = module.encoder.parts if isinstance(module, (FeedForwardPolicy, LSTMPolicy)) else ()
-    return [part for part in parts if isinstance(part, ImageEncoder)]
+    return [part for part in module.modules() if isinstance(part, ImageEncoder)]
 
 
-def _config(module: RLModule, where: str) -> dict[str, Any]:
-    """The model config in which RLlib's module has this one's shape. Raises BadConfig."""
+def _config(module: RLModule) -> dict[str, Any]:
+    """The model config in which RLlib's module has this one's shape. Raises ValueError where there is none."""
     seen, acted = module.observation_space, module.action_space
-    is_vector = isinstance(acted, spaces.Box) and np.dtype(acted.dtype).kind == "f"
-    is_choice = isinstance(acted, (spaces.Discrete, spaces.MultiDiscrete)) and not np.any(acted.start)
-    is_flat = len(acted.shape or ()) == (0 if isinstance(acted, spaces.Discrete) else 1)
-    if not ((is_vector or is_choice) and is_flat and isinstance(seen, spaces.Box) and len(seen.shape) in (1, 3)):
-        raise _no_shape(f"observations are {describe(seen)}, actions {describe(acted)}", where)
-    if type(module) not in (FeedForwardPolicy, LSTMPolicy):
-        raise _no_shape(f"this is {type(module).__name__}", where)
-    assert isinstance(module, (FeedForwardPolicy, LSTMPolicy)), "just looked at"
-    network = module.tokens if isinstance(module, LSTMPolicy) else module.network
+    is_vector = isinstance(acted, spaces.Box) and np.dtype(acted.dtype).kind == "f" and len(acted.shape) == 1
+    is_choice = isinstance(acted, spaces.Discrete) or (isinstance(acted, spaces.MultiDiscrete) and acted.nvec.ndim == 1)
+    if not isinstance(module, (FeedForwardPolicy, RecurrentPolicy)) or not isinstance(seen, spaces.Box):
+        raise ValueError(f"this is {type(module).__name__}, of observations {describe(seen)}")
+    if len(seen.shape) not in (1, 3) or not (is_vector or is_choice) or np.any(getattr(acted, "start", 0)):
+        raise ValueError(f"observations are {describe(seen)}, actions {describe(acted)}")
+    is_recurrent = isinstance(module, RecurrentPolicy)
+    network = module.tokens if isinstance(module, RecurrentPolicy) else module.network
     layers = [part.out_features for part in network.modules() if isinstance(part, nn.Linear)]
-    hidden = layers if isinstance(module, LSTMPolicy) else layers[:-1]
+    hidden = layers if is_recurrent else layers[:-1]
     activation = next((ACTIVATIONS[type(part)] for part in network.modules() if type(part) in ACTIVATIONS), "relu")
     config: dict[str, Any] = {}
     for form in module.action_head.forms():
         config["log_std_clip_param"] = -float(form.log_std[0])
         if form.mean != "linear" or not 0 < max(-form.log_std[0], form.log_std[1]) == -form.log_std[0]:
-            raise _no_shape(f"a mean through {form.mean}, log standard deviations in {list(form.log_std)}", where)
+            raise ValueError(f"a mean through {form.mean}, log standard deviations in {list(form.log_std)}")
     if _images(module):
         config |= {"conv_filters": [list(one) for one in CONVOLUTIONS], "conv_activation": "relu"}
         return config | {"head_fcnet_hiddens": hidden, "head_fcnet_activation": activation}
-    if isinstance(module, LSTMPolicy):
-        config |= {"use_lstm": True, "lstm_cell_size": module.lstm.hidden_size}
+    if isinstance(module, RecurrentPolicy):
+        config |= {"use_lstm": True, "lstm_cell_size": module.memory.hidden_size}
         config |= {"max_seq_len": int(module.model_config["max_seq_len"])}
     return config | {"fcnet_hiddens": hidden, "fcnet_activation": activation}
 
@@ -139,13 +131,12 @@ def _copy(module: RLModule, theirs: Any) -> None:
     targets = [*_weighted(theirs.encoder), *_weighted(theirs.pi)]
     for own, target in zip(_weighted(module), targets, strict=True):
         target.load_state_dict(own.state_dict())
-    images = _images(module)
-    if images:
+    for image in _images(module):
         convolutions = [part for part in targets if isinstance(part, nn.Conv2d)]
-        if not convolutions or any(encoder.layout != HWC or encoder.bounded is not None for encoder in images):
+        if not convolutions or image.layout != HWC or (image.low is not None and (image.low.any() or image.factor.std())):
             raise ValueError("images in another form")
-        weight = convolutions[0].weight
-        weight.copy_((weight.double() * images[0].scale).float())
+        scale = 1.0 if image.low is None else float(image.factor.flatten()[0])
+        convolutions[0].weight.copy_((convolutions[0].weight.double() * scale).float())
         first = targets[len(convolutions)]  # whose columns are (C, H, W) here, and (H, W, C) there
         columns = np.arange(first.in_features).reshape(convolutions[-1].out_channels, -1).T.ravel()
         first.weight.copy_(first.weight[:, torch.from_numpy(columns.copy())])
@@ -167,29 +158,23 @@ def _difference(module: RLModule, theirs: Any) -> float:
     with evaluating(module), torch.inference_mode():
         wanted: Tensor = module.forward_inference(here)[Columns.ACTION_DIST_INPUTS]
         found: Tensor = theirs.forward_inference(there)[Columns.ACTION_DIST_INPUTS]
-    limits = module.action_head.limits
-    found = found if limits is None else found.clamp(limits[0], limits[1])
-    if found.shape != wanted.shape:
-        raise ValueError(f"it puts out {tuple(found.shape[1:])}, and the policy {tuple(wanted.shape[1:])}")
-    return float((found - wanted).abs().max())
+        if found.shape != wanted.shape:
+            raise ValueError(f"it puts out {tuple(found.shape[1:])}, and the policy {tuple(wanted.shape[1:])}")
+        return float((module.action_head.limited(found) - wanted).abs().max())
 
 
 def rllib_how(theirs: Any, pieces: Sequence[tuple[str, ConnectorV2]]) -> str:
     """Markdown: how RLlib loads the checkpoint alone, and how PPO goes on from it."""
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    usual, config = vars(DefaultModelConfig()), theirs.model_config
+    told = [f"{name}={value!r}" for name, value in config.items() if value != usual[name] or name.startswith("fcnet_")]
     import_line, before = "", ""
     if pieces:
         import_line = "from ray.rllib.connectors.env_to_module import FlattenObservations\n"
         before = "\n    .env_runners(env_to_module_connector=lambda env, spaces, device: [FlattenObservations()])"
-    config: Mapping[str, Any] = _told(theirs.model_config)
-    told = ", ".join(f"{name}={value!r}" for name, value in config.items())
     return f"""
-```python
-from ray.rllib.core.rl_module.rl_module import RLModule
-
-module = RLModule.from_checkpoint("/absolute/path/to/this/folder")
-```
-
-PPO goes on from it with the same model config:
+`RLModule.from_checkpoint("/absolute/path/to/this/folder")` loads it, and PPO goes on from it with the same model config:
 
 ```python
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -198,7 +183,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 config = (
     PPOConfig()
     .environment("ENVIRONMENT"){before}
-    .rl_module(model_config=DefaultModelConfig({told}))
+    .rl_module(model_config=DefaultModelConfig({", ".join(told)}))
 )
 algorithm = config.build_algo()
 algorithm.restore_from_path(
@@ -209,11 +194,3 @@ algorithm.restore_from_path(
 `offline-cli evaluate rllib:FOLDER --env ENVIRONMENT --trust-pickle` plays it. Its value function gives 0 until it is trained.
 Its files are pickles, as RLlib's are.
 """
-
-
-def _told(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a model config is not RLlib's default."""
-    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
-    usual = vars(DefaultModelConfig())
-    return {name: value for name, value in config.items() if value != usual[name] or name.startswith("fcnet_")}

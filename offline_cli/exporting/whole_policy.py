@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.torch_forms import RememberingForm, State, added_pieces, torch_form, without_torch_form
+from offline_cli.connectors.pipeline_spec import added_pieces
+from offline_cli.connectors.torch_forms import RememberingForm, State
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig
 from offline_cli.modules.action_units import span_of
@@ -44,13 +45,14 @@ class WholePolicy(nn.Module):
         """
         super().__init__()
         parts, acted = leaf_spaces(observations, Columns.OBS), leaf_spaces(module.action_space, Columns.ACTIONS)
-        problems = [f"piece {name} has no torch form" for name in without_torch_form(pipeline)]
+        forms = {name: piece.to_torch() for name, piece in added_pieces(pipeline)}
+        problems = [f"piece {name} has no torch form" for name, form in forms.items() if form is None]
         problems += [f"{path} is {space.dtype}" for path, space in {**parts, **acted}.items() if str(space.dtype) not in DTYPES]
         if problems:
             fix = "a `to_torch` in the class of the piece, or train without it (docs/export.md)"
             raise BadConfig.of(problems, where=where, fix=fix)
         self.policy = module
-        self.forms = nn.ModuleList(filter(None, (torch_form(piece) for _, piece in added_pieces(pipeline))))
+        self.forms = nn.ModuleList(forms.values())
         self.for_environment = nn.ModuleList(map(_ForEnvironment, acted.values()))
         self._parts, self._like, self._seen_like = parts, space_tree(observations), space_tree(module.observation_space)
         self._remembering = [form for form in self.forms if isinstance(form, RememberingForm)]
@@ -112,26 +114,31 @@ class _ForEnvironment(nn.Module):
     """One leaf of actions as the environment takes it (`modules/action_units.py`), (B, ...): boxes stretched to their bounds,
     where these are finite, and clipped; others in their dtype."""
 
+    low: Tensor
+    width: Tensor
+    least: Tensor
+    most: Tensor
+
     def __init__(self, space: Space) -> None:
         super().__init__()
-        self.low: Tensor | None
-        self.width: Tensor
-        self.least: Tensor | None
-        self.most: Tensor
         self._dtype, self._rounds = getattr(torch, str(space.dtype)), np.dtype(space.dtype).kind in "iu"
-        box = space if isinstance(space, spaces.Box) else None
-        span = None if box is None else span_of(box)
-        stretch = None if span is None else np.result_type(np.float32, span.low)
-        wide = None if box is None else np.result_type(np.float32, box.low, *([] if span is None else [span.low]))
-        self.register_buffer("low", None if span is None else torch.from_numpy(np.array(span.low, stretch)))
-        self.register_buffer("width", None if span is None else torch.from_numpy(np.array(span.width, stretch)))
-        self.register_buffer("least", None if box is None else torch.from_numpy(np.array(box.low, wide)))
-        self.register_buffer("most", None if box is None else torch.from_numpy(np.array(box.high, wide)))
+        self._is_box = isinstance(space, spaces.Box)
+        self._span = span_of(space) if isinstance(space, spaces.Box) else None
+        if self._span is not None:
+            dtype = np.result_type(np.float32, self._span.low)
+            self._keep(low=self._span.low.astype(dtype), width=self._span.width.astype(dtype))
+        if isinstance(space, spaces.Box):
+            wide = np.result_type(np.float32, space.low, *([] if self._span is None else [self._span.low]))
+            self._keep(least=space.low.astype(wide), most=space.high.astype(wide))
+
+    def _keep(self, **arrays: Any) -> None:
+        for name, array in arrays.items():
+            self.register_buffer(name, torch.from_numpy(np.array(array)))
 
     def forward(self, values: Tensor) -> Tensor:
-        if self.least is None:
+        if not self._is_box:
             return values.to(self._dtype)
-        if self.low is not None:
+        if self._span is not None:
             values = self.low + (values + 1.0).to(self.low.dtype) * self.width / 2.0
         values = torch.minimum(torch.maximum(values.to(self.least.dtype), self.least), self.most)
         return (torch.round(values) if self._rounds else values).to(self._dtype)

@@ -20,9 +20,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.trees import Tree, flatten, map_leaves
+from offline_cli.trees import Tree, flatten, unflatten_like
 
-__all__ = ["Span", "for_environment", "in_network_units", "network_space", "span_of"]
+__all__ = ["ForEnvironment", "Span", "in_network_units", "network_space", "span_of"]
 
 ROWS: Final = 1 << 16  # scaled at a time: float64 in between, and no second copy of all the actions
 WIDE: Final = 4  # bytes from which on the limits of an integer type are not taken for bounds
@@ -65,13 +65,33 @@ def span_of(space: spaces.Box) -> Span | None:
     return Span(low, high - low)
 
 
-def for_environment(actions: NDArray[Any], space: spaces.Box, span: Span | None) -> NDArray[Any]:
-    """(B, *shape) stretched by `span`, where there is one, within the bounds of `space`, in its dtype."""
-    values = actions if span is None else span.stretched(actions)
-    values = np.clip(values, space.low, space.high)
-    dtype = np.dtype(space.dtype)
-    fitting: NDArray[Any] = (np.rint(values) if dtype.kind in "iu" else values).astype(dtype, copy=False)
-    return fitting
+class ForEnvironment:
+    """Actions, leaves (B, *shape), as an environment with this action space takes them: its units, bounds and dtypes."""
+
+    def __init__(self, space: Space, stretched_by: Space | None = None, *, normalized: bool = True) -> None:
+        """`normalized`: boxes are in about [-1, 1], and stretched to the bounds of `stretched_by` (None: of `space`), which has
+        the same structure; else they are clipped alone.
+        """
+        self._leaves, self._normalized = leaf_spaces(space), normalized
+        by = self._leaves if stretched_by is None else leaf_spaces(stretched_by)
+        boxes = {path: leaf for path, leaf in by.items() if normalized and isinstance(leaf, spaces.Box)}
+        self._spans = {path: span_of(leaf) for path, leaf in boxes.items()}
+
+    def __call__(self, actions: Tree) -> Tree:
+        """New arrays: environments may write into them."""
+        return unflatten_like(actions, [self._fitted(path, np.asarray(leaf)) for path, leaf in flatten(actions)])
+
+    def _fitted(self, path: str, values: NDArray[Any]) -> NDArray[Any]:
+        space = self._leaves[path]
+        if not isinstance(space, spaces.Box):
+            return values.astype(space.dtype)
+        dtype, span = np.dtype(space.dtype), self._spans.get(path)
+        if self._normalized and values.dtype.kind in "iub" and dtype.kind in "iu":  # choices, counted from the lowest
+            values = space.low + values
+        elif span is not None:
+            values = span.stretched(values)
+        values = np.clip(values, space.low, space.high)
+        return (np.rint(values) if dtype.kind in "iu" else values).astype(dtype, copy=False)
 
 
 def _limit(dtype: np.dtype[Any]) -> float:
@@ -88,8 +108,7 @@ def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
     float32 nevertheless; all other leaves stay as they are.
     """
     parts = leaf_spaces(space)
-    scaled = iter([_scaled(leaf, parts[path], action_scale) for path, leaf in flatten(actions)])
-    return map_leaves(lambda _: next(scaled), actions)
+    return unflatten_like(actions, [_scaled(leaf, parts[path], action_scale) for path, leaf in flatten(actions)])
 
 
 def network_space(space: Space) -> Space:

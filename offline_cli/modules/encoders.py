@@ -1,8 +1,8 @@
 """Encoders: from an observation of any space that can be stored to one row of features.
 
 Each leaf is encoded by its kind, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
-bounds of its space to [0, 1], other numbers as float32, images through a convolutional net (`images.py` says which leaves are
-some).
+bounds of its space to [0, 1], other numbers as float32, images through a network of their own (`images.py` says which leaves
+are some).
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offline_cli.episodes.episode_spaces import choice_counts
-from offline_cli.modules.images import BY_SHAPE, CHW, HW, Axes, ImageForm, Nature, encoder_kind
+from offline_cli.modules.images import BY_SHAPE, CHW, HW, Axes, ImageForm, encoder_kind
 from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.trees import Tree, leaves
 
@@ -29,6 +30,7 @@ __all__ = [
     "TrainingDropout",
     "after_layer",
     "mlp",
+    "one_hot_columns",
 ]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -38,7 +40,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,  # RLlib's name for none
 }
-BYTE: Final = 255
 
 
 def mlp(sizes: Sequence[int], activation: str, *, dropout: float = 0.0, layer_norm: bool = False) -> nn.Sequential:
@@ -88,81 +89,75 @@ class ObservationEncoder(nn.Module):
 
 
 class _LeafEncoder(nn.Module):
-    """One leaf (B, *shape) to features (B, size)."""
+    """One leaf (B, *shape) to features (B, size); uint8 values of a Box as float32 in [0, 1] between their bounds."""
 
     size: int
-
-
-class _Bounded(nn.Module):
-    """uint8 values (B, *shape) of a Box as float32 in [0, 1]: 0 at the lower bound, 1 at the upper one."""
-
-    def __init__(self, space: spaces.Box) -> None:
-        super().__init__()
-        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-        self.low: Tensor
-        self.factor: Tensor
-        self.register_buffer("low", torch.as_tensor(low), persistent=False)
-        self.register_buffer("factor", torch.as_tensor(1 / np.maximum(high - low, 1)), persistent=False)  # one value: 0
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        return (leaf.float() - self.low) * self.factor
-
-
-class _Numbers(_LeafEncoder):
-    """Numbers in one row, bytes by the bounds of their space."""
+    low: Tensor | None
+    factor: Tensor
 
     def __init__(self, space: Space) -> None:
         super().__init__()
+        self.register_buffer("low", None, persistent=False)
+        if isinstance(space, spaces.Box) and space.dtype == np.uint8:
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            self.register_buffer("low", torch.as_tensor(low), persistent=False)
+            self.register_buffer("factor", torch.as_tensor(1 / np.maximum(high - low, 1)), persistent=False)  # one value: 0
+
+    def numbers(self, leaf: Tensor) -> Tensor:
+        """(B, *shape) float32."""
+        return leaf.float() if self.low is None else (leaf.float() - self.low) * self.factor
+
+
+class _Numbers(_LeafEncoder):
+    """Numbers in one row."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space)
         self.size = math.prod(space.shape or ())
-        self.bounded = _Bounded(space) if isinstance(space, spaces.Box) and space.dtype == np.uint8 else None
 
     def forward(self, leaf: Tensor) -> Tensor:
-        numbers: Tensor = leaf.float() if self.bounded is None else self.bounded(leaf)
-        return numbers.reshape(leaf.shape[0], self.size)
+        return self.numbers(leaf).reshape(leaf.shape[0], self.size)
 
 
 class _OneHot(_LeafEncoder):
     """Counted choices as ones and zeros. (`functional.one_hot` looks at the values, which a CUDA graph cannot.)"""
 
-    def __init__(self, counts: Sequence[int], starts: Sequence[int]) -> None:
-        super().__init__()
-        self.size, self.components = sum(counts), len(counts)
-        values = [start + i for count, start in zip(counts, starts, strict=True) for i in range(count)]
-        owner = [index for index, count in enumerate(counts) for _ in range(count)]
-        self.values: Tensor
-        self.owner: Tensor
-        self.register_buffer("values", torch.tensor(values), persistent=False)
-        self.register_buffer("owner", torch.tensor(owner), persistent=False)
+    values: Tensor
+    owner: Tensor
+
+    def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> None:
+        super().__init__(space)
+        values, owner = one_hot_columns(space)
+        self.size = len(values)
+        self.register_buffer("values", torch.from_numpy(values), persistent=False)
+        self.register_buffer("owner", torch.from_numpy(owner), persistent=False)
 
     def forward(self, leaf: Tensor) -> Tensor:
-        flat = leaf.reshape(leaf.shape[0], self.components)
-        return (flat.index_select(1, self.owner) == self.values).float()
+        return (leaf.reshape(leaf.shape[0], -1).index_select(1, self.owner) == self.values).float()
+
+
+def one_hot_columns(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each column of ones and zeros its choice, and the number of the component that has it."""
+    counts, starts = choice_counts(space)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return np.arange(len(owner)) - (np.cumsum(counts) - counts - starts)[owner], owner
 
 
 class ImageEncoder(_LeafEncoder):
-    """Images (B, *shape) of integers by the bounds of their space, of floats as they are, through the network of their form."""
+    """Images (B, *shape) through the network of their form; floats are taken as they are."""
 
     def __init__(self, space: spaces.Box, axes: Axes, encoder: str) -> None:
-        super().__init__()
-        is_byte = space.dtype == np.uint8
-        self.scale = 1 / BYTE if is_byte and _is_full(space) else 1.0
-        self.bounded = _Bounded(space) if is_byte and self.scale == 1.0 else None
+        super().__init__(space)
         self.layout = axes.layout
-        made = encoder_kind(encoder)(axes.channels, axes.height, axes.width)
-        self.size = made.size
-        if isinstance(made, Nature):
-            self.convolutions = made.convolutions  # under the name that weights of all runs have
-        else:
-            self.network = made
+        self.network = encoder_kind(encoder)(axes.channels, axes.height, axes.width)
+        self.size = self.network.size
 
     def forward(self, leaf: Tensor) -> Tensor:
         """(B, size)."""
-        images = leaf.float() if self.bounded is None else self.bounded(leaf)
-        if self.scale != 1.0:
-            images = images / BYTE
+        images = self.numbers(leaf)
         if self.layout != CHW:
             images = images[:, None] if self.layout == HW else images.permute(0, 3, 1, 2)
-        features: Tensor = self.convolutions(images) if hasattr(self, "convolutions") else self.network(images)
+        features: Tensor = self.network(images)
         return features.flatten(1)
 
 
@@ -170,12 +165,7 @@ def _leaf_encoder(space: Space, images: ImageForm) -> _LeafEncoder:
     axes = images.axes(space)
     match space:
         case spaces.Discrete() | spaces.MultiDiscrete():
-            return _OneHot(*(part.tolist() for part in choice_counts(space)))
+            return _OneHot(space)
         case spaces.Box() if axes is not None:
             return ImageEncoder(space, axes, images.encoder)
     return _Numbers(space)
-
-
-def _is_full(space: spaces.Box) -> bool:
-    """Whether a uint8 Box has all values of a byte."""
-    return bool((space.low == 0).all() and (space.high == BYTE).all())

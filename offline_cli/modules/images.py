@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -23,7 +23,6 @@ from offline_cli.plugins import ENCODERS, plugins, registered_class
 from offline_cli.spaces import Space, describe, leaf_spaces
 
 __all__ = [
-    "AS_ONE_READS",
     "AUTO",
     "BY_SHAPE",
     "CHW",
@@ -44,8 +43,8 @@ __all__ = [
 
 AUTO, HW, HWC, CHW, NONE = "auto", "hw", "hwc", "chw", "none"
 NATURE: Final = "nature"
-AXES: Final = {HW: 2, HWC: 3, CHW: 3}
-AS_ONE_READS: Final = {HW: "(height, width)", HWC: "(height, width, channels)", CHW: "(channels, height, width)"}
+CHANNELS: Final = "channels"
+AXES: Final = {HW: ("height", "width"), HWC: ("height", "width", CHANNELS), CHW: (CHANNELS, "height", "width")}
 
 
 class ImageNetwork(nn.Module, ABC):
@@ -148,31 +147,20 @@ class ImageForm:
         """How values of a leaf space are read as images; None: they are none."""
         if not isinstance(space, spaces.Box) or self.layout == NONE:
             return None
-        shape = space.shape
-        if self.layout in AXES:
-            is_number = np.dtype(space.dtype).kind in "uif"
-            found = _read(shape, self.layout) if len(shape) == AXES[self.layout] and is_number else None
-        else:
-            found = self._by_shape(space)
-        least = encoder_kind(self.encoder).least_side
-        return found if found is not None and min(found.height, found.width) >= least else None
-
-    def _by_shape(self, space: spaces.Box) -> Axes | None:
-        shape = space.shape
-        if space.dtype != np.uint8 or len(shape) not in (2, 3):
+        shape, layout, is_clear = space.shape, self.layout, True
+        if layout == AUTO:
+            if space.dtype != np.uint8:
+                return None
+            layout = HW if len(shape) == 2 else HWC if shape[-1:] <= shape[:1] else CHW
+            is_clear = len(shape) != 3 or 2 * min(shape[0], shape[-1]) <= max(shape[0], shape[-1])
+        if len(shape) != len(AXES[layout]) or np.dtype(space.dtype).kind not in "uif":
             return None
-        if len(shape) == 2:
-            return _read(shape, HW)
-        fewer, more = sorted((shape[0], shape[-1]))
-        return _read(shape, HWC if shape[-1] <= shape[0] else CHW, is_clear=2 * fewer <= more)
+        sizes = dict(zip(AXES[layout], shape, strict=True))
+        found = Axes(layout, sizes.get(CHANNELS, 1), sizes["height"], sizes["width"], is_clear)
+        return found if min(found.height, found.width) >= encoder_kind(self.encoder).least_side else None
 
 
 BY_SHAPE: Final = ImageForm()
-
-
-def _read(shape: tuple[int, ...], layout: str, *, is_clear: bool = True) -> Axes:
-    channels, height, width = {HW: (1, *shape), HWC: (shape[-1], *shape[:-1]), CHW: shape}[layout]
-    return Axes(layout, channels, height, width, is_clear)
 
 
 def reads_alike(space: Space, one: ImageForm, other: ImageForm) -> bool:
@@ -180,19 +168,12 @@ def reads_alike(space: Space, one: ImageForm, other: ImageForm) -> bool:
     return all(one.axes(leaf) == other.axes(leaf) for leaf in leaf_spaces(space).values())
 
 
-def _smaller(leaf: Space, form: ImageForm) -> str:
-    """Which encoder takes an image that is too small for the chosen one; empty: none does."""
-    fits = [name for name in OURS if replace(form, encoder=name).axes(leaf) is not None]
-    return f'; encoder = "{fits[0]}" in [network] takes this one' if fits else ""
-
-
 def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> list[str]:
     """One sentence for each leaf with two or more axes that is no image, unless none was asked for. `name`: of `space`."""
     least = encoder_kind(form.encoder).least_side
     return [
         f"{path}, {describe(leaf)}, are flattened to {math.prod(leaf.shape or ())} numbers for the MLP, without their layout: "
-        f"the convolutional net takes uint8 images with two or three axes, height and width at least "
-        f"{least}{_smaller(leaf, form)}"
+        f'the encoder "{form.encoder}" takes uint8 images with two or three axes, height and width at least {least}'
         for path, leaf in leaf_spaces(space, name).items()
         if isinstance(leaf, (spaces.Box, spaces.MultiBinary))
         and len(leaf.shape or ()) > 1
@@ -207,7 +188,7 @@ def image_notes(space: Space, name: str, form: ImageForm) -> list[str]:
     for path, leaf in leaf_spaces(space, name).items():
         axes = form.axes(leaf)
         if axes is not None and (not axes.is_clear or (axes.layout == HW and form.layout == AUTO)):
-            read = f"{AS_ONE_READS[axes.layout]}, {axes.channels} channel{'s' * (axes.channels > 1)}"
+            read = f"({', '.join(AXES[axes.layout])}), {axes.channels} channel{'s' * (axes.channels > 1)}"
             found.append(f"{path}, {describe(leaf)}, are taken for images {read}: [network] images says another layout")
     return found
 

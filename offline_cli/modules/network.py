@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final, Protocol, get_args
+from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ __all__ = [
     "OURS",
     "Critic",
     "FeaturePolicy",
-    "Features",
     "Mlp",
     "Network",
     "PythonNetwork",
@@ -44,14 +43,6 @@ __all__ = [
 ]
 
 MLP: Final = "mlp"
-
-
-class Features(Protocol):
-    """A module that maps a tree of observations, leaves (B, ...), to features (B, size)."""
-
-    size: int
-
-    def __call__(self, observations: Tree, /) -> Tensor: ...
 
 
 class Network(ABC):
@@ -69,7 +60,7 @@ class Network(ABC):
 
     @abstractmethod
     def features(self, observation_space: Space) -> Any:
-        """A fresh module: see `Features`. `ObservationEncoder` encodes any space."""
+        """A fresh module from observations (B, ...) to features (B, `size`). `ObservationEncoder` encodes any space."""
 
     def policy(
         self,
@@ -85,12 +76,11 @@ class Network(ABC):
         `features` that are none.
         """
         head = build_head(action_space, action_scale=action_scale, form=gaussian)
-        features = self._sized_features(observation_space)
-        return FeaturePolicy(observation_space, action_space, head, features)
+        return FeaturePolicy(observation_space, action_space, head, self._sized(self.features(observation_space)))
 
     def critic(self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1) -> Critic:
         """A fresh value function of observations, or of both where `action_space` is given. Raises as `policy` does."""
-        features = self._sized_features(observation_space)
+        features = self._sized(self.features(observation_space))
 
         def trunk(width: int) -> nn.Module:
             last = nn.Linear(features.size, outputs)
@@ -103,20 +93,14 @@ class Network(ABC):
         fix = f"the network {MLP!r}, or leave that option out"
         raise BadConfig(f"the network {type(self).__name__} has no layer norm to add", where="[network]", fix=fix)
 
-    def _sized_features(self, observation_space: Space) -> Any:
-        return self._sized(self.features(observation_space))
-
     def _sized(self, found: Any) -> Any:
         """Features, once they are seen to be a module with a `size`. Raises BadConfig, naming the network."""
-        kind = type(self).__name__
-        what = f"a {type(found).__name__}"
-        if isinstance(found, nn.Module):
-            size = getattr(found, "size", None)
-            if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size > 0:
-                return found
-            what += f" whose size is {size!r}" if hasattr(found, "size") else " without size"
-        what = f"network {kind}: features gives {what}; it must be an nn.Module with size, the number of features it makes"
-        raise BadConfig(what, where=f"network {kind}", fix=f"{kind}.features returns a module that sets self.size")
+        size = getattr(found, "size", None)
+        if isinstance(found, nn.Module) and isinstance(size, (int, np.integer)) and size > 0:
+            return found
+        what = f"network {type(self).__name__}: features gives a {type(found).__name__} of size {size!r}"
+        fix = "return an nn.Module with size, the number of features that it makes"
+        raise BadConfig(what, where=f"network {type(self).__name__}", fix=fix)
 
 
 @contextmanager
@@ -254,21 +238,10 @@ class Mlp(Network):
         """See Network."""
         return Mlp({**self.options, "layer_norm": True})
 
-    def policy(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        action_scale: str,
-        gaussian: GaussianForm = CLONING,
-    ) -> RLModule:
-        form: dict[str, Any] = {"action_scale": action_scale, "gaussian": gaussian}
-        form |= {"seed": None, "images": self.images}
-        form |= {"hidden": self.options["hidden"], **self._between()}
-        if "memory" not in self.options:
-            return build_module(observation_space, action_space, **form)
-        remembering = {name: self.options[name] for name in MEMORY if name in self.options}
-        return build_recurrent_module(observation_space, action_space, **form, **remembering)
+    def policy(self, observation_space: Space, action_space: Space, **form: Any) -> RLModule:
+        build = build_recurrent_module if "memory" in self.options else build_module
+        options = {name: value for name, value in self.options.items() if name not in IMAGES}
+        return build(observation_space, action_space, seed=None, images=self.images, **options, **form)
 
     def critic(self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1) -> Critic:
         encoder = ObservationEncoder(observation_space, images=self.images)
@@ -308,22 +281,17 @@ class PythonNetwork(Network):
         raise BadConfig(what, where=f"--network {self.name}", fix=fix)
 
     def policy(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        action_scale: str,
-        gaussian: GaussianForm = CLONING,
+        self, observation_space: Space, action_space: Space, *, action_scale: str, gaussian: GaussianForm = CLONING
     ) -> RLModule:
         """See Network; raises BadConfig for whatever the module does not keep of its contract."""
         self.action_space = action_space
         head = build_head(action_space, action_scale=action_scale, form=gaussian)
         made = made_by(self.build[0], self.name, observation_space, action_space, self.options)
-        if hasattr(made, "size") and not isinstance(made, RLModule):
-            found: RLModule = FeaturePolicy(observation_space, action_space, head, self._sized(made))
-            with checking_features(found):
-                return check_policy(found, self.name)
-        return check_policy(own_policy(made, self.name, observation_space, action_space, head), self.name)
+        if isinstance(made, RLModule) or not hasattr(made, "size"):
+            return check_policy(own_policy(made, self.name, observation_space, action_space, head), self.name)
+        found = FeaturePolicy(observation_space, action_space, head, self._sized(made))
+        with checking_features(found):
+            return check_policy(found, self.name)
 
 
 OURS: Final[dict[str, type[Network]]] = {MLP: Mlp}

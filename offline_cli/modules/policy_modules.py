@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from gymnasium import spaces
@@ -31,8 +29,6 @@ from offline_cli.trees import leaves, map_leaves
 
 __all__ = [
     "FeedForwardPolicy",
-    "GRUPolicy",
-    "LSTMPolicy",
     "RecurrentPolicy",
     "build_module",
     "build_recurrent_module",
@@ -41,6 +37,11 @@ __all__ = [
 ]
 
 MEMORY_SIZE: Final = 256
+MEMORIES: Final[dict[str, tuple[type[nn.LSTM | nn.GRU], tuple[str, ...]]]] = {
+    "lstm": (nn.LSTM, ("h", "c")),  # Hochreiter and Schmidhuber 1997
+    "gru": (nn.GRU, ("h",)),  # Cho et al. 2014
+}
+"""Kinds of cells, with the names of their states."""
 MAX_LAYERS: Final = 1000
 MAX_NUMBERS: Final = 1 << 30  # 4 GiB of float32, and three times that while Adam trains them
 
@@ -55,15 +56,13 @@ class FeedForwardPolicy(RLModule):
         head: ActionHead,
         *,
         hidden: Sequence[int],
-        activation: str,
         images: ImageForm = BY_SHAPE,
-        dropout: float = 0.0,
-        layer_norm: bool = False,
+        **between: Any,
     ) -> None:
+        """`between`: how `mlp` makes what is between layers."""
         super().__init__(observation_space, action_space, head)
         self.encoder = ObservationEncoder(observation_space, images=images)
-        sizes = [self.encoder.size, *hidden, head.size]
-        self.network = mlp(sizes, activation, dropout=dropout, layer_norm=layer_norm)
+        self.network = mlp([self.encoder.size, *hidden, head.size], **between)
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         outputs: Tensor = self.network(self.encoder(batch[Columns.OBS]))
@@ -73,9 +72,6 @@ class FeedForwardPolicy(RLModule):
 class RecurrentPolicy(RLModule):
     """Encoder, hidden layers, cells that remember, one linear layer to the action head's inputs."""
 
-    cells: ClassVar[str]  # the attribute that has them
-    states: ClassVar[tuple[str, ...]]  # by name, what they remember
-
     def __init__(
         self,
         observation_space: Space,
@@ -83,27 +79,26 @@ class RecurrentPolicy(RLModule):
         head: ActionHead,
         *,
         hidden: Sequence[int],
-        activation: str,
-        size: int,
-        layers: int,
+        memory: str,
+        memory_size: int,
+        memory_layers: int,
         max_seq_len: int,
         burn_in: int = 0,
         images: ImageForm = BY_SHAPE,
-        dropout: float = 0.0,
-        layer_norm: bool = False,
+        **between: Any,
     ) -> None:
+        """`memory`: a key of MEMORIES; `between`: how `mlp` makes what is between layers."""
         super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
         self.encoder = ObservationEncoder(observation_space, images=images)
-        sizes, between = [self.encoder.size, *hidden], dict[str, Any](dropout=dropout, layer_norm=layer_norm)
-        self.tokens = nn.Sequential(mlp(sizes, activation, **between), after_layer(sizes[-1], activation, **between))
-        made = getattr(nn, self.cells.upper())(sizes[-1], size, layers, batch_first=True)
-        setattr(self, self.cells, made)
-        self.output = nn.Linear(size, head.size)
+        sizes = [self.encoder.size, *hidden]
+        self.tokens = nn.Sequential(mlp(sizes, **between), after_layer(sizes[-1], **between))
+        kind, self._states = MEMORIES[memory]
+        self.memory = kind(sizes[-1], memory_size, memory_layers, batch_first=True)
+        self.output = nn.Linear(memory_size, head.size)
 
     def get_initial_state(self) -> dict[str, Tensor]:
         """Zeros, (layers, size) each."""
-        cells = getattr(self, self.cells)
-        return {name: torch.zeros(cells.num_layers, cells.hidden_size) for name in self.states}
+        return {name: torch.zeros(self.memory.num_layers, self.memory.hidden_size) for name in self._states}
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """ACTION_DIST_INPUTS (B, T, head.size) and STATE_OUT, leaves (B, layers, size). Raises ValueError without a state."""
@@ -112,43 +107,14 @@ class RecurrentPolicy(RLModule):
         observations, state = batch[Columns.OBS], batch[Columns.STATE_IN]
         rows, steps = leaves(observations)[0].shape[:2]
         tokens = self.tokens(self.encoder(map_leaves(lambda leaf: leaf.flatten(0, 1), observations)))
-        layers_first = [state[name].transpose(0, 1).contiguous() for name in self.states]
-        outputs, after = self._remembered(tokens.unflatten(0, (rows, steps)), layers_first)
+        before = tuple(state[name].transpose(0, 1).contiguous() for name in self._states)  # (layers, B, size)
+        one = len(before) == 1  # torch has it without a tuple
+        outputs, after = self.memory(tokens.unflatten(0, (rows, steps)), before[0] if one else before)
+        states = zip(self._states, [after] if one else after, strict=True)
         return {
             Columns.ACTION_DIST_INPUTS: self.output(outputs).float(),
-            Columns.STATE_OUT: {name: part.transpose(0, 1) for name, part in zip(self.states, after, strict=True)},
+            Columns.STATE_OUT: {name: part.transpose(0, 1) for name, part in states},
         }
-
-    @abstractmethod
-    def _remembered(self, tokens: Tensor, states: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Outputs (B, T, size), and the states after the last step, of `tokens` (B, T, ...) and states (layers, B, size)."""
-
-
-class LSTMPolicy(RecurrentPolicy):
-    """With long short-term memory (Hochreiter and Schmidhuber 1997): states `h` and `c`."""
-
-    cells = "lstm"
-    states = ("h", "c")
-    lstm: nn.LSTM
-
-    def _remembered(self, tokens: Tensor, states: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        outputs, after = self.lstm(tokens, (states[0], states[1]))
-        return outputs, after
-
-
-class GRUPolicy(RecurrentPolicy):
-    """With gated recurrent units (Cho et al. 2014): state `h`."""
-
-    cells = "gru"
-    states = ("h",)
-    gru: nn.GRU
-
-    def _remembered(self, tokens: Tensor, states: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        outputs, after = self.gru(tokens, states[0])
-        return outputs, [after]
-
-
-MEMORIES: Final[dict[str, type[RecurrentPolicy]]] = {"lstm": LSTMPolicy, "gru": GRUPolicy}
 
 
 # ---- from spaces ----
@@ -160,78 +126,58 @@ def build_module(
     *,
     hidden: Sequence[int] = HIDDEN,
     activation: str = ACTIVATION,
-    action_scale: str = "unknown",
-    images: ImageForm = BY_SHAPE,
-    gaussian: GaussianForm = CLONING,
     dropout: float = 0.0,
     layer_norm: bool = False,
+    images: ImageForm = BY_SHAPE,
+    action_scale: str = "unknown",
+    gaussian: GaussianForm = CLONING,
     seed: int | None = 0,
+    **memory: Any,
 ) -> RLModule:
     """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
 
-    `activation` is a key of `encoders.ACTIVATIONS`, else ValueError. Raises UnsupportedSpace, and
-    BadConfig for Box actions of unknown scale, and for a network that no machine holds.
+    `activation` is a key of `encoders.ACTIVATIONS`. `memory`: what `build_recurrent_module` takes besides. Raises
+    UnsupportedSpace, ValueError for unknown names, and BadConfig for Box actions of unknown scale, and for a network that no
+    machine holds.
     """
-    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "images": images}
-    _check(observation_space, action_space, **form)
+    if activation not in ACTIVATIONS or memory.get("memory", "lstm") not in MEMORIES:
+        raise ValueError(f"{activation!r} or {memory.get('memory')!r} is none of {[*ACTIVATIONS, *MEMORIES]}")
+    numbers = fewest_numbers(observation_space, action_space, hidden, images) + fewest_remembering(memory)
+    if numbers > MAX_NUMBERS or len(hidden) > MAX_LAYERS or memory.get("memory_layers", 1) > MAX_LAYERS:
+        fix = "check the spaces (`offline-cli inspect`) and the sizes of the layers"
+        raise BadConfig(f"a network of {numbers} weights", where="observation space, hidden layers, action space", fix=fix)
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
-    with _seeded(seed):
-        return FeedForwardPolicy(observation_space, action_space, head, **form, dropout=dropout, layer_norm=layer_norm)
+    layers: dict[str, Any] = {"hidden": hidden, "activation": activation, "dropout": dropout, "layer_norm": layer_norm}
+    kind: Any = RecurrentPolicy if memory else FeedForwardPolicy
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        made: RLModule = kind(observation_space, action_space, head, images=images, **layers, **memory)
+    return made
 
 
 def build_recurrent_module(
     observation_space: Space,
     action_space: Space,
     *,
-    hidden: Sequence[int] = (256,),
-    activation: str = ACTIVATION,
     memory: str = "lstm",
     memory_size: int = MEMORY_SIZE,
     memory_layers: int = 1,
     max_seq_len: int = 20,
     burn_in: int = 0,
-    action_scale: str = "unknown",
-    images: ImageForm = BY_SHAPE,
-    gaussian: GaussianForm = CLONING,
-    dropout: float = 0.0,
-    layer_norm: bool = False,
-    seed: int | None = 0,
-    lstm_size: int | None = None,
-    lstm_layers: int | None = None,
-) -> RecurrentPolicy:
-    """A policy with memory, made as `build_module` makes one without.
+    hidden: Sequence[int] = (256,),
+    **form: Any,
+) -> RLModule:
+    """A policy with memory, of kind `lstm` or `gru`; `form`: see `build_module`.
 
-    `memory`: a key of `MEMORIES`, else ValueError. `max_seq_len`: timesteps per row of a train batch, and `burn_in` those
-    before them that lead in. `lstm_size`, `lstm_layers`: other names of `memory_size`, `memory_layers`.
+    `max_seq_len`: timesteps per row of a train batch, and `burn_in` those before them that lead in.
     """
-    size, layers = lstm_size or memory_size, lstm_layers or memory_layers
-    form: dict[str, Any] = {"hidden": hidden, "activation": activation, "images": images}
-    _check(observation_space, action_space, **form)
-    if memory not in MEMORIES:
-        raise ValueError(f"memory {memory!r} is not one of {list(MEMORIES)}")
-    numbers = fewest_remembering({"memory": memory, "memory_layers": layers, "memory_size": size})
-    if numbers > MAX_NUMBERS or layers > MAX_LAYERS:
-        raise BadConfig(f"a memory of {layers} layers of {size}", where="memory", fix="a smaller memory_size")
-    head = build_head(action_space, action_scale=action_scale, form=gaussian)
-    form |= {"size": size, "layers": layers, "max_seq_len": max_seq_len, "burn_in": burn_in}
-    with _seeded(seed):
-        kind = MEMORIES[memory]
-        return kind(observation_space, action_space, head, **form, dropout=dropout, layer_norm=layer_norm)
-
-
-@contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """Within it torch's random generator is that of `seed`; None: it is as it was."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+    form |= {"memory": memory, "memory_size": memory_size, "memory_layers": memory_layers}
+    return build_module(observation_space, action_space, hidden=hidden, max_seq_len=max_seq_len, burn_in=burn_in, **form)
 
 
 def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int], images: ImageForm = BY_SHAPE) -> int:
-    """The fewest weights that such a policy can have: counted before anything is made: a space may declare any size."""
+    """The fewest weights that such a policy can have, counted before anything is made: a space may declare any size."""
     first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
     inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
     seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
@@ -251,14 +197,3 @@ def _width(leaf: Space) -> int:
     if isinstance(leaf, spaces.Discrete):
         return int(leaf.n)
     return sum(map(int, leaf.nvec.ravel())) if isinstance(leaf, spaces.MultiDiscrete) else math.prod(leaf.shape or ())
-
-
-def _check(observations: Space, actions: Space, hidden: Sequence[int], activation: str, images: ImageForm) -> None:
-    numbers = fewest_numbers(observations, actions, hidden, images)
-    if len(hidden) > MAX_LAYERS:
-        raise BadConfig(f"{len(hidden)} hidden layers", where="hidden layers", fix=f"at most {MAX_LAYERS}")
-    if numbers > MAX_NUMBERS:
-        fix = "check the spaces (`offline-cli inspect`) and the widths of the hidden layers"
-        raise BadConfig(f"a network of {numbers} weights", where="observation space, hidden layers, action space", fix=fix)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is not one of {list(ACTIVATIONS)}")

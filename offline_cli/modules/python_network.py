@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from offline_cli.errors import BadConfig, OfflineCliError
 from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.modules.rl_module import RLModule, evaluating, initial_state, max_seq_len
 from offline_cli.plugins import plugin_behind
-from offline_cli.spaces import Space, describe
+from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = ["OwnPolicy", "action_inputs", "check_policy", "made_by", "module_in_rllibs_manner", "own_policy"]
@@ -44,22 +43,16 @@ def made_by(found: Any, name: str, observation_space: Space, action_space: Any, 
     where, given = f"--network {name}", copy.deepcopy(dict(options))
     if isinstance(found, type) and issubclass(found, RLModule):
         return module_in_rllibs_manner(found, observation_space, action_space, given)
-    if not callable(found) or not _takes_three(found):
-        raise BadConfig(f"{name} is {_kind(found)}, and cannot be called so", where=where, fix=f"name {WANTED}")
+    try:
+        inspect.signature(found).bind(None, None, None)
+    except TypeError as err:  # it cannot be called, or not so
+        raise BadConfig(f"{name} is {_kind(found)}, and cannot be called so", where=where, fix=f"name {WANTED}") from err
+    except ValueError:  # without a signature: only calling it shows
+        pass
     made = found(observation_space, action_space, given)
     if not isinstance(made, nn.Module):
         raise BadConfig(f"{name} returns {_kind(made)}, which is no torch.nn.Module", where=where, fix=WANTED)
     return made
-
-
-def _takes_three(found: Any) -> bool:
-    try:
-        inspect.signature(found).bind(None, None, None)
-    except TypeError:
-        return False
-    except ValueError:  # of a callable without a signature: only calling it shows
-        return True
-    return True
 
 
 def _kind(value: Any) -> str:
@@ -81,22 +74,13 @@ def module_in_rllibs_manner(
 class OwnPolicy(RLModule):
     """A module from observations (B, ...) to the inputs of the action's distribution (B, head.size), as a policy."""
 
-    def __init__(self, observation_space: Space, action_space: Space, head: ActionHead, network: nn.Module, name: str) -> None:
+    def __init__(self, observation_space: Space, action_space: Space, head: ActionHead, network: nn.Module) -> None:
         super().__init__(observation_space, action_space, head)
         self.network = network
-        self._name = name
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        observations = batch[Columns.OBS]
-        with _naming(self._name):
-            outputs = self.network(observations)
-        wanted = (leaves(observations)[0].shape[0], self.action_head.size)  # `len` would fix the rows of an exported graph
-        if not isinstance(outputs, Tensor) or outputs.shape != wanted:
-            got = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else _kind(outputs)
-            what = f"the module of {self._name} gives {got}; the distribution of {describe(self.action_space)} takes {wanted}"
-            fix = f"have it give {self.action_head.size} numbers a row, or features and their number as `size`"
-            raise BadConfig(what, where=f"--network {self._name}", fix=fix)
-        return {Columns.ACTION_DIST_INPUTS: outputs.float()}
+        outputs = self.network(batch[Columns.OBS])
+        return {Columns.ACTION_DIST_INPUTS: outputs.float() if isinstance(outputs, Tensor) else outputs}
 
 
 def own_policy(made: nn.Module, name: str, observation_space: Space, action_space: Space, head: ActionHead) -> RLModule:
@@ -104,7 +88,7 @@ def own_policy(made: nn.Module, name: str, observation_space: Space, action_spac
     of its own, which is not trained here.
     """
     if not isinstance(made, RLModule):
-        return OwnPolicy(observation_space, action_space, head, made, name)
+        return OwnPolicy(observation_space, action_space, head, made)
     if made.names_distributions:
         fix = "leave get_inference_action_dist_cls and action_dist_cls out: the distribution that fits the space is taken"
         raise BadConfig(f"{type(made).__name__} names a distribution of its own", where=f"--network {name}", fix=fix)
@@ -112,56 +96,43 @@ def own_policy(made: nn.Module, name: str, observation_space: Space, action_spac
     return made
 
 
-# ---- what is checked ----
-
-
 def check_policy(policy: RLModule, name: str) -> RLModule:
     """The policy. Raises BadConfig, naming what is wrong, for one that nothing can be learned with: outputs of another width
-    than its distribution takes, or without a gradient, a memory without `state_out`, or one without a length of sequences.
+    than its distribution takes, or without a gradient, layers that do not fit, a memory without `state_out`, or one without a
+    length of sequences. An error that the user's code is on the way of passes, with its line.
     """
-    where = f"--network {name}"
+    where, axes = f"--network {name}", 1
     batch: dict[str, Any] = {Columns.OBS: map_leaves(_made_up, space_tree(policy.observation_space))}
-    if policy.is_stateful():
-        try:
-            max_seq_len(policy)
-        except BadConfig as err:
-            raise BadConfig(err.what, where=where, fix="[network] max_seq_len = 20 in the --config file") from err
-        batch[Columns.OBS] = map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS])
-        repeated = map_leaves(lambda leaf: np.repeat(leaf[None], ROWS, 0), initial_state(policy))
-        batch[Columns.STATE_IN] = map_leaves(torch.from_numpy, repeated)
-    if not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise BadConfig(f"the network of {name} has no parameter to train", where=where, fix="make its layers attributes")
     try:
-        with evaluating(policy), torch.enable_grad(), _naming(name):
+        if policy.is_stateful():
+            max_seq_len(policy)
+            axes = 2
+            batch[Columns.OBS] = map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS])
+            repeated = map_leaves(lambda leaf: np.repeat(leaf[None], ROWS, 0), initial_state(policy))
+            batch[Columns.STATE_IN] = map_leaves(torch.from_numpy, repeated)
+        with evaluating(policy), torch.enable_grad():
             outputs = policy.forward_train(batch)
     except OfflineCliError as err:
-        err.where = err.where if err.where.startswith(where) else f"{where}, {err.where}"
+        err.where = f"{where}, {err.where}"
         raise
-    shape = (*leaves(batch[Columns.OBS])[0].shape[: 2 if Columns.STATE_IN in batch else 1], policy.action_head.size)
-    if wrong := _fault(outputs, batch, shape):
+    except (RuntimeError, IndexError, TypeError, ValueError) as err:
+        if plugin_behind(err) is not None or "memory" in str(err).lower():  # the code's own, or the machine's
+            raise
+        fix = "make its layers for the shapes of the observation space, which it is given"
+        raise BadConfig(f"the network of {name} raised {err!r}", where=where, fix=fix) from err
+    shape = (*leaves(batch[Columns.OBS])[0].shape[:axes], policy.action_head.size)
+    if wrong := _fault(policy, outputs, batch, shape):
         fix = f"have its forward give {Columns.ACTION_DIST_INPUTS!r} {shape} made of its parameters, without detach() or "
         raise BadConfig(f"the network of {name} {wrong}", where=where, fix=f"{fix}torch.no_grad()")
     return policy
 
 
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Within it BadConfig is raised for what torch's own modules cannot do: layers that do not fit, for example. An error that
-    the user's code is on the way of names the line (`plugin_behind`), and one for lack of memory is the machine's.
-    """
-    try:
-        yield
-    except (RuntimeError, IndexError, TypeError, ValueError) as err:
-        if plugin_behind(err) is not None or "memory" in str(err).lower():
-            raise
-        fix = "make its layers for the shapes of the observation space, which it is given"
-        raise BadConfig(f"the network of {name} raised {err!r}", where=f"--network {name}", fix=fix) from err
-
-
-def _fault(outputs: Any, batch: Mapping[str, Any], shape: tuple[int, ...]) -> str:
+def _fault(policy: RLModule, outputs: Any, batch: Mapping[str, Any], shape: tuple[int, ...]) -> str:
     """What is wrong with the outputs for `batch`; empty: nothing."""
     name = Columns.ACTION_DIST_INPUTS
     inputs = outputs.get(name) if isinstance(outputs, Mapping) else None
+    if not any(parameter.requires_grad for parameter in policy.parameters()):
+        return "has no parameter to train"
     if not isinstance(inputs, Tensor):
         return f"puts out {sorted(map(str, outputs)) if isinstance(outputs, Mapping) else _kind(outputs)}, and no {name!r}"
     if inputs.shape != shape:
@@ -184,8 +155,5 @@ def _made_up(leaf: Space) -> Tensor:
     """ROWS of values of a leaf space, as training gives them: float32 for wider floats, int64 for wider unsigned numbers."""
     first = leaf.start if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else 0
     values = np.broadcast_to(np.asarray(first, leaf.dtype), (ROWS, *(leaf.shape or ())))
-    if values.dtype.kind == "f" and values.dtype.itemsize > np.dtype(np.float32).itemsize:
-        values = values.astype(np.float32)
-    elif values.dtype.kind == "u" and values.dtype.itemsize > 1:
-        values = values.astype(np.int64)
-    return torch.from_numpy(values.copy())
+    wider = {"f": np.float32, "u": np.int64}.get(values.dtype.kind, values.dtype)
+    return torch.from_numpy(values.astype(values.dtype if values.dtype in (np.float16, np.uint8) else wider))

@@ -20,8 +20,8 @@ from torch import Tensor
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.environments import Environment
+from offline_cli.modules.action_units import ForEnvironment
 from offline_cli.modules.distributions import ActionHead
-from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.piece_policy import is_of_floats, piece_policy
 from offline_cli.policies.play_spec import PlaySpec
@@ -43,9 +43,8 @@ class ModulePolicy(Policy):
         self._module = module.to(device).eval()
         self._head: ActionHead = module.action_head
         self._device, self._explore = device, explore
-        self._straight = straight_forward(self._module)
-        self.chance_size = chance_size(self._head) if explore else 0
-        self._head.play_in(action_space)
+        self.chance_size = self._head.chance_size if explore else 0
+        self._for_env = ForEnvironment(action_space, self._head.stretched_by(action_space))
         self._raw = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items() if is_of_floats(leaf)}
         self.action_scale = "normalized" if self._raw else "env"
 
@@ -54,7 +53,7 @@ class ModulePolicy(Policy):
         inputs = self._inputs(given.obs)
         if given.chance is not None and self._explore:
             chance = torch.as_tensor(given.chance, dtype=inputs.dtype, device=inputs.device)
-            drawn = drawn_actions(self._head, inputs, chance)
+            drawn = self._head.drawn(inputs, chance)
             logp = _array(self._head.logp(inputs, drawn))
         else:
             drawn, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
@@ -67,8 +66,6 @@ class ModulePolicy(Policy):
             tensors: Tree = torch.from_numpy(observations).to(self._device)
         else:
             tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), observations)
-        if self._straight is not None:  # nothing in it keeps gradients
-            return self._straight(tensors)
         with torch.inference_mode():
             forward = self._module.forward_exploration if self._explore else self._module.forward_inference
             inputs: Tensor = forward({Columns.OBS: tensors})[Columns.ACTION_DIST_INPUTS]
@@ -77,7 +74,7 @@ class ModulePolicy(Policy):
     def _both(self, actions: Tree) -> tuple[Tree, Tree]:
         """Actions as they are recorded, and as the environment takes them."""
         arrays = _array(actions) if isinstance(actions, Tensor) else map_leaves(_array, actions)
-        for_env = self._head.for_env(arrays)
+        for_env = self._for_env(arrays)
         if not self._raw:
             return for_env, for_env
         pairs = zip(flatten(arrays), leaves(for_env), strict=True)

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
-from offline_cli.connectors.pipeline_player import PipelinePlayer, RecordedActions, frames_looked_at, steps_looked_at
+from offline_cli.connectors.pipeline_player import PipelinePlayer, RecordedActions
 from offline_cli.connectors.pipeline_spec import PlayPipelines
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
@@ -24,7 +24,6 @@ from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadEpisode, BadPiece
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import ActionHead
-from offline_cli.modules.drawing import chance_size
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import ActInput, ActOutput, Policy, State, seeded
@@ -60,7 +59,7 @@ class PolicyForPieces(Policy):
         generators of its library. `episode_kind`: what pieces get, our class or RLlib's. `lookback`: see PlaySpec;
         `looks_back`, `reads_rewards`, `needs_finite`: see Policy."""
         self.fingerprint, self.action_scale = fingerprint, action_scale
-        self.chance_size = (1 if head is None else chance_size(head)) if explore else 0
+        self.chance_size = (1 if head is None else head.chance_size) if explore else 0
         self.player = player
         self.looks_back, self.reads_rewards, self.needs_finite = looks_back, reads_rewards, needs_finite
         self._explore, self._draws_itself = explore, head is None
@@ -115,10 +114,10 @@ def piece_policy(
     module = module.to(device).eval()
     _stretch_as(module, pipelines, environment.action_space)
     floats = any(is_of_floats(leaf) for leaf in leaf_spaces(environment.action_space).values())
-    pieces = [*pipelines.module_to_env.pieces()]
+    pieces = pipelines.pieces()
     stretched = any(isinstance(piece, NormalizeAndClipActions) and piece.normalize_actions for piece in pieces)
-    are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in (*pipelines.env_to_module.pieces(), *pieces))
-    back = max(frames_looked_at(pipelines) - 1, steps_looked_at(pipelines))  # what ours say they look back on
+    are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in pieces)
+    back = max((piece.looks_back for piece in pieces), default=0)
     head = getattr(module, "action_head", None)
     return PolicyForPieces(
         PipelinePlayer(module, pipelines.env_to_module, pipelines.module_to_env, explore=explore),

@@ -20,7 +20,6 @@ from typing import Any, Final
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.piece_makers import own_pieces, snake
-from offline_cli.connectors.pipeline_player import check_lookback
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
@@ -152,7 +151,10 @@ class PlaySpec:
         except BadData:  # what was learned from other observations does not fit: then these are what is wrong
             replace(self, trained=None, env_to_module=self._beside()).check(environment, observations, actions, where=where)
             raise
-        check_lookback(pipelines, self.lookback, where=where)
+        back = max((piece.looks_back for piece in pipelines.pieces()), default=0)
+        if self.lookback is not None and back > self.lookback:
+            fix = f"--lookback {back}, or none: the whole episode"
+            raise BadConfig(f"a piece looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
         given = pipelines.env_to_module.observation_space or environment.observation_space
         problems = [
             text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")

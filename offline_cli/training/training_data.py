@@ -50,8 +50,7 @@ from offline_cli.applying.learner_batches import (
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
-from offline_cli.connectors.torch_forms import notes_on_export
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, notes_on_export
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment, EnvironmentSpec

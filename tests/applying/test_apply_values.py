@@ -73,7 +73,7 @@ def test_batches_are_those_of_the_pipeline_whose_pieces_have_learned_from_all_ep
         same(found, pipeline(episodes=episodes.select(part)))
     again = load_pipeline(file, observation_space=episodes.observation_space, action_space=episodes.action_space)
     again.set_state(state_from_bytes((out / "connectors.msgpack").read_bytes(), where="test"))
-    moments = again.get_state()["MeanStdFilter"]["shared"]["obs"]
+    moments = again.get_state()["MeanStdFilter"]["obs"]
     assert int(moments["count"]) == 40
     np.testing.assert_allclose(moments["mean"], episodes.acted_obs().mean(0), rtol=1e-5)
 

@@ -112,7 +112,7 @@ def check_unchanged(episodes: Any, before: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(("custom", "stateful", "form"), list(zip(LEARNER, cycle([False, True]), cycle(FORMS), strict=False)))
 def test_scribbling_over_a_train_batch_after_any_piece_changes_no_episode(custom: str, stateful: bool, form: str) -> None:
     batch = recording()
-    module = build_recurrent_module(OBSERVATIONS, spaces.Discrete(2), lstm_size=2) if stateful else None
+    module = build_recurrent_module(OBSERVATIONS, spaces.Discrete(2), memory_size=2) if stateful else None
     for last in range(20):
         episodes = FORMS[form](batch)
         before = remembered(episodes)

@@ -21,9 +21,7 @@ from offline_cli import Columns, SingleAgentEpisode
 from offline_cli import connectors as ours
 from offline_cli.applying.learner_batches import learner_columns
 from offline_cli.connectors import LearnerConnectorPipeline, learner_pipeline
-from offline_cli.connectors.connector_v2 import same_state
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import MultiRLModule, RLModule
 from offline_cli.trees import flatten, map_leaves
 
@@ -434,26 +432,10 @@ def test_a_filter_beside_the_environment_counts_and_changes_as_rllib_does(answer
     wanted, stats = answers(asked)
     mine = played(SingleAgentEpisode, space, arrays=False, along=beside_the_environment(piece, OBSERVATIONS, space))
     assert_close(left_in_episodes(mine), wanted, rtol=1e-4, atol=1e-5)  # RLlib rounds variances to float32
-    own = piece.get_state()["own"]["obs"]
+    own = piece.get_state()["obs"]
     assert own["count"] == stats["n"]
     np.testing.assert_allclose(own["mean"], stats["mean"], rtol=1e-12)
     np.testing.assert_allclose(own["m2"], stats["m2"], rtol=1e-12)
-
-
-def test_the_state_of_rllibs_filter_is_taken_over_to_the_last_bit(answers: Answers) -> None:
-    def asked() -> Any:
-        their_piece = new_filter()
-        played(theirs(), space, arrays=False, along=beside_the_environment(their_piece, OBSERVATIONS, space))
-        stats = their_piece._filters[None].running_stats
-        return their_piece.get_state(), {"count": stats.n, "mean": stats.mean, "m2": stats.sum_sq_diff_array}
-
-    space = ACTIONS["discrete"]
-    state, stats = answers(asked)
-    piece = ours.MeanStdFilter(OBSERVATIONS, space)
-    piece.set_state(state)
-    assert same_state(piece.get_state()["shared"]["obs"], stats)
-    with pytest.raises(BadPiece, match=r"RLlib's filter with clip_by_value=10\.0, here clip_by_value=5\.0"):
-        ours.MeanStdFilter(OBSERVATIONS, space, clip_by_value=5.0).set_state(state)
 
 
 def new_filter(**options: Any) -> Any:

@@ -125,7 +125,7 @@ class Halved(Looks):
 
 
 def with_own_piece(given: EpisodeBatch, own: ConnectorV2 | None, after: str, *, stateful: bool) -> Batch:
-    module = build_recurrent_module(OBS_SPACE, spaces.Discrete(2), lstm_size=2, max_seq_len=2) if stateful else None
+    module = build_recurrent_module(OBS_SPACE, spaces.Discrete(2), memory_size=2, max_seq_len=2) if stateful else None
     pipeline = learner_pipeline(OBS_SPACE, ACT_SPACE, custom=[CountedSteps()])
     if own is not None:
         pipeline.insert_after(after, own)

@@ -1,4 +1,4 @@
-"""The filter's statistics: what is counted, how runners' shares are merged, what is changed and what is not."""
+"""The filter's statistics: what is counted, how states are merged, what is changed and what is not."""
 
 from __future__ import annotations
 
@@ -29,16 +29,6 @@ def rows(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).normal(5, [1, 40], (count, 2)).astype(np.float32)
 
 
-def fed(observations: np.ndarray[Any, Any], state: Any = None) -> dict[str, Any]:
-    """The state of a runner that started from `state` and saw these."""
-    piece = MeanStdFilter(SPACE, ACTIONS)
-    if state:
-        piece.set_state(state)
-    for row in observations:
-        piece(batch={}, episodes=[begun(row)])
-    return piece.get_state()
-
-
 def batch_of(observations: np.ndarray[Any, Any], *lengths: int) -> EpisodeBatch:
     n, e = sum(lengths), len(lengths)
     return EpisodeBatch(
@@ -54,26 +44,17 @@ def batch_of(observations: np.ndarray[Any, Any], *lengths: int) -> EpisodeBatch:
     )
 
 
-def close(state: Any, observations: np.ndarray[Any, Any]) -> None:
-    """Whether the state counts each of these once, to 1e-12."""
-    known = state["shared"]["obs"]
-    exact = observations.astype(np.float64)
-    assert known["count"] == len(observations)
+def test_states_merge_to_the_statistics_of_all_observations() -> None:
+    shares, states = [rows(30, 1), rows(1, 2), rows(400, 3)], []
+    for share in shares:
+        piece = MeanStdFilter(SPACE, ACTIONS)
+        for row in share:
+            piece(batch={}, episodes=[begun(row)])
+        states.append(piece.get_state())
+    known, exact = MeanStdFilter(SPACE, ACTIONS).merge_states(states)["obs"], np.concatenate(shares).astype(np.float64)
+    assert known["count"] == len(exact)
     np.testing.assert_allclose(known["mean"], exact.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(known["m2"] / (len(observations) - 1), exact.var(0, ddof=1), rtol=1e-12)
-
-
-def test_runners_states_merge_to_the_statistics_of_all_observations() -> None:
-    shares = [rows(30, 1), rows(1, 2), rows(400, 3)]
-    merged = MeanStdFilter(SPACE, ACTIONS).merge_states([fed(share) for share in shares])
-    close(merged, np.concatenate(shares))
-
-
-def test_what_runners_shared_before_is_counted_once() -> None:
-    piece = MeanStdFilter(SPACE, ACTIONS)
-    start = piece.merge_states([fed(rows(50, 1)), fed(rows(20, 2))])
-    second = piece.merge_states([fed(rows(10, seed), start) for seed in (3, 4, 5)])
-    close(second, np.concatenate([rows(50, 1), rows(20, 2), rows(10, 3), rows(10, 4), rows(10, 5)]))
+    np.testing.assert_allclose(known["m2"] / (len(exact) - 1), exact.var(0, ddof=1), rtol=1e-12)
 
 
 def test_two_filters_in_one_pipeline_keep_two_states() -> None:
@@ -101,7 +82,7 @@ def test_observations_that_were_acted_on_are_counted_and_all_are_changed() -> No
     pipeline = learner_pipeline(SPACE, ACTIONS, custom=MeanStdFilter(as_learner_connector=True))
     batch = pipeline(episodes=batch_of(seen, 4, 3))
     acted = np.concatenate([seen[:4], seen[5:8]]).astype(np.float64)
-    own = pipeline.get_state()["MeanStdFilter"]["own"]["obs"]
+    own = pipeline.get_state()["MeanStdFilter"]["obs"]
     np.testing.assert_allclose(own["mean"], acted.mean(0), rtol=1e-12)
     wanted = (acted - acted.mean(0)) / (acted.std(0, ddof=1) + 1e-6)
     np.testing.assert_allclose(batch[Columns.OBS], wanted, rtol=1e-5)
@@ -153,14 +134,14 @@ def test_each_agent_has_statistics_of_its_own() -> None:
         ann = begun(row, SPACE, agent_id="ann", module_id="m")
         bob = begun(np.array([3.0]), both["bob"], agent_id="bob", module_id="m")
         piece(batch={}, episodes=[ann, bob])
-    own = piece.get_state()["own"]
+    own = piece.get_state()
     assert {name: (part["count"], part["mean"].shape) for name, part in own.items()} == {"ann": (4, (2,)), "bob": (4, (1,))}
     assert bob.get_observations(-1).dtype == np.float64
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), max_size=6), min_size=1, max_size=6))
 def test_moments_are_those_of_all_rows_however_they_come(shares: list[list[float]]) -> None:
-    together = Moments.none(())
+    together = Moments.of(np.zeros(0))
     for share in shares:
         together = together.with_(Moments.of(np.array(share)))
     every = np.array([x for share in shares for x in share])

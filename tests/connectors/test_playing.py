@@ -17,6 +17,7 @@ from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.errors import BadPiece
 from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
+from offline_cli.modules.action_units import ForEnvironment
 from offline_cli.trees import flatten, map_leaves
 
 VECTOR = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -52,7 +53,7 @@ def test_actions_are_those_of_the_module_and_of_its_head(space: Any) -> None:
     module = build_module(VECTOR, space, hidden=[8], action_scale="normalized")
     acts = player_of(module, space).act([begun("a", 0.5), begun("b", -0.5)])
     wanted = map_leaves(lambda leaf: leaf.numpy(), module.act(torch.tensor([[0.5] * 3, [-0.5] * 3])))
-    for path, leaf in flatten(module.action_head.for_env(wanted)):
+    for path, leaf in flatten(ForEnvironment(space)(wanted)):
         np.testing.assert_array_equal(dict(flatten(acts.actions_for_env))[path], leaf)
     for path, leaf in flatten(wanted):
         np.testing.assert_array_equal(dict(flatten(acts.actions))[path], leaf)
@@ -60,7 +61,7 @@ def test_actions_are_those_of_the_module_and_of_its_head(space: Any) -> None:
 
 
 def test_a_module_with_memory_is_played_as_it_is_trained() -> None:
-    module = build_recurrent_module(VECTOR, CHOICES, hidden=[8], lstm_size=5, max_seq_len=4).eval()
+    module = build_recurrent_module(VECTOR, CHOICES, hidden=[8], memory_size=5, max_seq_len=4).eval()
     episodes = [begun("a", 0.1), begun("b", -0.9)]
     player = player_of(module, CHOICES)
     play(player, episodes, 7)
@@ -104,7 +105,7 @@ def test_every_agent_that_has_to_act_plays_with_its_own_module_and_scale(memory:
     left = build_module(VECTOR, ARM, hidden=[4], action_scale="normalized", seed=1)
     right: Any = build_module(VECTOR, CHOICES, hidden=[4], seed=2)
     if memory:
-        right = build_recurrent_module(VECTOR, CHOICES, hidden=[4], lstm_size=3, max_seq_len=4)
+        right = build_recurrent_module(VECTOR, CHOICES, hidden=[4], memory_size=3, max_seq_len=4)
     modules = MultiRLModule({"left": left, "right": right}).eval()
     mapping = AgentToModuleMapping(
         rl_module_specs=dict(modules.items()), agent_to_module_mapping_fn=lambda agent, episode: AGENTS[agent]

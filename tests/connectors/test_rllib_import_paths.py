@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from offline_cli import SingleAgentEpisode
 from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipeline
 from offline_cli.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor
 from offline_cli.errors import BadPiece
@@ -33,11 +34,13 @@ def test_a_package_gives_pieces_of_every_kind_by_name() -> None:
         importlib.import_module("offline_cli.connectors.learner.MeanStdFiltre")
 
 
-def test_a_preprocessor_that_comes_too_late_is_refused_before_any_data() -> None:
+def test_a_preprocessor_that_comes_too_late_is_refused() -> None:
     class Half(ObservationPreprocessor):
         def preprocess(self, observation: Any) -> Any:
             return observation / 2
 
     late = [FrameStacking(num_frames=2, as_learner_connector=True), Half(as_learner_connector=True)]
-    with pytest.raises(BadPiece, match="piece Half comes after FrameStacking"):
-        learner_pipeline(VECTOR, CHOICES, custom=late)
+    episode = SingleAgentEpisode(observations=[np.zeros(VECTOR.shape, np.float32)] * 2, actions=[0], rewards=[1.0])
+    with pytest.raises(BadPiece) as caught:
+        learner_pipeline(VECTOR, CHOICES, custom=late)(episodes=[episode])
+    assert "piece Half" in caught.value.where

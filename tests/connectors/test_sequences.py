@@ -23,7 +23,7 @@ T = 3
 
 @pytest.fixture(scope="module")
 def module() -> Any:
-    return build_recurrent_module(OBS, ACT, hidden=(4,), lstm_size=2, max_seq_len=T)
+    return build_recurrent_module(OBS, ACT, hidden=(4,), memory_size=2, max_seq_len=T)
 
 
 def batch_of(*lengths: int, states: bool = False) -> EpisodeBatch:
@@ -146,7 +146,7 @@ def test_a_column_with_too_few_items_is_named(module: Any) -> None:
 
 
 def test_a_stateful_module_has_to_say_how_long_sequences_are(module: Any) -> None:
-    without = build_recurrent_module(OBS, ACT, hidden=(4,), lstm_size=2)
+    without = build_recurrent_module(OBS, ACT, hidden=(4,), memory_size=2)
     without.model_config = {}
     with pytest.raises(BadConfig, match="max_seq_len is None"):
         learner_pipeline(OBS, ACT)(rl_module=without, episodes=batch_of(4))

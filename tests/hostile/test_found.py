@@ -152,10 +152,10 @@ def test_a_piece_whose_observations_would_fill_the_memory_is_not_made(options: d
     "state",
     [
         5,
-        {"shared": 5, "own": {}},
-        {"shared": {"obs": {"count": -1, "mean": np.zeros(3), "m2": np.zeros(3)}}, "own": {}},
-        {"shared": {"obs": {"count": 1, "mean": np.zeros(3), "m2": -np.ones(3)}}, "own": {}},
-        {"shared": {"obs": {"count": 1, "mean": np.zeros(5), "m2": np.zeros(5)}}, "own": {}},
+        {"obs": 5},
+        {"obs": {"count": -1, "mean": np.zeros(3), "m2": np.zeros(3)}},
+        {"obs": {"count": 1, "mean": np.zeros(3), "m2": -np.ones(3)}},
+        {"obs": {"count": 1, "mean": np.zeros(5), "m2": np.zeros(5)}},
     ],
     ids=["number", "no leaves", "count", "squares", "shape"],
 )

@@ -9,8 +9,7 @@ import pytest
 from gymnasium import spaces
 from rllib_answers import Answers
 
-from offline_cli.modules.action_units import in_network_units, span_of
-from offline_cli.modules.distributions import build_head
+from offline_cli.modules.action_units import ForEnvironment, in_network_units, span_of
 
 LARGEST = np.finfo(np.float32).max
 ASYMMETRIC = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([0.5, 10.0], np.float32))
@@ -40,8 +39,7 @@ def test_integer_boxes_are_in_the_units_of_the_environment_at_either_scale(scale
     box = spaces.Box(-3, 5, (1,), np.int32)
     found = in_network_units(np.array([[-3], [1], [5]], np.int32), box, action_scale=scale)
     np.testing.assert_array_equal(found, [[-1], [0], [1]])
-    head = build_head(box, action_scale=scale)
-    played = head.for_env(np.array([[-1.0], [0.1], [0.2], [2.0]], np.float32))
+    played = ForEnvironment(box)(np.array([[-1.0], [0.1], [0.2], [2.0]], np.float32))
     assert played.dtype == np.int32
     np.testing.assert_array_equal(played, [[-3], [1], [2], [5]])
 
@@ -61,7 +59,8 @@ def test_a_box_without_a_bound_somewhere_is_not_scaled(box: spaces.Box) -> None:
     assert span_of(box) is None
     actions = np.array([[0, 100]], box.dtype)
     np.testing.assert_array_equal(in_network_units(actions, box, action_scale="env"), actions)
-    np.testing.assert_array_equal(build_head(box, action_scale="env").for_env(actions), np.clip(actions, box.low, box.high))
+    played = ForEnvironment(box)(actions.astype(np.float64))
+    np.testing.assert_array_equal(played, np.clip(actions, box.low, box.high))
 
 
 def test_parts_of_a_nested_space_are_scaled_each_by_its_own_bounds() -> None:
@@ -83,8 +82,7 @@ def test_both_ways_are_those_of_rllib(answers: Answers, box: Any) -> None:
 
     bounded = np.isfinite(box.high).all()
     raw = np.random.default_rng(0).normal(scale=1.5, size=(200, *box.shape)).astype(box.dtype)
-    head = build_head(box, action_scale="normalized")
     theirs, back = answers(asked)
-    np.testing.assert_allclose(head.for_env(raw), theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ForEnvironment(box)(raw), theirs, rtol=1e-5, atol=1e-6)
     if bounded:
         np.testing.assert_allclose(in_network_units(theirs, box, action_scale="env"), back, atol=1e-5)

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from rllib_answers import Answers
 
 from offline_cli.errors import BadConfig, UnsupportedSpace
+from offline_cli.modules.action_units import ForEnvironment
 from offline_cli.modules.distributions import build_head
 
 ROWS = 7
@@ -102,7 +103,8 @@ def test_what_goes_to_the_environment_lies_in_its_space(name: str) -> None:
     for scale in ("env", "normalized"):
         head = build_head(space, action_scale=scale)
         inputs = 3 * torch.randn(ROWS, head.size, generator=torch.Generator().manual_seed(5))
-        batch = head.for_env(_arrays(head.sample(inputs, torch.Generator().manual_seed(6))))
+        fit = ForEnvironment(space, head.stretched_by(space))
+        batch = fit(_arrays(head.sample(inputs, torch.Generator().manual_seed(6))))
         for row in range(ROWS):
             assert space.contains(_row(batch, row)), _row(batch, row)
 
@@ -122,7 +124,18 @@ def _row(tree: Any, row: int) -> Any:
 @pytest.mark.parametrize("scale", ["env", "normalized"])
 def test_box_actions_are_stretched_to_the_bounds_for_the_environment_and_clipped_to_them(scale: str) -> None:
     head = build_head(BOX, action_scale=scale)
-    np.testing.assert_allclose(head.for_env(np.array([[0.0, 0.0], [1.0, -1.0], [9.0, 0.5]])), [[0, 5], [2, 0], [2, 7.5]])
+    fit = ForEnvironment(BOX, head.stretched_by(BOX))
+    np.testing.assert_allclose(fit(np.array([[0.0, 0.0], [1.0, -1.0], [9.0, 0.5]])), [[0, 5], [2, 0], [2, 7.5]])
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_row_is_drawn_by_its_own_chance_and_as_often_as_its_likelihood_says(name: str) -> None:
+    head = build_head(SPACES[name], action_scale="env")
+    inputs = torch.randn(1, head.size, generator=torch.Generator().manual_seed(2)).expand(40_000, -1)
+    chance = torch.rand(40_000, head.chance_size, generator=torch.Generator().manual_seed(3))
+    drawn = head.drawn(inputs, chance)
+    assert -head.logp(inputs, drawn).mean().item() == pytest.approx(head.entropy(inputs)[0].item(), abs=0.04)
+    assert torch.equal(head.logp(inputs[:1], head.drawn(inputs[:1], chance[:1])), head.logp(inputs, drawn)[:1])
 
 
 def test_a_box_of_unknown_scale_is_refused_with_the_remedy() -> None:

@@ -16,7 +16,7 @@ ACT = spaces.Discrete(5)
 
 @pytest.fixture
 def module() -> Any:
-    return build_recurrent_module(OBS, ACT, hidden=(8,), lstm_size=6, lstm_layers=2, max_seq_len=4)
+    return build_recurrent_module(OBS, ACT, hidden=(8,), memory_size=6, memory_layers=2, max_seq_len=4)
 
 
 def batch(rows: int, steps: int, state: Any) -> dict[str, Any]:

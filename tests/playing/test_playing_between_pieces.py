@@ -76,7 +76,7 @@ def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learn
     with pytest.raises(BadConfig, match="MeanStdFilter has learned nothing"):
         played(module, "Sign-v0", PlaySpec(file_of(FILTER)), 1)
     piece = MeanStdFilter()
-    piece.set_state({"shared": {"obs": {"count": 9, "mean": np.ones(3), "m2": np.ones(3)}}, "own": {}})
+    piece.set_state({"obs": {"count": 9, "mean": np.ones(3), "m2": np.ones(3)}})
     pieces = PlaySpec(PipelineSpec("env_to_module", custom=[piece]))
     one, two = (played(module, "Sign-v0", pieces, 40, num_envs=slots) for slots in (1, 4))
     assert one.returns.tolist() == two.returns.tolist()

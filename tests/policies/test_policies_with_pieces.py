@@ -38,7 +38,7 @@ def taken_away(run: Path) -> None:
 
 
 def of_another_run(run: Path) -> None:
-    changed(run, lambda state: state["MeanStdFilter"]["shared"]["obs"].update(mean=np.ones(3)))
+    changed(run, lambda state: state["MeanStdFilter"]["obs"].update(mean=np.ones(3)))
 
 
 def changed(run: Path, change: Callable[[Any], Any], *, hash_too: bool = False) -> None:
@@ -110,8 +110,8 @@ def test_broken_files_are_bad_data(run: Path, breaking: Callable[[Path], None], 
     "change",
     [
         lambda state: state["MeanStdFilter"].update(own={"obs": "mean"}),
-        lambda state: state["MeanStdFilter"]["shared"]["obs"].update(count="many"),
-        lambda state: state["MeanStdFilter"]["shared"]["obs"].pop("m2"),
+        lambda state: state["MeanStdFilter"]["obs"].update(count="many"),
+        lambda state: state["MeanStdFilter"]["obs"].pop("m2"),
         lambda state: state.update(MeanStdFilter=[1]),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_filter_of_a_run_plays_with_what_it_learned_and_learns_no_more(
     batch, loaded = read(out), load_policy(run)
     assert loaded.trained is not None
     state = loaded.trained.state["MeanStdFilter"]
-    moments = (state["own"] or state["shared"])["obs"]
+    moments = state["obs"]
     std = np.sqrt(moments["m2"] / (moments["count"] - 1))
     seen = np.clip((batch.acted_obs() - moments["mean"]) / (std + 1e-6), -10, 10).astype(np.float32)
     with torch.no_grad():

@@ -72,7 +72,7 @@ def test_what_a_filter_learns_it_learns_from_episodes_that_are_not_held_out(
     kept, val = rows_of(batch, np.flatnonzero(~aside)).astype(np.float64), rows_of(batch, np.flatnonzero(aside))
     assert data.trained is not None
     assert data.val is not None
-    learned = data.trained.state["MeanStdFilter"]["shared"]["obs"]
+    learned = data.trained.state["MeanStdFilter"]["obs"]
     assert learned["count"] == len(kept)
     np.testing.assert_allclose(learned["mean"], kept.mean(0), rtol=1e-9)
     wanted = (val - kept.mean(0)) / (kept.std(0, ddof=1) + 1e-6)
@@ -101,7 +101,7 @@ def test_a_run_keeps_the_document_and_exactly_what_its_pieces_learned(
     assert kept is not None
     assert before is not None
     for name in ("mean", "m2"):
-        stored, learned = (found.state["MeanStdFilter"]["shared"]["obs"][name] for found in (kept, before))
+        stored, learned = (found.state["MeanStdFilter"]["obs"][name] for found in (kept, before))
         assert stored.tobytes() == learned.tobytes()
         assert stored.flags.writeable
 
@@ -197,7 +197,7 @@ def test_resuming_where_a_piece_learned_something_else_is_refused_by_name(
 ) -> None:
     stored = tmp_path / "run" / "connectors.msgpack"
     state = unpack(stored.read_bytes(), where="test")
-    state["MeanStdFilter"]["shared"]["obs"]["count"] += 1
+    state["MeanStdFilter"]["obs"]["count"] += 1
     stored.write_bytes(pack(state))
     told = told_in(tmp_path / "run" / "policy.json")
     told["pipeline"]["state_sha256"] = hashlib.sha256(stored.read_bytes()).hexdigest()

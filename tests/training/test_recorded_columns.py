@@ -88,7 +88,7 @@ class Showing(BC):
 
 class Remembering(Mlp):
     def policy(self, observation_space: Any, action_space: Any, **_: Any) -> RLModule:
-        return build_recurrent_module(observation_space, action_space, hidden=[8], lstm_size=4, max_seq_len=5)
+        return build_recurrent_module(observation_space, action_space, hidden=[8], memory_size=4, max_seq_len=5)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,4 @@
-"""Columns of a batch: one row for each step of episodes, and tensors of arrays and back.
-
-* `StepColumns`: the base of pieces that add columns with a row for each step; they say once how arrays give these rows.
-* `AddObservationsFromEpisodesToBatch`: puts observations into a batch; one that has them already stays as it is.
-* `NumpyToTensor`: turns arrays into tensors on a device. Arrays that have no tensor type (text, objects) raise BadPiece.
-* `TensorToNumpy`: turns tensors into arrays; everything else stays as it is.
-"""
+"""Columns of a batch: one row for each step of episodes, and tensors of arrays and back."""
 
 from __future__ import annotations
 
@@ -68,7 +62,8 @@ def as_arrays(episodes: Sequence[SingleAgentEpisode]) -> EpisodeBatch:
 
 
 class StepColumns(ConnectorV2):
-    """Adds columns with a row for each step of the episodes; those that are in the batch stay."""
+    """Adds columns with a row for each step of the episodes; those that are in the batch stay. Subclasses say once how arrays
+    give these rows."""
 
     whole_arrays = True
     column: ClassVar[str] = ""  # with it in the batch there is nothing to do
@@ -96,7 +91,6 @@ class StepColumns(ConnectorV2):
 class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
     """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
 
-    fills_obs = True
     column = Columns.OBS
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
@@ -168,7 +162,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 class TensorToNumpy(ConnectorV2):
-    """Every tensor of the batch becomes an array in main memory; those on the CPU share it."""
+    """Every tensor of the batch becomes an array in main memory, which those on the CPU share; the rest stays as it is."""
 
     whole_arrays = True
 

@@ -1,10 +1,4 @@
-"""Stacks the items of columns into arrays, and moves columns between agents and modules.
-
-* `BatchIndividualItems`: stacks each column of a batch; items of different shapes are an error.
-* `AgentToModuleMapping`: from columns by agent to columns by module. Agents of one module must have the same spaces, and every
-  module must have an agent.
-* `ModuleToAgentUnmapping`: from columns by module back to columns by episode and agent; the columns must be filed by agent.
-"""
+"""Stacks the items of columns into arrays, and moves columns between agents and modules."""
 
 from __future__ import annotations
 
@@ -98,6 +92,8 @@ def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict
 
 class AgentToModuleMapping(TwoSidedPiece):
     """`{column: {(episode, agent, module): items}}` becomes `{module: {column: items}}`, and Dict spaces go by module, too.
+
+    Agents of one module must have the same spaces, and every module must have an agent.
 
     Args:
         rl_module_specs: Ids of modules, or anything with `observation_space` and `action_space` (which may be None) by id.

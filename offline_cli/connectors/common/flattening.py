@@ -1,10 +1,6 @@
 """Values of any space as one row of numbers, and the pieces that make observations of such rows.
 
 The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves by sorted key, Tuple leaves by place.
-
-* `flat_rows`, `flat_size`: values of a space as rows; a value outside the space is an error.
-* `FlattenObservations`: nested observations as one vector; only Dict observations have keys that can be removed.
-* `PrevActionsPrevRewards`: adds the last actions and rewards to observations; before the first step both are zeros.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from numpy.typing import NDArray
 
 from offline_cli.connectors.common.frame_stacking import windows
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
+from offline_cli.connectors.torch_forms import Flat, Previous
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import hot_size, one_hot
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -97,25 +94,24 @@ class FlattenObservations(ObservationTransform):
             rows = {key: rows[key] for key in kept.spaces}
         return flat_rows(rows, kept)
 
+    def to_torch(self) -> Any:
+        """See ConnectorV2."""
+        return Flat(self.space_before(None), self.keys_to_remove)
+
     def _kept_space(self, space: Space) -> Any:
-        if not self.keys_to_remove:
+        if not self.keys_to_remove or (self._multi_agent and not isinstance(space, spaces.Dict)):
             return space
-        if not isinstance(space, spaces.Dict):
-            if self._multi_agent:
-                return space
-            raise self.misfit(
-                f"observations of {space}", f"a Dict to remove {self.keys_to_remove} from", fix="leave keys_to_remove out"
-            )
-        missing = [key for key in self.keys_to_remove if key not in space.spaces]
-        if missing and not self._multi_agent:
-            raise self.misfit(f"observations with the keys {list(space.spaces)}", f"the keys {missing} to remove")
-        return spaces.Dict({key: part for key, part in space.spaces.items() if key not in self.keys_to_remove})
+        parts = space.spaces if isinstance(space, spaces.Dict) else {}
+        if not self._multi_agent and not parts.keys() >= set(self.keys_to_remove):
+            raise self.misfit(f"observations of {space}", f"a Dict with the keys {self.keys_to_remove} to remove")
+        return spaces.Dict({key: part for key, part in parts.items() if key not in self.keys_to_remove})
 
 
 class PrevActionsPrevRewards(ObservationTransform):
     """Observations become Dicts: `_orig_obs`, `prev_n_actions` (n * size,), `prev_n_rewards` (n,), float32, the oldest first.
 
-    Actions of any space are one row of `size` numbers each, Discrete and MultiDiscrete one-hot. With n = 0 the key is left out.
+    Actions of any space are one row of `size` numbers each, Discrete and MultiDiscrete one-hot. Before the first step there are
+    zeros. With n = 0 the key is left out.
     """
 
     ORIG_OBS_KEY: ClassVar[str] = "_orig_obs"
@@ -125,6 +121,20 @@ class PrevActionsPrevRewards(ObservationTransform):
     def __init__(self, *spaces: Space | None, n_prev_actions: int = 1, n_prev_rewards: int = 1, **kwargs: Any) -> None:
         self.n_prev_actions, self.n_prev_rewards = n_prev_actions, n_prev_rewards
         super().__init__(*spaces, **kwargs)
+
+    @property
+    def looks_back(self) -> int:
+        """See ConnectorV2."""
+        return max(self.n_prev_actions, self.n_prev_rewards)
+
+    def to_torch(self) -> Any:
+        """See ConnectorV2. Integer boxes have other units in networks, and no form."""
+        actions = self._of_agent(self.input_action_space, None)
+        boxes = [leaf for leaf in leaf_spaces(actions).values() if isinstance(leaf, spaces.Box)]
+        if self.n_prev_actions and any(np.dtype(leaf.dtype).kind in "iu" for leaf in boxes):
+            return None
+        keys = self.ORIG_OBS_KEY, self.PREV_ACTIONS_KEY, self.PREV_REWARDS_KEY
+        return Previous(actions, flat_size(actions), self.n_prev_actions, self.n_prev_rewards, keys)
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """A Dict of the three. Raises SpaceMismatch where the action space is not known."""
@@ -147,7 +157,7 @@ class PrevActionsPrevRewards(ObservationTransform):
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
         """Overwrite the last observation of each."""
-        count = max(self.n_prev_actions, self.n_prev_rewards)
+        count = self.looks_back
         for episode in episodes:
             last = stack([episode.get_observations(-1)])
             actions, rewards = episode.get_actions(slice(-count, None)), episode.get_rewards(slice(-count, None))

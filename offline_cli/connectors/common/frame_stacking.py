@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.observation_transform import changed_leaves
 from offline_cli.connectors.connector_v2 import Batch, Episodes, TwoSidedPiece
+from offline_cli.connectors.torch_forms import Stack
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.stacking import row_count, stack
 from offline_cli.errors import BadPiece
@@ -41,7 +42,6 @@ class FrameStacking(TwoSidedPiece):
     """
 
     whole_arrays = True
-    fills_obs = before_obs = True
 
     def __init__(
         self,
@@ -58,6 +58,15 @@ class FrameStacking(TwoSidedPiece):
         self._multi_agent = multi_agent
         self.by_rows = False
         super().__init__(*spaces, **kwargs)
+
+    @property
+    def looks_back(self) -> int:
+        """See ConnectorV2."""
+        return self.num_frames - 1
+
+    def to_torch(self) -> Any:
+        """See ConnectorV2."""
+        return Stack(self.input_observation_space, self.num_frames) if self.input_observation_space is not None else None
 
     @property
     def may_give_rows(self) -> bool:

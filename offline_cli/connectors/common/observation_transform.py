@@ -16,7 +16,7 @@ from typing import Any
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.connector_v2 import Batch, Episodes, TwoSidedPiece
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack, unstack
@@ -24,7 +24,7 @@ from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["ObservationTransform", "change_observations", "changed_leaves"]
+__all__ = ["ObservationTransform", "change_observations", "changed_leaves", "check_no_obs"]
 
 
 class ObservationTransform(TwoSidedPiece):
@@ -35,7 +35,6 @@ class ObservationTransform(TwoSidedPiece):
 
     whole_arrays = True
     writes_episodes = True
-    before_obs = True
 
     def __init__(self, *spaces: Space | None, multi_agent: bool = False, **kwargs: Any) -> None:
         self._multi_agent = multi_agent
@@ -68,7 +67,7 @@ class ObservationTransform(TwoSidedPiece):
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, EpisodeBatch]:
         """The batch as it is, and the episodes with all observations changed. Raises BadPiece as `__call__` does."""
-        self._check(batch)
+        check_no_obs(self, batch)
         return batch, replace(episodes, obs=self.transformed_batch(episodes), observation_space=self.observation_space)
 
     def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
@@ -82,7 +81,7 @@ class ObservationTransform(TwoSidedPiece):
 
         Raises BadPiece where the batch has `obs` already, which would stay, and TypeError for an EpisodeBatch.
         """
-        self._check(batch)
+        check_no_obs(self, batch)
         if isinstance(episodes, EpisodeBatch):
             raise TypeError("an EpisodeBatch cannot be written to: call on_episode_batch, or call a pipeline")
         groups: dict[Any, list[SingleAgentEpisode]] = {}  # changed together: all of them, or each agent's
@@ -94,12 +93,6 @@ class ObservationTransform(TwoSidedPiece):
             else:
                 self.change_last(own, agent_id)
         return batch
-
-    def _check(self, batch: Batch) -> None:
-        if Columns.OBS in batch:
-            name = type(self).__name__
-            fix = f"put {name} before pieces that fill obs, such as FrameStacking"
-            raise BadPiece("obs are in the batch already, and would not change", where=f"piece {name}", fix=fix)
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
         """Overwrite the last observation of each."""
@@ -135,6 +128,14 @@ class ObservationTransform(TwoSidedPiece):
         if agent_id not in space.spaces:
             raise self.misfit(f"an observation of agent {agent_id!r}", f"one of {list(space.spaces)}", fix="another space")
         return space[agent_id]
+
+
+def check_no_obs(piece: ConnectorV2, batch: Batch) -> None:
+    """Raise BadPiece where `piece`, which changes episodes, comes after one that put their observations into the batch."""
+    if Columns.OBS in batch:
+        name = type(piece).__name__
+        fix = f"put {name} before pieces that fill obs, such as FrameStacking"
+        raise BadPiece("obs are in the batch already, and would not change", where=f"piece {name}", fix=fix)
 
 
 def changed_leaves(space: Any, change: Callable[[Any], Space]) -> Space:

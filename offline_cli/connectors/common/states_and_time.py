@@ -1,10 +1,4 @@
-"""The states and the time axis that stateful modules need: train rows cut into sequences of one length.
-
-* `Cut`: how rows of timesteps lie in sequences. Every episode begins a sequence of its own; its last one is padded with zeros
-  on the right. Columns whose rows are not the episodes' timesteps are an error.
-* `AddStatesFromEpisodesToBatch`: puts states into a batch; a chunk of an episode whose preceding state is unknown is an error.
-* `AddTimeDimToBatchAndZeroPad`: gives a batch the time axis; rows that are not the episodes' timesteps are an error.
-"""
+"""The states and the time axis that stateful modules need: train rows cut into sequences of one length."""
 
 from __future__ import annotations
 
@@ -32,7 +26,7 @@ __all__ = ["AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "Cut"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """How N timesteps of several episodes lie in B sequences of T."""
+    """How N timesteps of several episodes lie in B sequences of T; an episode begins one, its last is padded on the right."""
 
     rows: NDArray[np.int64]  # (B, T) which timestep; 0 where there is none
     there: NDArray[np.bool_]  # (B, T) whether there is one

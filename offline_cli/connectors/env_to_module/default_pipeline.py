@@ -3,8 +3,6 @@
 Custom pieces come first, in the order given, and must be connectors. Then, as documented by RLlib: the last observations, for
 stateful modules a time axis of one step and the states, for several agents the mapping to modules, stacking, tensors. The
 pieces for stateful modules are always there and do nothing for others, so that one pipeline serves any module.
-
-`WriteObservationsToEpisodes` needs a batch that has observations, and episodes that are not numpy'ized.
 """
 
 from __future__ import annotations

@@ -5,18 +5,15 @@ else. In an env-to-module pipeline that is the last observation of each episode,
 and so a learner pipeline needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each
 episode, lookback buffer included.
 
-* `SingleAgentObservationPreprocessor`, `MultiAgentObservationPreprocessor`: a method of yours.
-* `GymnasiumWrapper`: one of gymnasium's own observation wrappers, but not those that need more than one observation.
-* `AtariImages`, `AtariRam`, `OneHot`, `FlattenObservations`, of which `built_in_preprocessing` gives the one that a space calls
-  for, or none, by the rules of RLlib (`preprocessor_pref="rllib"`). Everything else goes to the module as it is.
+`built_in_preprocessing` gives the piece that a space calls for, or none, by the rules of RLlib (`preprocessor_pref="rllib"`):
+`AtariImages`, `AtariRam`, `OneHot`, `FlattenObservations`. Everything else goes to the module as it is.
 """
 
 from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,9 +25,10 @@ from gymnasium.wrappers import AddRenderObservation, GrayscaleObservation, Resiz
 from numpy.typing import NDArray
 
 from offline_cli.connectors.common.flattening import FlattenObservations
-from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
+from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations, check_no_obs
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.connectors.piece_options import what_it_wants
+from offline_cli.connectors.torch_forms import Centred, Flat
 from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
 from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage
@@ -50,14 +48,13 @@ __all__ = [
 
 IMAGE_SHAPE, RAM_SHAPE = (210, 160, 3), (128,)
 MIDDLE = np.float32(128)  # of a byte, and what zero-mean numbers are counted from
-_NOT_USABLE = (TransformObservation, AddRenderObservation)
+NOT_USABLE = (TransformObservation, AddRenderObservation)
 
 
 class _Preprocessor(ConnectorV2):
     """Calls `preprocess`, which subclasses define."""
 
     writes_episodes = True
-    before_obs = True
 
     @abstractmethod
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +77,8 @@ class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
     """
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch as it is; the episodes have other observations."""
+        """The batch as it is; the episodes have other observations. Raises BadPiece where the batch has `obs` already."""
+        check_no_obs(self, batch)
         preprocess = self._preprocessing()
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             space = _own_part(self.observation_space, episode.agent_id)
@@ -102,7 +100,8 @@ class MultiAgentObservationPreprocessor(_Preprocessor):
     """Calls `preprocess` with the last observations of all agents that stepped, as a dict by agent; it gives such a dict."""
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch as it is. Raises BadPiece for an agent that the episode does not have."""
+        """The batch as it is. Raises BadPiece for an agent that the episode does not have, and where the batch has `obs`."""
+        check_no_obs(self, batch)
         for episode in episodes:
             given: Any = episode
             changed = self._preprocessing()(given.get_observations(-1), given)
@@ -127,29 +126,6 @@ def _own_part(space: Any, agent_id: Any) -> Space | None:
     return part
 
 
-class GymnasiumWrapper(ObservationTransform):
-    """What a wrapper makes of an observation: `GymnasiumWrapper(wrapper="ResizeObservation", options={"shape": (84, 84)})`.
-
-    Wrappers take one observation at a time, in learner pipelines too.
-    """
-
-    def __init__(self, *spaces: Space | None, wrapper: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """`options` are the wrapper's. Raises BadConfig for a wrapper, or an option, that there is not."""
-        self._options = dict(options or {})
-        self._wrapper = _checked(wrapper, self._options)
-        super().__init__(*spaces, **kwargs)
-
-    def transformed_space(self, observations: Space, actions: Space) -> Space:
-        """The wrapper's own. Raises SpaceMismatch where it does not take the space, MissingPackage."""
-        space: Space = _wrapped(self, self._wrapper, observations, self._options).observation_space
-        return space
-
-    def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
-        """Each observation through the wrapper."""
-        made = _wrapped(self, self._wrapper, space, self._options)
-        return stack([made.observation(row) for row in unstack(rows)], made.observation_space)
-
-
 class _Observed(gym.Env[Any, Any]):
     """An environment that declares the space of its observations and nothing else."""
 
@@ -157,92 +133,82 @@ class _Observed(gym.Env[Any, Any]):
         self.observation_space, self.action_space = space, gym.spaces.Discrete(1)
 
 
-def _wrapped(piece: ConnectorV2, wrapper: type[Any], space: Space, options: Mapping[str, Any]) -> Any:
-    """The wrapper around observations of `space`, for `piece`. Raises SpaceMismatch, MissingPackage."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}  # TOML has no tuples
-    if isinstance(given.get("shape"), tuple):
-        piece.check_size(given["shape"])
-    try:
-        return wrapper(_Observed(space), **given)
-    except gym.error.DependencyNotInstalled as err:
-        fix = "pip install 'offline-cli[atari]'"
-        raise MissingPackage(f"{wrapper.__name__} needs a package: {err}", where="pipeline", fix=fix) from err
-    except (AssertionError, TypeError, ValueError) as err:
-        needs = f"what gymnasium's {wrapper.__name__} takes: {what_it_wants(err)}"
-        raise piece.misfit(f"observations of {describe(space)}", needs, fix="see the wrapper's documentation") from err
+class _Wrapping(ObservationTransform):
+    """Gymnasium's observation wrappers, one around the other. They take one observation at a time, in learner pipelines too."""
+
+    wrappers: Sequence[tuple[type[Any], Mapping[str, Any]]] = ()  # each with its options
+
+    def transformed_space(self, observations: Space, actions: Space) -> Space:
+        """The last one's own. Raises SpaceMismatch where one does not take the space, MissingPackage."""
+        found: Space = self._around(observations)[-1].observation_space
+        return found
+
+    def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
+        """Each observation through all of them."""
+        made = self._around(space)
+        found = []
+        for row in unstack(rows):
+            for wrapper in made:
+                row = wrapper.observation(row)
+            found.append(row)
+        return stack(found, made[-1].observation_space)
+
+    def _around(self, space: Space) -> list[Any]:
+        made: list[Any] = []
+        for wrapper, options in self.wrappers:
+            if isinstance(options.get("shape"), tuple):
+                self.check_size(options["shape"])
+            try:
+                made.append(wrapper(_Observed(made[-1].observation_space if made else space), **options))
+            except gym.error.DependencyNotInstalled as err:
+                fix = "pip install 'offline-cli[atari]'"
+                raise MissingPackage(f"{wrapper.__name__} needs a package: {err}", where="pipeline", fix=fix) from err
+            except (AssertionError, TypeError, ValueError) as err:
+                needs = f"what gymnasium's {wrapper.__name__} takes: {what_it_wants(err)}"
+                raise self.misfit(f"observations of {describe(space)}", needs, fix="see the wrapper's documentation") from err
+        return made
 
 
-def _checked(name: str, options: Mapping[str, Any]) -> type[Any]:
-    found = getattr(gymnasium.wrappers, name, None)
-    usable = {
-        other: kind
-        for other, kind in vars(gymnasium.wrappers).items()
-        if inspect.isclass(kind) and issubclass(kind, TransformObservation) and kind not in _NOT_USABLE
-    }
-    if found is None or found not in usable.values():
-        near = get_close_matches(name, usable, n=3, cutoff=0.5)
-        fix = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(sorted(usable))}"
-        why = "there is none of that name" if found is None else "it needs more than one observation at a time"
-        raise BadConfig(f"gymnasium's wrapper {name!r} cannot be a piece: {why}", where="option wrapper", fix=fix)
-    known = set(inspect.signature(found).parameters) - {"env"}
-    if options.keys() - known:
-        what = f"{name} has no option {', '.join(sorted(options.keys() - known))}"
-        raise BadConfig(what, where=f"wrapper {name}", fix=f"it has {', '.join(sorted(known)) or 'none'}")
-    return usable[name]
+class GymnasiumWrapper(_Wrapping):
+    """What a wrapper makes of an observation: `GymnasiumWrapper(wrapper="ResizeObservation", options={"shape": (84, 84)})`."""
+
+    def __init__(self, *spaces: Space | None, wrapper: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """`options` are the wrapper's. Raises BadConfig for one that there is not, or that needs more than an observation."""
+        found = getattr(gymnasium.wrappers, wrapper, None)
+        if not (inspect.isclass(found) and issubclass(found, TransformObservation)) or found in NOT_USABLE:
+            what = f"gymnasium has no wrapper {wrapper!r} of single observations"
+            raise BadConfig(what, where="option wrapper", fix="see gymnasium's page on observation wrappers")
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in (options or {}).items()}
+        self.wrappers = [(found, given)]  # TOML has no tuples
+        super().__init__(*spaces, **kwargs)
 
 
 # ---- built-in ----
 
 
-def is_atari_image(space: Space) -> bool:
-    """Whether these are the images of an Atari game as it shows them."""
-    return isinstance(space, spaces.Box) and space.shape == IMAGE_SHAPE and space.dtype == np.uint8
-
-
-def is_atari_ram(space: Space) -> bool:
-    """Whether this is the memory of an Atari console."""
-    return isinstance(space, spaces.Box) and space.shape == RAM_SHAPE and space.dtype == np.uint8
-
-
-class AtariImages(ObservationTransform):
-    """(210, 160, 3) uint8 to (dim, dim, 3 or 1) float32, by gymnasium's ResizeObservation and GrayscaleObservation.
-
-    Those take one image at a time; in learner pipelines too, where nearly all of the time goes into the resizing itself.
-    """
+class AtariImages(_Wrapping):
+    """(210, 160, 3) uint8 to (dim, dim, 3 or 1) float32, by gymnasium's ResizeObservation and GrayscaleObservation."""
 
     def __init__(
         self, *spaces: Space | None, dim: int = 84, grayscale: bool = False, zero_mean: bool = False, **kwargs: Any
     ) -> None:
-        self._dim, self._grayscale, self._zero_mean = dim, grayscale, zero_mean
+        self._zero_mean = zero_mean
+        self.wrappers = [(ResizeObservation, {"shape": (dim, dim)})]  # first: OpenCV drops an axis of one channel
+        self.wrappers += [(GrayscaleObservation, {"keep_dim": True})] if grayscale else []
         super().__init__(*spaces, **kwargs)
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(0 or -1, 1). Raises SpaceMismatch for other observations, MissingPackage without OpenCV."""
-        if not is_atari_image(observations):
+        if not _is_bytes(observations, IMAGE_SHAPE):
             got = f"observations of {describe(observations)}"
             raise self.misfit(got, f"Box{IMAGE_SHAPE} of uint8", fix="gymnasium_wrapper with ResizeObservation")
-        low = -1.0 if self._zero_mean else 0.0
-        return spaces.Box(low, 1.0, self._wrappers(observations)[-1].observation_space.shape, np.float32)
+        shape = super().transformed_space(observations, actions).shape
+        return spaces.Box(-1.0 if self._zero_mean else 0.0, 1.0, shape, np.float32)
 
     def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
         """(N, dim, dim, channels) for N images."""
-        wrappers = self._wrappers(space)
-        images = np.empty((len(rows), *wrappers[-1].observation_space.shape), np.float32)
-        for index, image in enumerate(rows):
-            for wrapper in wrappers:
-                image = wrapper.observation(image)
-            images[index] = image
-        if self._zero_mean:
-            return _around_zero(images)
-        images /= 255
-        return images
-
-    def _wrappers(self, space: Space) -> list[Any]:
-        """In the order of their use. Resized first: OpenCV drops an axis of one channel."""
-        resized = _wrapped(self, ResizeObservation, space, {"shape": (self._dim, self._dim)})
-        if not self._grayscale:
-            return [resized]
-        return [resized, _wrapped(self, GrayscaleObservation, resized.observation_space, {"keep_dim": True})]
+        images = np.asarray(super().transform(rows, space, agent_id), np.float32)
+        return _around_zero(images) if self._zero_mean else images / np.float32(255)
 
 
 class AtariRam(ObservationTransform):
@@ -250,7 +216,7 @@ class AtariRam(ObservationTransform):
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(-1, 1). Raises SpaceMismatch for other observations."""
-        if not is_atari_ram(observations):
+        if not _is_bytes(observations, RAM_SHAPE):
             got = f"observations of {describe(observations)}"
             raise self.misfit(got, f"Box{RAM_SHAPE} of uint8", fix="make the environment with obs_type='ram'")
         return spaces.Box(-1.0, 1.0, RAM_SHAPE, np.float32)
@@ -258,6 +224,14 @@ class AtariRam(ObservationTransform):
     def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
         """(N, 128) for N memories."""
         return _around_zero(np.asarray(rows, np.float32))
+
+    def to_torch(self) -> Any:
+        """See ConnectorV2."""
+        return Centred()
+
+
+def _is_bytes(space: Space, shape: tuple[int, ...]) -> bool:
+    return isinstance(space, spaces.Box) and space.shape == shape and space.dtype == np.uint8
 
 
 def _around_zero(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -281,6 +255,10 @@ class OneHot(ObservationTransform):
         vectors = one_hot_leaf(rows, self._counted(space), where=f"piece {type(self).__name__}")
         return vectors.reshape(len(vectors), -1)  # single choices may come as arrays of one
 
+    def to_torch(self) -> Any:
+        """See ConnectorV2."""
+        return Flat(self.space_before(None))
+
     def _counted(self, space: Space) -> spaces.Discrete[Any] | spaces.MultiDiscrete:
         """The space, which counts choices."""
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
@@ -289,22 +267,18 @@ class OneHot(ObservationTransform):
         raise self.misfit(got, "Discrete or MultiDiscrete", fix="flatten_observations takes any space apart")
 
 
-def built_in_preprocessing(
-    observation_space: Space,
-    *,
-    as_learner_connector: bool = False,
-    dim: int = 84,
-    grayscale: bool = False,
-    zero_mean: bool = False,
-) -> list[ConnectorV2]:
-    """No piece or one, to be put first. `dim`, `grayscale` and `zero_mean` are for Atari's images."""
+def built_in_preprocessing(observation_space: Space, *, as_learner_connector: bool = False, **images: Any) -> list[ConnectorV2]:
+    """No piece or one, to be put first. `images`: options of AtariImages."""
+    kind: type[ConnectorV2]
     match observation_space:
         case spaces.Discrete() | spaces.MultiDiscrete():
-            return [OneHot(as_learner_connector=as_learner_connector)]
+            kind = OneHot
         case spaces.Dict() | spaces.Tuple():
-            return [FlattenObservations(as_learner_connector=as_learner_connector)]
-    if is_atari_image(observation_space):
-        return [
-            AtariImages(dim=dim, grayscale=grayscale, zero_mean=zero_mean, as_learner_connector=as_learner_connector),
-        ]
-    return [AtariRam(as_learner_connector=as_learner_connector)] if is_atari_ram(observation_space) else []
+            kind = FlattenObservations
+        case _ if _is_bytes(observation_space, IMAGE_SHAPE):
+            return [AtariImages(as_learner_connector=as_learner_connector, **images)]
+        case _ if _is_bytes(observation_space, RAM_SHAPE):
+            kind = AtariRam
+        case _:
+            return []
+    return [kind(as_learner_connector=as_learner_connector)]

@@ -1,12 +1,4 @@
-"""Pieces that add columns of the episodes to a train batch, and a step to the episodes.
-
-* `AddColumnsFromEpisodesToBatch`: actions, rewards, end flags and extra model outputs. An extra output that some episodes have
-  and others lack is an error that names one. Observations, infos and states have pieces of their own.
-* `AddInfosFromEpisodesToTrainBatch`: info dicts; they stay a list through the whole pipeline and never become arrays.
-* `AddNextObservationsFromEpisodesToTrainBatch`: the observation that each step led to; a batch that has them stays as it is.
-* `AddNextActionsFromEpisodesToTrainBatch`: the action that was recorded after each step, for algorithms that ask about it.
-* `AddOneTsToEpisodesAndTruncate`: one artificial step for each episode.
-"""
+"""Pieces that add columns of the episodes to a train batch, and a step to the episodes."""
 
 from __future__ import annotations
 
@@ -70,7 +62,7 @@ AddColumnsFromEpisodesToTrainBatch = AddColumnsFromEpisodesToBatch
 
 
 class AddInfosFromEpisodesToTrainBatch(StepColumns):
-    """`infos`: N dicts, those that came with the observations that were acted on; never with a time axis."""
+    """`infos`: N dicts, those that came with the observations that were acted on; a list to the end, without a time axis."""
 
     column = Columns.INFOS
 

@@ -3,7 +3,7 @@
 Pieces may write into episodes. Where one of ours does (`writes_episodes`), or two episodes share a name, all work on copies, so
 that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as in RLlib, unless
 there are such copies. Each copy has a name of its own, because items are filed by name: two chunks of one episode in one call
-need two, so that sequences do not run from one chunk into another. Arrays are copied only on the first write.
+need two, so that sequences do not run from one chunk into another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
 from offline_cli.connectors.learner.added_columns import AddColumnsFromEpisodesToBatch
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
@@ -124,32 +123,15 @@ def _copies(episodes: Sequence[Any]) -> list[Any]:
     seen: Counter[Any] = Counter()
     copies = []
     for episode in episodes:
-        copied = copy.copy(episode)
-        parts = [copied]
-        if not isinstance(episode, SingleAgentEpisode):
-            copied.agent_episodes = {agent: copy.copy(part) for agent, part in episode.agent_episodes.items()}
-            parts = list(copied.agent_episodes.values())
-        for part in parts:
-            _share_buffers(part)
+        copied = copy.deepcopy(episode)
         name = (episode.id_, getattr(episode, "agent_id", None))
         seen[name] += 1
         if seen[name] > 1:
             copied.id_ = next(new for n in count(2) if (new := f"{episode.id_}_{n}") not in taken)
             taken.add(copied.id_)
+            parts = [copied] if isinstance(copied, SingleAgentEpisode) else copied.agent_episodes.values()
             for part in parts:  # the name under which their items are filed is the multi-agent episode's, where there is one
                 if part is not copied or part.multi_agent_episode_id is not None:
                     part.multi_agent_episode_id = copied.id_
         copies.append(copied)
     return copies
-
-
-def _share_buffers(copied: SingleAgentEpisode) -> None:
-    """Give a copy buffers of its own over the same data."""
-
-    def shared(buffer: InfiniteLookbackBuffer) -> InfiniteLookbackBuffer:
-        return buffer.part(0, buffer.len_incl_lookback(), buffer.lookback, space=buffer.space)
-
-    copied.observations, copied.actions, copied.rewards = map(shared, (copied.observations, copied.actions, copied.rewards))
-    copied.extra_model_outputs = {name: shared(buffer) for name, buffer in copied.extra_model_outputs.items()}
-    if copied._infos is not None:
-        copied._infos = shared(copied._infos)

@@ -1,16 +1,7 @@
 """Returns, advantages and clipped rewards of many episodes at once.
 
-* `discounted`: discounted sums from the right, y[t] = x[t] + factor[t] * y[t + 1], with a factor of 0 where an episode ends, in
-  log2(longest run) passes over whole arrays instead of one step of Python per timestep. Source: Hillis, Steele 1986 (data
-  parallel algorithms), for a linear recurrence.
-* `ComputeReturnsToGo`: adds to each step the discounted sum of rewards from there on; it assumes nothing about what comes after
-  the last step.
-* `NStepReturns`: rewards over several steps, and where they lead; never past the end of an episode.
-* `GeneralAdvantageEstimation`: advantages and value targets from a module's values. It comes after the default pieces, and
-  needs AddOneTsToEpisodesAndTruncate before them: the artificial last step is where the value of the last observation is
-  computed. Episodes whose final value is unknown are an error. Source: Schulman et al. 2016 (high-dimensional continuous
-  control using GAE).
-* `ClipRewards`: limits rewards; a bound has to be a limit.
+Sums run from the right, y[t] = x[t] + factor[t] * y[t + 1], with a factor of 0 where an episode ends, in log2(longest run)
+passes over whole arrays. Source: Hillis, Steele 1986 (data parallel algorithms), for a linear recurrence.
 """
 
 from __future__ import annotations
@@ -119,6 +110,9 @@ class NStepReturns(StepColumns):
 
 class GeneralAdvantageEstimation(ConnectorV2):
     """`advantages` and `value_targets`, float32 tensors shaped as `rewards`, for every module that has `compute_values`.
+
+    It comes after the default pieces, and needs AddOneTsToEpisodesAndTruncate before them: at that step the value of the last
+    observation is computed. Source: Schulman et al. 2016 (high-dimensional continuous control using GAE).
 
     Args:
         gamma, lambda_: Discount, and how far rewards count before values do.

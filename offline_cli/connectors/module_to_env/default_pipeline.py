@@ -29,9 +29,9 @@ from offline_cli.connectors.module_to_env.unbatching import (
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
-from offline_cli.modules.action_units import for_environment, span_of
+from offline_cli.modules.action_units import ForEnvironment
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import map_leaves
 
 __all__ = ["ModuleToEnvPipeline", "NormalizeAndClipActions", "module_to_env_pipeline"]
 
@@ -63,46 +63,28 @@ class NormalizeAndClipActions(ConnectorV2):
             what = f"NormalizeAndClipActions found no actions among the columns {sorted(batch)}"
             raise BadPiece(what, where=place, fix="put GetActions before it")
         held = batch[Columns.ACTIONS]
-        if is_filed(held):
-            batch[Columns.ACTIONS_FOR_ENV] = self._filed(held, space)
-        else:
-            batch[Columns.ACTIONS_FOR_ENV] = self._items(held, space) if isinstance(held, list) else self._rows(held, space)
+        if not is_filed(held):
+            fit = self._fit(space, self.stretched_by)
+            batch[Columns.ACTIONS_FOR_ENV] = _each(held, fit) if isinstance(held, list) else fit(held)
+            return batch
+        by_agent: dict[Any, list[tuple[Any, ...]]] = {}  # a call for each of many environments would take longer than networks
+        for key in held:
+            by_agent.setdefault(key[1] if len(key) > 1 and isinstance(space, spaces.Dict) else None, []).append(key)
+        fitted: dict[tuple[Any, ...], list[Any]] = {key: [] for key in held}
+        both: list[Any] = [space, self.stretched_by]
+        for agent, keys in by_agent.items():
+            own, by = (part if agent is None or part is None else part[agent] for part in both)
+            items = iter(_each([item for key in keys for item in held[key]], self._fit(own, by)))
+            fitted |= {key: [next(items) for _ in held[key]] for key in keys}
+        batch[Columns.ACTIONS_FOR_ENV] = fitted
         return batch
 
-    def _filed(self, held: dict[tuple[Any, ...], list[Any]], space: Any) -> dict[tuple[Any, ...], list[Any]]:
-        """All items of one agent at once: a call for each of many environments would take longer than the network."""
-        agents = [key[1] if len(key) > 1 and isinstance(space, spaces.Dict) else None for key in held]
-        fitted: dict[tuple[Any, ...], list[Any]] = {key: [] for key in held}
-        for agent in dict.fromkeys(agents):
-            own = [key for key, of in zip(held, agents, strict=True) if of == agent]
-            part = space if agent is None else space[agent]
-            items = iter(self._items([item for key in own for item in held[key]], part))
-            fitted |= {key: [next(items) for _ in held[key]] for key in own}
-        return fitted
+    def _fit(self, space: Space, stretched_by: Space | None) -> ForEnvironment:
+        return ForEnvironment(space, stretched_by, normalized=self.normalize_actions)
 
-    def _items(self, items: list[Any], space: Space) -> list[Any]:
-        if not items:
-            return []
-        return unstack(self._rows(map_leaves(lambda *leaves: np.stack(leaves), *items), space))
 
-    def _rows(self, actions: Tree, space: Space) -> Tree:
-        return self._fitted(actions, space, space if self.stretched_by is None else self.stretched_by)
-
-    def _fitted(self, actions: Tree, space: Space, by: Any) -> Tree:
-        """Leaves (B, ...) as an environment with this action space takes them, stretched to the bounds of `by`."""
-        if isinstance(space, spaces.Dict):
-            return {key: self._fitted(actions[key], part, by[key]) for key, part in space.spaces.items()}
-        if isinstance(space, spaces.Tuple):
-            parts = enumerate(zip(actions, space.spaces, strict=True))
-            return tuple(self._fitted(item, part, by[index]) for index, (item, part) in parts)
-        if not isinstance(space, spaces.Box):
-            return np.asarray(actions).astype(space.dtype, copy=True)
-        values = np.array(actions)
-        if not self.normalize_actions:
-            return for_environment(values, space, None)
-        if values.dtype.kind in "iub" and np.dtype(space.dtype).kind in "iu":  # choices, counted from the lowest
-            return for_environment(space.low + values, space, None)
-        return for_environment(values, space, span_of(by))
+def _each(items: list[Any], fit: ForEnvironment) -> list[Any]:
+    return unstack(fit(map_leaves(lambda *leaves: np.stack(leaves), *items))) if items else []
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):

@@ -2,11 +2,6 @@
 
 A single-agent batch is `batch[column]`. A multi-agent one, between the pieces that map agents to modules and back, is
 `batch[module id][column]`; before and after those, its columns are filed by (episode id, agent id, module id).
-
-* `GetActions`: actions from the parameters of their distribution; outputs that hold actions already stay as they are.
-* `UnBatchToIndividualItems`: one item per episode and agent; rows without an owner are an error.
-* `RemoveSingleTsTimeRankFromBatch`: removes the time axis of one step that stateful modules need; more steps are an error.
-* `ListifyDataForVectorEnv`: lists with one entry per episode, in order; gaps and leftovers are errors.
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.distributions import ActionHead
-from offline_cli.modules.drawing import drawn_actions
 from offline_cli.modules.rl_module import module_of
 from offline_cli.trees import Tree, map_leaves
 
@@ -88,7 +82,7 @@ def _from_head(
     if not explore:
         actions, logp = head.greedy(rows), torch.zeros(len(rows), device=rows.device)
     else:
-        actions = head.sample(rows, generator) if chance is None else drawn_actions(head, rows, chance)
+        actions = head.sample(rows, generator) if chance is None else head.drawn(rows, chance)
         logp = head.logp(rows, actions)
     axes = inputs.shape[:-1]
     return map_leaves(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), actions), logp.reshape(axes)
