@@ -175,6 +175,11 @@ def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPol
         raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
     if run is None:
         return None
+    from offline_cli.policies.by_name import is_named  # torch with it
+
+    if is_named(os.fspath(run)):
+        fix = "the folder that train or train-bc made; without --policy, pieces get no network"
+        raise UsageError(f"{run} is no run folder, and pieces get the network of one", where="--policy", fix=fix)
     module = importlib.import_module(RUN_MODULES)  # by name: training stands on this room
     place, known = open_location(run, **storage), options["storage_options"]
     found: LoadedPolicy = module.policy_with_values(place, known, plugins=options["plugins"], network=network)

@@ -28,7 +28,7 @@ from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import unstack
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["Batch", "BatchHelpers", "Episodes", "Items", "SharedData", "add_rows", "is_filed", "key_of", "owned"]
+__all__ = ["Batch", "BatchHelpers", "Episodes", "Items", "SharedData", "is_filed", "key_of", "owned"]
 
 Batch = dict[str, Any]
 SharedData = dict[str, Any] | None
@@ -65,25 +65,6 @@ def key_of(episode: SingleAgentEpisode) -> tuple[Any, ...]:
 def is_filed(column: Any) -> bool:
     """Whether a column is filed by episode: its keys are tuples, where those of a Dict observation are text."""
     return isinstance(column, dict) and isinstance(next(iter(column), None), tuple)
-
-
-def add_rows(batch: Batch, columns: Mapping[str, Any], episodes: Sequence[SingleAgentEpisode]) -> None:
-    """File whole columns, (N, ...) or lists of N items, whose rows are the steps of `episodes`, one after the other.
-
-    Nobody else holds them. Those of an episode that is not numpy'ized become single items, as RLlib has it.
-    """
-    ends = np.cumsum([len(episode) for episode in episodes]).tolist()
-    parts = [(key_of(one), one.is_numpy, slice(end - len(one), end)) for one, end in zip(episodes, ends, strict=True)]
-    for name, rows in columns.items():
-        filed, whole = batch.setdefault(name, {}), rows if isinstance(rows, list) else map_leaves(_read_only, rows)
-        for key, is_numpy, steps in parts:
-            is_flat = isinstance(whole, (list, np.ndarray))  # the usual case
-            own = whole[steps] if is_flat else map_leaves(lambda leaf, steps=steps: leaf[steps], whole)
-            entries = filed.setdefault(key, [])
-            if isinstance(own, list):
-                entries += own
-            else:
-                entries += [Items(own, steps.stop - steps.start)] if is_numpy else unstack(owned(own))
 
 
 class BatchHelpers:

@@ -18,8 +18,7 @@ from typing import Any
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import ExportFormat
 from offline_cli.columns import Columns
-from offline_cli.connectors.pipeline_spec import Given, Setting
-from offline_cli.connectors.torch_forms import added_pieces
+from offline_cli.connectors.pipeline_spec import Given, Setting, added_pieces
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import OutputExists, UsageError
 from offline_cli.exporting.card import FORMAT, facts_of, markdown

@@ -40,7 +40,8 @@ def test_a_preprocessor_that_comes_too_late_is_refused() -> None:
             return observation / 2
 
     late = [FrameStacking(num_frames=2, as_learner_connector=True), Half(as_learner_connector=True)]
-    episode = SingleAgentEpisode(observations=[np.zeros(VECTOR.shape, np.float32)] * 2, actions=[0], rewards=[1.0])
+    seen = [np.zeros(VECTOR.shape, np.float32)] * 2
+    episode = SingleAgentEpisode(observations=seen, actions=[0], rewards=[1.0], len_lookback_buffer=0)
     with pytest.raises(BadPiece) as caught:
         learner_pipeline(VECTOR, CHOICES, custom=late)(episodes=[episode])
     assert "piece Half" in caught.value.where

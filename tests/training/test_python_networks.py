@@ -224,7 +224,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes_and_nothing_of_it_is_pi
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("too_wide", r"gives a tensor of shape \(2, 7\); the distribution of Discrete\(2\) takes \(2, 2\)"),
+        ("too_wide", r"of width 7, as shape \(2, 7\)"),
         ("too_narrow_features", r"give a tensor of shape \(2, 5\); by their size they must be of shape \(2, 6\)"),
         ("Detached", "without a gradient"),
         ("Frozen", "no parameter to train"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -12,12 +10,9 @@ import torch
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import add_rows
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.lookback_buffer import InfiniteLookbackBuffer
-from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.episodes.stacking import stack
+from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
@@ -28,37 +23,11 @@ __all__ = [
     "NumpyToTensor",
     "StepColumns",
     "TensorToNumpy",
-    "as_arrays",
     "as_tensors",
 ]
 
 NUMBERS: Final = "biuf"
 CPU: Final = torch.device("cpu")
-
-
-def as_arrays(episodes: Sequence[SingleAgentEpisode]) -> EpisodeBatch:
-    """Episodes of a step or more as arrays, lookback buffers left out. One that is numpy'ized gives views.
-
-    Extra model outputs are those that all of them have.
-    """
-
-    def rows(buffers: Iterable[InfiniteLookbackBuffer]) -> Tree:
-        parts = [stack(held, buffer.space) if isinstance(held := buffer.get(), list) else held for buffer in buffers]
-        return map_leaves(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
-
-    names = [name for name in episodes[0].extra_model_outputs if all(name in one.extra_model_outputs for one in episodes)]
-    infos = [info for one in episodes for info in one.get_infos()] if any(one.has_infos for one in episodes) else None
-    return EpisodeBatch(
-        ids=tuple(one.id_ for one in episodes),
-        starts=np.cumsum([0, *map(len, episodes)]),
-        obs=rows(one.observations for one in episodes),
-        actions=rows(one.actions for one in episodes),
-        rewards=np.asarray(rows(one.rewards for one in episodes), np.float64),
-        terminated=np.array([one.is_terminated for one in episodes]),
-        truncated=np.array([one.is_truncated for one in episodes]),
-        extra={name: rows(one.extra_model_outputs[name] for one in episodes) for name in names},
-        infos=infos,
-    )
 
 
 class StepColumns(ConnectorV2):
@@ -80,11 +49,12 @@ class StepColumns(ConnectorV2):
             found = self.columns(episodes, batch)
             return batch | {name: rows for name, rows in found.items() if name not in batch}
         there = frozenset(batch)
-        moving = (episode for episode in self.single_agent_episode_iterator(episodes, False) if len(episode))
-        for _, run in groupby(moving, lambda episode: episode.module_id):  # of one structure; columns keep the episodes' order
-            own = list(run)
-            found = self.columns(as_arrays(own), batch)
-            add_rows(batch, {name: rows for name, rows in found.items() if name not in there}, own)
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            found = self.columns(EpisodeBatch.from_episodes([episode]), batch) if len(episode) else {}
+            for name, rows in found.items():
+                if name not in there:
+                    items = rows if episode.is_numpy or isinstance(rows, list) else unstack(rows)
+                    self.add_n_batch_items(batch, name, items, len(episode), episode)
         return batch
 
 

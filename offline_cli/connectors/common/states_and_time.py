@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import SharedData, is_filed, key_of
-from offline_cli.connectors.common.batch_columns import as_arrays
 from offline_cli.connectors.common.batching import stacked
 from offline_cli.connectors.common.frame_stacking import taken
 from offline_cli.connectors.connector_v2 import Batch, Episodes, Items, TwoSidedPiece
@@ -114,7 +113,7 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
             if not self._as_learner_connector:
                 self.add_batch_item(batch, Columns.STATE_IN, _latest(module, episode), episode)
             elif len(episode):
-                states = _states(module, as_arrays([episode]), _before(module, episode), with_next)
+                states = _states(module, EpisodeBatch.from_episodes([episode]), _before(module, episode), with_next)
                 for column, rows in states.items():
                     count = len(Cut.for_module([len(episode)], module))
                     self.add_n_batch_items(batch, column, rows, count, episode)
