@@ -368,7 +368,7 @@ def dataset(name: str, shard: bytes, **changes: Any) -> Files:
                 "sha256": hashlib.sha256(shard).hexdigest(),
             }
         ],
-        "statistics": {"columns": {}, "return": {**quantities, **quantiles}, "length": {**quantities, **quantiles}},
+        "statistics": {"return": {**quantities, **quantiles}, "length": {**quantities, **quantiles}},
         "assumptions": {},
         "provenance": {"commands": [], "sources": []},
     }
