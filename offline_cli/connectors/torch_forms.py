@@ -64,7 +64,7 @@ class Standardized(nn.Module):
         dtype = self._dtypes[index]
         if dtype is None:
             return leaf
-        values = (leaf.double() - getattr(self, f"mean_{index}")) / getattr(self, f"divisor_{index}")
+        values: Tensor = (leaf.double() - getattr(self, f"mean_{index}")) / getattr(self, f"divisor_{index}")
         return values.clamp(-self._limit, self._limit).to(dtype)
 
 

@@ -151,10 +151,10 @@ class PlaySpec:
         except BadData:  # what was learned from other observations does not fit: then these are what is wrong
             replace(self, trained=None, env_to_module=self._beside()).check(environment, observations, actions, where=where)
             raise
-        back = max((piece.looks_back for piece in pipelines.pieces()), default=0)
+        back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
         if self.lookback is not None and back > self.lookback:
             fix = f"--lookback {back}, or none: the whole episode"
-            raise BadConfig(f"a piece looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
+            raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
         given = pipelines.env_to_module.observation_space or environment.observation_space
         problems = [
             text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")

@@ -290,9 +290,9 @@ MISTAKEN = "the network's features misshapen.Linear give a tensor of shape ({row
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        ("Counted", "network Counted: features gives a int; it must be an nn.Module with size"),
-        ("Sizeless", "network Sizeless: features gives a Linear without size; it must be"),
-        ("Worded", "network Worded: features gives a Linear whose size is '8'; it must be"),
+        ("Counted", "network Counted: features gives a int"),
+        ("Sizeless", "network Sizeless: features gives a Linear of size None"),
+        ("Worded", "network Worded: features gives a Linear of size '8'"),
         ("Mistaken", MISTAKEN),
     ],
 )
