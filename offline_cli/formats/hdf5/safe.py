@@ -15,21 +15,22 @@ import io
 import math
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadData, MissingPackage, OfflineCliError, UnsafeData
+from offline_cli.errors import BadData, MemoryLimitExceeded, MissingPackage, OfflineCliError, UnsafeData
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import open_plain
 from offline_cli.storage.locations import Location
+from offline_cli.tally import Tally
 
 __all__ = ["FRAMES", "TEXT", "Form", "Hdf5File", "Node", "need_h5py"]
 
@@ -38,6 +39,7 @@ Form = tuple[str, tuple[int, ...]]
 
 TEXT: Final = "text"  # in place of a dtype
 FRAMES: Final = "frames"  # the same, of bytes of varying length
+NOTHING: Final[Form] = ("no values", ())  # of a group
 FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32000})  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset; h5py's lzf
 RATIO: Final = 1100  # more than deflate can: times the stored bytes that a dataset may unfold to, beyond:
 SMALL: Final = 64 << 20  # bytes of a dataset; pixels of a frame
@@ -57,40 +59,47 @@ def need_h5py(where: str, extra: str = "hdf5") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A group or a dataset, and the datasets below it by their path from here; of a dataset, itself under ''."""
+    """The datasets below a group, by their path from there; of a dataset, itself under ''."""
 
     where: str  # for messages
-    attributes: Mapping[str, Any]  # JSON values
-    left_out: tuple[str, ...]  # attributes that are neither numbers nor texts
     datasets: Mapping[str, Form]
-    groups: tuple[str, ...]
     opened: Mapping[str, Any] = field(repr=False)  # h5py.Dataset by name
+    most: int  # bytes that may be read at once
 
-    def rows(self, name: str, first: int, stop: int) -> NDArray[Any]:
-        """Rows [first, stop) of a dataset of numbers; of one without rows, its value. Raises BadData."""
-        kind, shape = self.datasets[name]
-        if kind in (TEXT, FRAMES):
-            raise BadData(f"{name} holds {kind}, and no numbers", where=self.where, fix=FIX)
+    def has_rows(self, name: str, rows: int) -> bool:
+        """Whether there is a dataset of that name with a number, or an array of them, for each of `rows` rows."""
+        kind, shape = self.datasets.get(name, (TEXT, ()))
+        return kind not in (TEXT, FRAMES) and shape[:1] == (rows,)
+
+    def rows(self, name: str = "", first: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Rows [first, stop) of a dataset of numbers; of one without rows, its value. Raises BadData, MemoryLimitExceeded."""
+        kind, shape = self.datasets.get(name, NOTHING)
+        if kind in (TEXT, FRAMES, NOTHING[0]):
+            raise BadData(f"{name or 'it'} holds {kind}, and no numbers", where=self.where, fix=FIX)
+        count = len(range(shape[0])[first:stop]) if shape else 1
+        self._check_fits(name, count * math.prod(shape[1:]) * np.dtype(kind).itemsize)
         with _failures(self.where, name):
             values: NDArray[Any] = np.asarray(self.opened[name][first:stop] if shape else self.opened[name][()])
         return values.view(np.uint8) != 0 if kind == "|b1" else values.astype(kind, copy=False)  # 0 or 1, whatever is stored
 
     def texts(self, name: str = "") -> list[str]:
         """All texts of a dataset. Raises BadData."""
-        kind, shape = self.datasets.get(name, ("nothing", ()))
+        kind, shape = self.datasets.get(name, NOTHING)
         if kind != TEXT or math.prod(shape) > OBJECTS:
             what = f"{name} holds {kind} {list(shape)} where at most {OBJECTS:,} texts are wanted"
             raise BadData(what, where=self.where, fix=FIX)
         with _failures(self.where, name):
             return [_text(value) for value in np.asarray(self.opened[name][()]).reshape(-1).tolist()]
 
-    def frames(self, name: str, first: int, stop: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """JPEG frames [first, stop), decoded, each of the shape. Raises BadData."""
+    def frames(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """All JPEG frames of a dataset, decoded, each of the shape. Raises BadData, MemoryLimitExceeded."""
         from PIL import Image
 
-        found = np.empty((stop - first, *shape), np.uint8)
+        sizes = self.datasets[name][1][:1]
+        self._check_fits(name, math.prod((*sizes, *shape)))
+        found = np.empty((*sizes, *shape), np.uint8)
         with _failures(self.where, name):
-            for frame, data in zip(found, self.opened[name][first:stop], strict=True):
+            for frame, data in zip(found, self.opened[name][:], strict=True):
                 with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
                     if picture.width * picture.height > SMALL or (picture.height, picture.width) != shape[:2]:
                         what = f"a frame of {picture.width} x {picture.height} pixels in {name}, {list(shape)} are wanted"
@@ -98,13 +107,18 @@ class Node:
                     frame[:] = np.asarray(picture, np.uint8)
         return found
 
+    def _check_fits(self, name: str, nbytes: int) -> None:
+        if nbytes > self.most:
+            what = f"{name} has {nbytes / 1e6:,.0f} MB in one episode, too much for the memory limit"
+            raise MemoryLimitExceeded(what, where=self.where, fix="raise --memory-limit")
+
 
 class Hdf5File:
     """One open file; a context manager. Raises BadData, UnsafeData, StorageError, MissingPackage."""
 
-    def __init__(self, file: Location) -> None:
+    def __init__(self, file: Location, memory_limit: int = MEMORY_LIMIT) -> None:
         self.url = file.url
-        self._file = file
+        self._file, self._most = file, EpisodeLimit.within(memory_limit).most
         self._scope = Scope()
         self._root: Any = None  # h5py.File
 
@@ -140,44 +154,56 @@ class Hdf5File:
             copy.seek(0)
             return copy
 
-    @cached_property
-    def top(self) -> Node:
-        """The root, with its direct members."""
-        return self.node(whole=False)
-
     def members(self, path: str = "") -> list[str]:
         """Names in a group, in its order."""
         import h5py
 
-        where = f"{self.url} {path}".rstrip()
+        where = self._where(path)
         with _failures(where, ""):
             found = self._walk(self._root, path, where)
             if not isinstance(found, h5py.Group):
                 raise BadData("not a group", where=where, fix=FIX)
             return list(_names(found))
 
-    def node(self, path: str = "", *, whole: bool = True, passed_over: Collection[str] = ()) -> Node:
-        """The object with all that is below it, or, without `whole`, with its direct members.
-
-        `passed_over`: names of attributes that are not wanted.
-        """
+    def attributes(self, path: str = "", tally: Tally | None = None) -> dict[str, Any]:
+        """Those of an object as JSON values; the names of others, which are neither numbers nor texts, go to `tally`."""
         import h5py
 
-        where = f"{self.url} {path}".rstrip()
-        opened, datasets, groups = dict[str, Any](), dict[str, Form](), list[str]()
+        where, values = self._where(path), dict[str, Any]()
         with _failures(where, ""):
             found = self._walk(self._root, path, where)
-            for name, member in [("", found)] if isinstance(found, h5py.Dataset) else self._below(found, where, whole):
+            for name in found.attrs:
+                attribute = found.attrs.get_id(name)
+                size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
+                if size > ATTRIBUTE:
+                    raise BadData(f"an attribute of {size / 1e6:,.0f} MB", where=f"{where}@{name}", fix=FIX)
+                is_text = h5py.check_string_dtype(kind) is not None
+                if attribute.shape is not None and (is_text or (kind.kind in "biuf" and kind.itemsize <= 8)):
+                    value = np.asarray(found.attrs[name]).tolist()
+                    values[name] = _texts_in(value) if is_text else value
+                elif tally is not None:
+                    tally.drop_column(f"@{name}", "an attribute that is neither numbers nor text")
+        return values
+
+    def node(self, path: str = "") -> Node:
+        """The dataset there, or all datasets below the group, however deep."""
+        import h5py
+
+        where, opened, datasets = self._where(path), dict[str, Any](), dict[str, Form]()
+        with _failures(where, ""):
+            found = self._walk(self._root, path, where)
+            members = [("", found)] if isinstance(found, h5py.Dataset) else self._below(found, where)
+            for number, (name, member) in enumerate(members):
+                if number == OBJECTS:
+                    raise BadData(f"more than {OBJECTS:,} objects in one group", where=where, fix=FIX)
                 if isinstance(member, h5py.Dataset):
                     opened[name], datasets[name] = member, _form_of(member, f"{where}/{name}" if name else where)
-                else:
-                    groups.append(name)
-                if len(opened) + len(groups) > OBJECTS:
-                    raise BadData(f"more than {OBJECTS:,} objects in one group", where=where, fix=FIX)
-            attributes, left_out = _attributes_of(found, where, passed_over)
-        return Node(where, attributes, left_out, datasets, tuple(groups), opened)
+        return Node(where, datasets, opened, self._most)
 
-    def _below(self, group: Any, where: str, whole: bool, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+    def _where(self, path: str) -> str:
+        return f"{self.url} {path}".rstrip()
+
+    def _below(self, group: Any, where: str, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
         """Path from the first group, and object, of all members; those of a group after it."""
         import h5py
 
@@ -185,10 +211,10 @@ class Hdf5File:
             place = f"{where}/{prefix}{name}"
             member = self._member(group, name, place)
             yield f"{prefix}{name}", member
-            if whole and isinstance(member, h5py.Group):
+            if isinstance(member, h5py.Group):
                 if depth == DEEPEST:
                     raise BadData(f"groups nested more than {DEEPEST} deep", where=place, fix=FIX)
-                yield from self._below(member, where, whole, f"{prefix}{name}/", depth + 1)
+                yield from self._below(member, where, f"{prefix}{name}/", depth + 1)
 
     def _walk(self, found: Any, path: str, where: str, *, soft: bool = True) -> Any:
         """The object at a path from a group."""
@@ -217,7 +243,7 @@ class Hdf5File:
         return found
 
 
-# ---- the allow-list of one dataset or attribute ----
+# ---- the allow-list of one dataset ----
 
 
 def _form_of(dataset: Any, where: str) -> Form:
@@ -256,28 +282,6 @@ def _type_name(kind: np.dtype[Any], where: str) -> str:
     if kind.kind not in "biuf" or kind.itemsize > 8 or kind.names is not None:
         raise UnsafeData(f"values of {kind}: only numbers, booleans and texts are read", where=where, fix=FIX)
     return kind.newbyteorder("=").str
-
-
-def _attributes_of(found: Any, where: str, passed_over: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values by name, and the names of those that are neither numbers nor texts."""
-    import h5py
-
-    values: dict[str, Any] = {}
-    left_out: list[str] = []
-    for name in found.attrs:
-        if name in passed_over:
-            continue
-        attribute = found.attrs.get_id(name)
-        size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
-        if size > ATTRIBUTE:
-            raise BadData(f"an attribute of {size / 1e6:,.0f} MB", where=f"{where}@{name}", fix=FIX)
-        is_text = h5py.check_string_dtype(kind) is not None
-        if attribute.shape is None or not (is_text or (kind.kind in "biuf" and kind.itemsize <= 8)):
-            left_out.append(name)
-            continue
-        value = np.asarray(found.attrs[name]).tolist()
-        values[name] = _texts_in(value) if is_text else value
-    return values, tuple(left_out)
 
 
 def _texts_in(value: Any) -> Any:
