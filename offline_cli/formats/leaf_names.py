@@ -23,13 +23,15 @@ def named_leaves(name: str, tree: Tree, tuple_key: str = "{}") -> dict[str, Any]
 
 
 def tree_of_names(leaves: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
-    """Nested dicts of leaves by path; a path may not go through another one."""
+    """Nested dicts of leaves by path. Raises ValueError where a path goes through another one, or has an empty part."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *above, name = path.split(separator)
-        inner = tree
+        inner: Any = tree
         for key in above:
-            inner = inner.setdefault(key, {})
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or name in inner or not all((*above, name)):
+            raise ValueError(path)
         inner[name] = leaf
     return tree
 
