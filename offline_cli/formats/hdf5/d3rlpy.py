@@ -59,8 +59,8 @@ class _Episodes:
 
     def names(self) -> range:
         """Numbers. Raises BadData for another version."""
-        version = "".join(self._file.node("version").texts())
-        columns = set(self._file.node("columns").texts())
+        said, names = (np.ravel(self._file.node(name).read()).tolist() for name in ("version", "columns"))
+        version, columns = "".join(map(str, said)), set(map(str, names))
         if not version.startswith(READ) or not columns.issuperset(COLUMNS):
             missing = f", without {', '.join(sorted(set(COLUMNS) - columns))}" if not columns.issuperset(COLUMNS) else ""
             fix = "load it with the version of d3rlpy that wrote it, and dump it with d3rlpy 2"

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.action_shapes import choices, one_number_each
-from offline_cli.formats.hdf5.safe import Hdf5File
+from offline_cli.formats.hdf5.safe import Hdf5File, Values
+from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.source import FileSource, Fragments, Origins
 from offline_cli.formats.tables.ids import source_hash
 from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["EpisodeLayout", "Hdf5Source", "episodes_of", "numbered", "one_episode", "with_final"]
+__all__ = ["EpisodeLayout", "Hdf5Source", "episodes_of", "numbered", "one_episode", "why_left_out", "with_final"]
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
@@ -144,6 +145,15 @@ def with_final(obs: Tree, following: Tree | None, where: str) -> Tree:
         return map_leaves(joined, obs, obs if following is None else following)
     except ValueError as error:
         raise BadEpisode(f"next observations of another form: {error}", where=where, fix=FIX) from error
+
+
+def why_left_out(values: Values, rows: int) -> str:
+    """Why an array of a file is none of `rows` rows of numbers."""
+    return (
+        why_no_column("text", [len(values)], rows)
+        if isinstance(values, list)
+        else why_no_column(str(values.dtype), values.shape, rows)
+    )
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[str]:

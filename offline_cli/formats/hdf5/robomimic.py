@@ -26,12 +26,12 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.hdf5.episodes import Hdf5Source, numbered, one_episode, with_final
+from offline_cli.formats.hdf5.episodes import Hdf5Source, numbered, one_episode, why_left_out, with_final
 from offline_cli.formats.hdf5.our_metadata import OURS, dtypes_of, in_dtype, metadata_text, read_metadata
-from offline_cli.formats.hdf5.safe import TEXT, Hdf5File, Node
+from offline_cli.formats.hdf5.safe import Hdf5File, Values
 from offline_cli.formats.hdf5.writing import Hdf5Sink, attributes_of, check_hdf5, put
-from offline_cli.formats.leaf_names import checked_key, tree_of_names
-from offline_cli.formats.left_out import count_left_out, why_no_column
+from offline_cli.formats.leaf_names import checked_key, heads, tree_of_names
+from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, SourceInfo
@@ -100,32 +100,34 @@ class _Demonstrations:
         names = numbered(members, DEMO)
         for other in set(members) - set(names):
             self._tally.drop_column(f"{DATA}/{other}", "not a demonstration")
-        masks = self._file.node(MASK) if MASK in self._file.members() else None
-        for mask, (kind, _) in masks.datasets.items() if masks else ():
-            demos = masks.texts(mask) if masks and kind == TEXT else []
-            if kind != TEXT or not set(members).issuperset(demos):
-                why = "it names demonstrations that are not in the file" if kind == TEXT else f"{kind}, and not names"
-                self._tally.drop_column(f"{MASK}/{mask}", why)
-            for demo in set(demos).intersection(names):
-                self._masks.setdefault(demo, []).append(mask)
+        masks = self._file.node(MASK).values() if MASK in self._file.members() else {}
+        for mask, demos in masks.items():
+            if isinstance(demos, list) and set(members).issuperset(demos):
+                for demo in set(demos).intersection(names):
+                    self._masks.setdefault(demo, []).append(mask)
+            else:
+                self._tally.drop_column(f"{MASK}/{mask}", "not names of demonstrations in the file")
         return names
 
     def episode(self, name: str) -> tuple[int, EpisodeBatch]:
         """See `EpisodeLayout`."""
         node = self._file.node(f"{DATA}/{name}")
-        if not any(path.startswith("obs/") for path in node.datasets):
+        dropped = {path for path in node.datasets if _dotted(path) in self._drop}
+        for path in dropped:
+            self._tally.drop_column(_dotted(path), LEFT_OUT)
+        values = node.values(without=dropped)
+        if "obs" not in heads(node.datasets):
             fix = "extract them with robomimic's dataset_states_to_obs.py"
             raise BadEpisode("no observations are in the demonstration", where=node.where, fix=fix)
-        if not node.datasets.get("actions", ("", ()))[1]:
+        if not np.ndim(values.get("actions", 0)):
             raise BadEpisode("no actions are in the demonstration", where=node.where, fix=FIX)
-        steps = node.datasets["actions"][1][0]
-        has_next = any(path.startswith("next_obs/") for path in node.datasets)
-        following = self._observations(node, "next_obs") if has_next else None
-        extra = {path: node.rows(path) for path in self._extra(node, steps)}
-        ended = False
-        if "dones" in node.datasets:
-            extra[DONES] = node.rows("dones")
-            ended = bool(extra[DONES][-1:].any())
+        steps, has_next = len(values["actions"]), "next_obs" in heads(node.datasets)
+        obs, following = (self._observations(values, key, node.where) for key in ("obs", "next_obs"))
+        extra = self._extra(values, steps)
+        ended, dones = False, values.get("dones")
+        if isinstance(dones, np.ndarray):
+            extra[DONES] = dones
+            ended = bool(dones[-1:].any())
         else:
             self._tally.assume("missing-end-flags")
         data = self._file.attributes(f"{DATA}/{name}", self._tally)
@@ -137,9 +139,9 @@ class _Demonstrations:
             steps,
             where=node.where,
             tally=self._tally,
-            obs=with_final(self._observations(node, "obs"), following, node.where),
-            actions=node.rows("actions"),
-            rewards=node.rows("rewards") if "rewards" in node.datasets else None,
+            obs=with_final(obs, following if has_next else None, node.where),
+            actions=np.asarray(values["actions"]),
+            rewards=None if "rewards" not in values else np.asarray(values["rewards"]),
             terminated=ended,
             truncated=not ended,
             extra=tree_of_names(extra),
@@ -147,32 +149,32 @@ class _Demonstrations:
             final_missing=None if has_next else np.array([True]),
         )
 
-    def _observations(self, node: Node, key: str) -> Tree:
-        """The datasets below a key as a Dict; the only one, where the space has no keys."""
-        found: dict[str, NDArray[Any]] = {}
-        for path, (kind, _) in node.datasets.items():
-            head, _, rest = path.partition("/")
-            dotted = f"{Columns.OBS}.{rest.replace('/', '.')}"
-            if head != key or not rest:
-                continue
-            if dotted in self._drop:
-                self._tally.drop_column(dotted, LEFT_OUT)
-            elif kind == TEXT:
-                fix = f"leave it out: convert ... --drop {dotted}"
-                raise BadEpisode(f"{path} holds texts, which episodes do not hold", where=node.where, fix=fix)
-            else:
-                found[rest] = node.rows(path)
+    def _observations(self, values: Mapping[str, Values], key: str, where: str) -> Tree:
+        """The arrays below a key as a Dict; the only one, where the space has no keys."""
+        found = {path.removeprefix(f"{key}/"): one for path, one in values.items() if path.startswith(f"{key}/")}
+        for path, one in found.items():
+            if isinstance(one, list):
+                fix = f"leave it out: convert ... --drop {_dotted(f'obs/{path}')}"
+                raise BadEpisode(f"{key}/{path} holds texts, which episodes do not hold", where=where, fix=fix)
         return found[ONLY] if self._is_array and list(found) == [ONLY] else tree_of_names(found)
 
-    def _extra(self, node: Node, steps: int) -> list[str]:
-        """Datasets that are extra outputs; others are named."""
-        others = [path for path in node.datasets if path.partition("/")[0] not in KNOWN]
-        kept = [path for path in others if node.has_rows(path, steps) and path.partition("/")[0] != DONES]
-        for path in set(others).difference(kept):
-            reserved = path.partition("/")[0] == DONES
-            why = "the name has a meaning here" if reserved else why_no_column(*node.datasets[path], steps)
-            self._tally.drop_column(path, why)
-        return kept
+    def _extra(self, values: Mapping[str, Values], steps: int) -> dict[str, Values]:
+        """Arrays that are extra outputs; others are named."""
+        found: dict[str, Values] = {}
+        for path, one in values.items():
+            head = path.partition("/")[0]
+            if head == DONES:
+                self._tally.drop_column(path, "the name has a meaning here")
+            elif head not in KNOWN and (isinstance(one, list) or one.shape[:1] != (steps,)):
+                self._tally.drop_column(path, why_left_out(one, steps))
+            elif head not in KNOWN:
+                found[path] = one
+        return found
+
+
+def _dotted(path: str) -> str:
+    """The path of an observation as `--drop` takes it."""
+    return path.removeprefix("next_").replace("/", ".")
 
 
 class RobomimicSink(Hdf5Sink):

@@ -1,9 +1,9 @@
 """An HDF5 file, opened by h5py in this process; each object is checked against an allow-list before anything of it is read.
 
-Allowed: groups, datasets of numbers, booleans and texts, hard links, and soft links to objects of the same file. Bytes of
-varying length are read only as JPEG frames, as Minari stores them. Refused by name and place: external links, external
-storage, virtual datasets, filters other than HDF5's own and h5py's, other types, and datasets that unfold to more than `RATIO`
-times what is stored. libhdf5 itself is C code, which a crafted file may crash, and this process with it (docs/SECURITY.md).
+Allowed: groups, and datasets of numbers, booleans and texts. Bytes of varying length are read only as JPEG frames, as Minari
+stores them. Refused by name and place: soft and external links, external storage, virtual datasets, filters other than HDF5's
+own and h5py's, other types, and datasets that unfold to more than `RATIO` times what is stored. libhdf5 itself is C code, which
+a crafted file may crash, and this process with it (docs/SECURITY.md).
 
 A remote file is copied to a temporary file first: HDF5 jumps around in its files.
 """
@@ -15,7 +15,7 @@ import io
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -32,17 +32,18 @@ from offline_cli.storage.local_files import open_plain
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
 
-__all__ = ["FRAMES", "TEXT", "Form", "Hdf5File", "Node", "need_h5py"]
+__all__ = ["FRAMES", "TEXT", "Form", "Hdf5File", "Node", "Values", "need_h5py"]
 
 Form = tuple[str, tuple[int, ...]]
 """dtype of one value (or TEXT, FRAMES) and shape of a dataset."""
+Values = NDArray[Any] | list[str]
 
 TEXT: Final = "text"  # in place of a dtype
 FRAMES: Final = "frames"  # the same, of bytes of varying length
 NOTHING: Final[Form] = ("no values", ())  # of a group
 FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32000})  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset; h5py's lzf
 RATIO: Final = 1100  # more than deflate can: times the stored bytes that a dataset may unfold to, beyond:
-SMALL: Final = 64 << 20  # bytes of a dataset; pixels of a frame
+SMALL: Final = 64 << 20  # bytes of a dataset
 CHUNK: Final = 1 << 30  # bytes
 ATTRIBUTE: Final = 16 << 20  # bytes of one
 DEEPEST: Final = 32  # groups within groups
@@ -71,6 +72,23 @@ class Node:
         kind, shape = self.datasets.get(name, (TEXT, ()))
         return kind not in (TEXT, FRAMES) and shape[:1] == (rows,)
 
+    def values(self, without: Collection[str] = ()) -> dict[str, Values]:
+        """All datasets by path, but for those named. Raises as `read` does."""
+        return {name: self.read(name) for name in self.datasets if name not in without}
+
+    def read(self, name: str = "") -> Values:
+        """All of a dataset: numbers, texts as a list, JPEG frames decoded. Raises BadData, MemoryLimitExceeded."""
+        kind, shape = self.datasets.get(name, NOTHING)
+        if kind == TEXT:
+            if math.prod(shape) > OBJECTS:
+                raise BadData(f"more than {OBJECTS:,} texts in {name}", where=self.where, fix=FIX)
+            with _failures(self.where, name):
+                return [_text(value) for value in np.asarray(self.opened[name][()]).reshape(-1).tolist()]
+        if kind == FRAMES:
+            with _failures(self.where, name):
+                return self._frames(name)
+        return self.rows(name)
+
     def rows(self, name: str = "", first: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Rows [first, stop) of a dataset of numbers; of one without rows, its value. Raises BadData, MemoryLimitExceeded."""
         kind, shape = self.datasets.get(name, NOTHING)
@@ -82,30 +100,22 @@ class Node:
             values: NDArray[Any] = np.asarray(self.opened[name][first:stop] if shape else self.opened[name][()])
         return values.view(np.uint8) != 0 if kind == "|b1" else values.astype(kind, copy=False)  # 0 or 1, whatever is stored
 
-    def texts(self, name: str = "") -> list[str]:
-        """All texts of a dataset. Raises BadData."""
-        kind, shape = self.datasets.get(name, NOTHING)
-        if kind != TEXT or math.prod(shape) > OBJECTS:
-            what = f"{name} holds {kind} {list(shape)} where at most {OBJECTS:,} texts are wanted"
-            raise BadData(what, where=self.where, fix=FIX)
-        with _failures(self.where, name):
-            return [_text(value) for value in np.asarray(self.opened[name][()]).reshape(-1).tolist()]
-
-    def frames(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """All JPEG frames of a dataset, decoded, each of the shape. Raises BadData, MemoryLimitExceeded."""
+    def _frames(self, name: str) -> NDArray[np.uint8]:
+        """(N, height, width, ...) pictures of one size."""
         from PIL import Image
 
-        sizes = self.datasets[name][1][:1]
-        self._check_fits(name, math.prod((*sizes, *shape)))
-        found = np.empty((*sizes, *shape), np.uint8)
-        with _failures(self.where, name):
-            for frame, data in zip(found, self.opened[name][:], strict=True):
-                with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
-                    if picture.width * picture.height > SMALL or (picture.height, picture.width) != shape[:2]:
-                        what = f"a frame of {picture.width} x {picture.height} pixels in {name}, {list(shape)} are wanted"
-                        raise BadData(what, where=self.where, fix=FIX)
-                    frame[:] = np.asarray(picture, np.uint8)
-        return found
+        found: NDArray[np.uint8] | None = None
+        stored = self.opened[name][:]
+        for number, data in enumerate(stored):
+            with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
+                if found is None:
+                    shape = (picture.height, picture.width, len(picture.getbands()))
+                    self._check_fits(name, len(stored) * math.prod(shape))
+                    found = np.empty((len(stored), *(shape if shape[2] > 1 else shape[:2])), np.uint8)
+                if (picture.height, picture.width) != found.shape[1:3]:
+                    raise BadData(f"frames of two sizes in {name}", where=self.where, fix=FIX)
+                found[number] = np.asarray(picture, np.uint8)
+        return np.empty((0,), np.uint8) if found is None else found
 
     def _check_fits(self, name: str, nbytes: int) -> None:
         if nbytes > self.most:
@@ -160,10 +170,10 @@ class Hdf5File:
 
         where = self._where(path)
         with _failures(where, ""):
-            found = self._walk(self._root, path, where)
+            found = self._at(path, where)
             if not isinstance(found, h5py.Group):
                 raise BadData("not a group", where=where, fix=FIX)
-            return list(_names(found))
+            return [_checked(name) for name in found]
 
     def attributes(self, path: str = "", tally: Tally | None = None) -> dict[str, Any]:
         """Those of an object as JSON values; the names of others, which are neither numbers nor texts, go to `tally`."""
@@ -171,7 +181,7 @@ class Hdf5File:
 
         where, values = self._where(path), dict[str, Any]()
         with _failures(where, ""):
-            found = self._walk(self._root, path, where)
+            found = self._at(path, where)
             for name in found.attrs:
                 attribute = found.attrs.get_id(name)
                 size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
@@ -190,57 +200,54 @@ class Hdf5File:
         import h5py
 
         where, opened, datasets = self._where(path), dict[str, Any](), dict[str, Form]()
+        links: list[tuple[str, Any]] = []
+
+        def collect(name: str, link: Any) -> bool | None:  # an exception would be lost in libhdf5
+            links.append((name, link))
+            return True if len(links) > OBJECTS or name.count("/") >= DEEPEST else None
+
         with _failures(where, ""):
-            found = self._walk(self._root, path, where)
-            members = [("", found)] if isinstance(found, h5py.Dataset) else self._below(found, where)
-            for number, (name, member) in enumerate(members):
-                if number == OBJECTS:
-                    raise BadData(f"more than {OBJECTS:,} objects in one group", where=where, fix=FIX)
+            found = self._at(path, where)
+            if isinstance(found, h5py.Dataset):
+                opened[""], datasets[""] = found, _form_of(found, where)
+            elif found.visititems_links(collect):
+                what = f"more than {OBJECTS:,} objects in one group, or groups nested more than {DEEPEST} deep"
+                raise BadData(what, where=where, fix=FIX)
+            for name, link in links:
+                place = f"{where}/{_checked(name)}"
+                _check_link(link, place)
+                member = found[name]
                 if isinstance(member, h5py.Dataset):
-                    opened[name], datasets[name] = member, _form_of(member, f"{where}/{name}" if name else where)
+                    opened[name], datasets[name] = member, _form_of(member, place)
+                elif not isinstance(member, h5py.Group):
+                    raise BadData("neither a group nor a dataset", where=place, fix=FIX)
         return Node(where, datasets, opened, self._most)
 
     def _where(self, path: str) -> str:
         return f"{self.url} {path}".rstrip()
 
-    def _below(self, group: Any, where: str, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
-        """Path from the first group, and object, of all members; those of a group after it."""
+    def _at(self, path: str, where: str) -> Any:
+        """The group or dataset at a path."""
         import h5py
 
-        for name in _names(group):
-            place = f"{where}/{prefix}{name}"
-            member = self._member(group, name, place)
-            yield f"{prefix}{name}", member
-            if isinstance(member, h5py.Group):
-                if depth == DEEPEST:
-                    raise BadData(f"groups nested more than {DEEPEST} deep", where=place, fix=FIX)
-                yield from self._below(member, where, f"{prefix}{name}/", depth + 1)
-
-    def _walk(self, found: Any, path: str, where: str, *, soft: bool = True) -> Any:
-        """The object at a path from a group."""
-        import h5py
-
+        found = self._root
         for name in filter(None, path.split("/")):
-            if not isinstance(found, h5py.Group) or found.get(name, getlink=True) is None:
+            link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
+            if link is None:
                 raise BadData(f"nothing is here: {path}", where=where, fix=FIX)
-            found = self._member(found, name, where, soft=soft)
-        return found
-
-    def _member(self, group: Any, name: str, where: str, *, soft: bool = True) -> Any:
-        """A member of a group; `soft`: it may be a soft link, whose path has hard links alone."""
-        import h5py
-
-        link = group.get(name, getlink=True)
-        if isinstance(link, h5py.SoftLink) and soft:
-            return self._walk(self._root if link.path.startswith("/") else group, link.path, where, soft=False)
-        if not isinstance(link, h5py.HardLink):
-            is_soft = isinstance(link, h5py.SoftLink)
-            what = "a soft link to a soft link" if is_soft else "an external link, which leads to another file"
-            raise UnsafeData(what, where=where, fix="write a copy of what it leads to in its place")
-        found = group[name]
+            _check_link(link, where)
+            found = found[name]
         if not isinstance(found, (h5py.Group, h5py.Dataset)):
             raise BadData("neither a group nor a dataset", where=where, fix=FIX)
         return found
+
+
+def _check_link(link: Any, where: str) -> None:
+    import h5py
+
+    if not isinstance(link, h5py.HardLink):
+        fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
+        raise UnsafeData("a soft or an external link, which may lead to another file", where=where, fix=fix)
 
 
 # ---- the allow-list of one dataset ----
@@ -294,11 +301,10 @@ def _text(raw: Any) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def _names(group: Any) -> Iterator[str]:
-    """Names of members. Raises UnicodeEncodeError for bytes that are no text."""
-    for name in group:
-        name.encode()
-        yield name
+def _checked(name: str) -> str:
+    """The name of a member. Raises UnicodeEncodeError for bytes that are no text."""
+    name.encode()
+    return name
 
 
 @contextmanager

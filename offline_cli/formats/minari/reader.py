@@ -10,7 +10,7 @@ attributes of an episode (`seed`, `options/...`) are its custom data, without th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -25,10 +25,9 @@ from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.arrow_files import record_batches
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.hdf5.episodes import EpisodeLayout, episodes_of, numbered, one_episode
-from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Form, Hdf5File
+from offline_cli.formats.hdf5.episodes import EpisodeLayout, episodes_of, numbered, one_episode, why_left_out
+from offline_cli.formats.hdf5.safe import FRAMES, Hdf5File, Values
 from offline_cli.formats.leaf_names import tree_of_names
-from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.minari.metadata import (
     EXTRA,
     FORMAT,
@@ -127,21 +126,6 @@ class MinariSource(FileSource):
         self.done = self.size or self.done
 
 
-# ---- storages ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """One episode as it is stored: its arrays by path, which are read when they are asked for."""
-
-    number: int
-    where: str  # for messages
-    attributes: Mapping[str, Any]
-    forms: Mapping[str, Form]  # by path: `observations/pair/_index_0`
-    read: Callable[[str, tuple[int, ...] | None], Any]  # values of a path, texts as a list; given the shape of its space
-    tuple_key: str  # what a part of a Tuple is called
-
-
 class _Hdf5Episodes:
     """An `EpisodeLayout`."""
 
@@ -155,17 +139,11 @@ class _Hdf5Episodes:
     def episode(self, name: str) -> tuple[int, EpisodeBatch]:
         """See `EpisodeLayout`."""
         node = self._file.node(name)
-
-        def read(path: str, shape: tuple[int, ...] | None) -> Any:
-            kind, stored = node.datasets[path]
-            if kind == FRAMES and shape is not None:
-                self._tally.assume("jpeg-frames", math.prod(stored[:1]))
-                return node.frames(path, shape)
-            return node.texts(path) if kind == TEXT else node.rows(path)
-
-        attributes = self._file.attributes(name, self._tally)
-        number = int(name.removeprefix(PREFIX))
-        return _episode(_Stored(number, node.where, attributes, node.datasets, read, "_index_{}"), self._metadata, self._tally)
+        values = node.values(without=[path for path in node.datasets if self._metadata.drops(path)])
+        for path, (kind, _) in node.datasets.items():
+            self._tally.assume("jpeg-frames", len(values[path]) if kind == FRAMES and path in values else 0)
+        number, attributes = int(name.removeprefix(PREFIX)), self._file.attributes(name, self._tally)
+        return number, _episode(number, values, attributes, "_index_{}", self._metadata, node.where, self._tally)
 
 
 class _ArrowEpisodes:
@@ -189,23 +167,18 @@ class _ArrowEpisodes:
         tables = sorted((file for file in files if file.name != METADATA), key=lambda file: file.url)
         with Scope() as scope:
             found = [batch for file in tables for batch in record_batches(file, scope, memory_limit=self._limit)]
-        where, values = (tables or files)[0].url, dict[str, Any]()
+        where, values = (tables or files)[0].url, dict[str, Values]()
         try:
-            table = pa.Table.from_batches(found).combine_chunks() if found else pa.table({})
+            table = pa.Table.from_batches(found) if found else pa.table({})
         except pa.ArrowException as error:
             raise BadEpisode(f"tables of two kinds: {str(error)[:200]}", where=where, fix=FIX) from error
         for part in table.schema:
-            column, is_padded = table[part.name], part.name not in (OBSERVATIONS, INFOS)
-            array = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+            array, is_padded = pa.concat_arrays(table[part.name].chunks), part.name not in (OBSERVATIONS, INFOS)
             values |= dict(self._leaves(array[: len(array) - is_padded] if len(array) else array, part, part.name, where))
         values.pop("episode_id", None)
-        forms = {
-            path: (TEXT, (len(one),)) if isinstance(one, list) else (one.dtype.str, one.shape) for path, one in values.items()
-        }
-        stored = _Stored(int(name), where, attributes, forms, lambda path, _: values[path], "{}")
-        return _episode(stored, self._metadata, self._tally)
+        return int(name), _episode(int(name), values, attributes, "{}", self._metadata, where, self._tally)
 
-    def _leaves(self, array: pa.Array, field_: pa.Field, path: str, where: str) -> Iterator[tuple[str, Any]]:
+    def _leaves(self, array: pa.Array, field_: pa.Field, path: str, where: str) -> Iterator[tuple[str, Values]]:
         """Values by path, `/` between the names of structs; without those that were dropped. Raises BadData."""
         kind = array.type
         if self._metadata.drops(path):
@@ -235,82 +208,86 @@ def _object_in(file: Location) -> Mapping[str, Any]:
     return said
 
 
-# ---- one episode ----
-
-
-def _episode(stored: _Stored, metadata: Metadata, tally: Tally) -> tuple[int, EpisodeBatch]:
-    forms, where, attributes = stored.forms, stored.where, stored.attributes
-    missing = [key for key in FLAGS if not forms.get(key, (TEXT, ()))[1]]
+def _episode(
+    number: int,
+    values: Mapping[str, Values],
+    attributes: Mapping[str, Any],
+    tuple_key: str,
+    metadata: Metadata,
+    where: str,
+    tally: Tally,
+) -> EpisodeBatch:
+    """The episode of arrays by path (`observations/pair/_index_0`); `tuple_key`: what a part of a Tuple is called."""
+    missing = [key for key in FLAGS if not np.ndim(values.get(key, 0))]
     if missing:
         raise BadEpisode(f"no rows of {' and '.join(missing)}", where=where, fix=FIX)
-    used, steps = {*FLAGS}, forms["rewards"][1][0]
+    steps, used = len(values[FLAGS[0]]), {*FLAGS}
     obs, actions = (
-        _tree(stored, space, key, used) for key, space in zip((OBSERVATIONS, ACTIONS), metadata.spaces, strict=True)
+        _tree(values, space, key, tuple_key, where, used)
+        for key, space in zip((OBSERVATIONS, ACTIONS), metadata.spaces, strict=True)
     )
     infos, extra = dict[str, Any](), dict[str, Any]()
-    for path in [one for one in forms if one not in used]:
-        kind, shape = forms[path]
+    for path, one in values.items():
         head, _, rest = path.partition("/")
+        if path in used:
+            continue
         if head in (OBSERVATIONS, ACTIONS):
-            if not metadata.drops(path):
-                raise BadEpisode(f"a dataset that the space does not have: {path[:80]}", where=where, fix=FIX)
-        elif head == INFOS and kind != FRAMES and shape[:1] == (steps + 1,):
-            infos[rest] = stored.read(path, None)
-        elif head == EXTRA and kind not in (TEXT, FRAMES) and shape[:1] == (steps,):
-            extra[rest] = stored.read(path, None)
+            raise BadEpisode(f"a dataset that the space does not have: {path[:80]}", where=where, fix=FIX)
+        if head == INFOS and np.ndim(one) and len(one) == steps + 1:
+            infos[rest] = one
+        elif head == EXTRA and not isinstance(one, list) and one.shape[:1] == (steps,):
+            extra[rest] = one
         else:
-            why = why_no_column(kind, shape, steps + 1) if head == INFOS else "Minari has no such dataset"
-            tally.drop_column(path, why)
-    eps_id, data = attributes.get(IDS[0]), {name: one for name, one in attributes.items() if name not in (*IDS, *STATISTICS)}
-    names = {f"{key}s": (attributes[key],) for key in IDS[1:] if isinstance(attributes.get(key), str)}
-    terminations, truncations = (
-        one_number_each(np.asarray(stored.read(key, None)), key, where=where, fix=FIX).astype(np.bool_) for key in FLAGS[1:]
-    )
+            tally.drop_column(path, why_left_out(one, steps + 1) if head == INFOS else "Minari has no such dataset")
+    rewards, terminations, truncations = (one_number_each(np.asarray(values[key]), key, where=where, fix=FIX) for key in FLAGS)
     if len(terminations) != steps or len(truncations) != steps:
         raise BadEpisode("terminations and truncations have other rows than rewards", where=where, fix=FIX)
-    tally.assume("end-flag-before-end", int((terminations | truncations)[:-1].sum()))
+    tally.assume("end-flag-before-end", int(np.logical_or(terminations, truncations)[:-1].sum()))
     terminated, truncated = (bool(steps and flags[-1]) for flags in (terminations, truncations))
     if steps and not (terminated or truncated):
         truncated = True
         tally.assume(UNFINISHED)
-    return stored.number, one_episode(
-        eps_id if isinstance(eps_id, str) else str(stored.number),
+    ids = {key: name if isinstance(name := attributes.get(key), str) else None for key in IDS}
+    return one_episode(
+        ids[IDS[0]] or str(number),
         steps,
         where=where,
         tally=tally,
         obs=obs,
         actions=actions,
-        rewards=np.asarray(stored.read("rewards", None)),
+        rewards=rewards,
         terminated=terminated,
         truncated=truncated,
         extra=tree_of_names(extra),
         infos=_rows(tree_of_names(infos)) if infos else None,
-        custom_data=data,
-        **names,
+        custom_data={name: one for name, one in attributes.items() if name not in (*IDS, *STATISTICS)},
+        **{f"{key}s": (ids[key],) for key in IDS[1:] if ids[key] is not None},
     )
 
 
-def _tree(stored: _Stored, space: Space | None, path: str, used: set[str]) -> Tree:
-    """Values in the structure and the shapes of the space; in that of the names, where none is known. Raises BadEpisode."""
+def _tree(values: Mapping[str, Values], space: Space | None, path: str, tuple_key: str, where: str, used: set[str]) -> Tree:
+    """Arrays in the structure and the shapes of the space; in that of the names, where none is known. Raises BadEpisode."""
+
+    def part(inner: Space | None, key: str) -> Tree:
+        return _tree(values, inner, f"{path}/{key}", tuple_key, where, used)
+
     if isinstance(space, spaces.Dict):
-        return {key: _tree(stored, part, f"{path}/{key}", used) for key, part in space.spaces.items()}
+        return {key: part(inner, key) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        parts_of = enumerate(space.spaces)
-        return tuple(_tree(stored, part, f"{path}/{stored.tuple_key.format(at)}", used) for at, part in parts_of)
-    below = dict.fromkeys(one[len(path) + 1 :].partition("/")[0] for one in stored.forms if one.startswith(f"{path}/"))
+        return tuple(part(inner, tuple_key.format(at)) for at, inner in enumerate(space.spaces))
+    below = dict.fromkeys(one[len(path) + 1 :].partition("/")[0] for one in values if one.startswith(f"{path}/"))
     if space is None and below:
-        parts = {key: _tree(stored, None, f"{path}/{key}", used) for key in below}
-        keys = [stored.tuple_key.format(at) for at in range(len(parts))]
+        parts, keys = {key: part(None, key) for key in below}, [tuple_key.format(at) for at in range(len(below))]
         return tuple(parts[key] for key in keys) if set(keys) == set(parts) else parts
-    if path not in stored.forms:
-        raise BadEpisode(f"no dataset {path}, which the space has", where=stored.where, fix=FIX)
+    if path not in values:
+        raise BadEpisode(f"no dataset {path}, which the space has", where=where, fix=FIX)
     used.add(path)
-    if stored.forms[path][0] == TEXT:
+    found = values[path]
+    if isinstance(found, list):
         dotted = dotted_path(path)
         what, fix = f"{dotted} holds texts, which episodes do not hold", f"convert ... --drop {dotted}"
-        raise BadEpisode(what, where=stored.where, fix=fix)
-    shape = None if space is None else tuple(space.shape or ())
-    return _shaped(stored.read(path, shape), shape)
+        raise BadEpisode(what, where=where, fix=fix)
+    return _shaped(found, None if space is None else tuple(space.shape or ()))
 
 
 def _shaped(values: NDArray[Any], shape: tuple[int, ...] | None) -> NDArray[Any]:
