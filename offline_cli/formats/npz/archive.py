@@ -6,6 +6,7 @@ all members unfold to is bounded, and an array's shape times the size of its num
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import zipfile
@@ -152,8 +153,10 @@ class NpzArchive:
         with storage_failures(self.url, "reading it"):
             try:
                 yield
-            except (OfflineCliError, OSError):
+            except OfflineCliError:
                 raise
             except Exception as error:
+                if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which seeking to a place before the file gives
+                    raise
                 what = f"the archive breaks off or is damaged: {str(error)[:200] or type(error).__name__}"
                 raise BadData(what, where=self.url, fix=FIX, details={PROBLEM: "unreadable-file"}) from error
