@@ -310,7 +310,7 @@ def _hdf5_kind(files: Sequence[Location]) -> str:
     found: dict[str, Location] = {}
     for file in dict.fromkeys((files[0], *files[-2:])):
         with Hdf5File(file) as opened:
-            names = {*opened.top.datasets, *opened.top.groups}
+            names = set(opened.members())
         if {"columns", "num_episodes", "version"} <= names:
             kind = "d3rlpy"
         elif "data" in names:

@@ -16,7 +16,7 @@ from offline_cli.formats.hdf5.d3rlpy import open_d3rlpy
 from offline_cli.formats.hdf5.d4rl import open_d4rl
 from offline_cli.formats.hdf5.robomimic import open_robomimic
 from offline_cli.formats.imitation import open_imitation
-from offline_cli.formats.lerobot import open_lerobot
+from offline_cli.formats.lerobot.reader import open_lerobot
 from offline_cli.formats.listing import KINDS, LOOKED_AT, NO_DATA, Listing
 from offline_cli.formats.minari.reader import open_minari
 from offline_cli.formats.npz.flat import open_npz
