@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
 
@@ -21,20 +21,15 @@ from offline_cli.policies.run_policy import environment_spaces, fingerprint_of, 
 from offline_cli.policies.sb3_policy import SB3, open_model, spaces_of_model
 from offline_cli.spaces import Space
 from offline_cli.storage.local_files import not_found
-from offline_cli.trees import Tree
 
 __all__ = ["files_of", "is_named", "known_spaces", "open_policies", "open_policy", "stand_in"]
 
-Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of policies."""
 
     form: str  # as --policy takes it
     open: Callable[[str, Environment, PolicyOptions], Policy]
-    spaces: Callable[[str, PolicyOptions], Spaces] = lambda name, options: (None, None)  # that it says itself
     suffix: str = ""  # of what is likely meant where the prefix is missing
 
 
@@ -44,9 +39,8 @@ def _random(name: str, environment: Environment, options: PolicyOptions) -> Poli
 
 
 def _run(name: str, environment: Environment, options: PolicyOptions) -> Policy:
-    loaded = options.loaded
     try:
-        loaded = loaded or load_policy(name, options.storage_options, plugins=options.plugins)
+        loaded = options.loaded or load_policy(name, options.storage_options, plugins=options.plugins)
     except NoData as err:
         err.fix = _meant(name) or err.fix
         raise
@@ -59,40 +53,33 @@ def _run(name: str, environment: Environment, options: PolicyOptions) -> Policy:
     return open_module(loaded.module, name, environment, options, fingerprint=fingerprint, trained=loaded.trained)
 
 
-def _spaces_of_run(name: str, options: PolicyOptions) -> Spaces:
-    if options.loaded is None or not (options.pieces.is_default or options.loaded.trained is not None):
-        return None, None  # before pieces of the user's own
-    return environment_spaces(options.loaded, name)
-
-
 KINDS: Final[Mapping[str, Kind]] = {
     "random": Kind("random", _random),
-    SB3: Kind("sb3:FILE", open_model, spaces_of_model, ".zip"),
-    ONNX: Kind("onnx:FILE", open_onnx, spaces_of_file, ".onnx"),
+    SB3: Kind("sb3:FILE", open_model, ".zip"),
+    ONNX: Kind("onnx:FILE", open_onnx, ".onnx"),
     RLLIB: Kind("rllib:FOLDER", open_checkpoint),
-    PYTHON: Kind("python:package.module:attribute", open_python, suffix=".py"),
-    "": Kind("a run folder", _run, _spaces_of_run),
+    PYTHON: Kind("python:package.module:attribute", open_python, ".py"),
+    "": Kind("a run folder", _run),
 }
 
 
-def _kind(name: str) -> Kind:
-    return next(
-        kind for prefix, kind in KINDS.items() if name == prefix or (prefix[-1:] in ("", ":") and name.startswith(prefix))
-    )
+def _prefix(name: str) -> str:
+    """The key of the kind in KINDS; empty: it names a run folder."""
+    return next(prefix for prefix in KINDS if name == prefix or (prefix[-1:] in ("", ":") and name.startswith(prefix)))
 
 
 def _meant(name: str) -> str:
     """What a name without prefix was likely meant to be; empty: a run folder."""
-    file = name.partition(":")[0] if "://" not in name else name
-    for prefix, kind in KINDS.items():
-        if kind.suffix and file.endswith(kind.suffix):
-            return f"did you mean {prefix}{name}?"
-    return f"did you mean {PYTHON}{name}?" if ":" in name and "://" not in name else ""
+    if "://" in name:
+        return ""
+    file, colon, _ = name.partition(":")
+    prefix = next((prefix for prefix, kind in KINDS.items() if kind.suffix and file.endswith(kind.suffix)), colon and PYTHON)
+    return f"did you mean {prefix}{name}?" if prefix else ""
 
 
 def is_named(name: str) -> bool:
     """Whether that names another policy than a run folder."""
-    return _kind(name) is not KINDS[""]
+    return bool(_prefix(name))
 
 
 def files_of(texts: Sequence[str]) -> list[str]:
@@ -102,9 +89,16 @@ def files_of(texts: Sequence[str]) -> list[str]:
 
 
 def known_spaces(name: str, options: PolicyOptions) -> tuple[Space, Space] | None:
-    """Of observations and actions, where the policy says both itself. Raises what reading it raises."""
-    observations, actions = _kind(name).spaces(name, options)
-    return None if observations is None or actions is None else (observations, actions)
+    """Of observations and actions, where the policy says both itself; None: it does not, or plays between pieces of the user's.
+    Raises what reading it raises."""
+    found: tuple[Space | None, Space | None] = (None, None)
+    if name.startswith(SB3):
+        found = spaces_of_model(name, options)
+    elif name.startswith(ONNX):
+        found = spaces_of_file(name, options)
+    elif options.loaded is not None and (options.pieces.is_default or options.loaded.trained is not None):
+        found = environment_spaces(options.loaded, name)
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
 def open_policy(name: str, environment: Environment, options: PolicyOptions) -> Policy:
@@ -114,7 +108,7 @@ def open_policy(name: str, environment: Environment, options: PolicyOptions) -> 
     MissingPackage; what `load_policy` raises for a run folder, and BadData for a policy that raises when it is imported or
     loaded.
     """
-    return _kind(name).open(name, environment, options)
+    return KINDS[_prefix(name)].open(name, environment, options)
 
 
 def open_policies(
@@ -131,13 +125,17 @@ def open_policies(
     Raises what `open_policy` and `Policy.tried` raise; BadConfig for several policies of one agent, for pipelines around those
     of several agents, and as `assigned` does.
     """
+    try:
+        shown = fitter(environment.observation_space)(environment.singles(1)[0].reset(seed=seed)[0])
+    except RAISED:  # which is reported where it is played
+        shown = None
     if environment.agents is None:
         if len(texts) > 1:
             what = f"{environment.name} is not an environment of several agents, and {len(texts)} policies are given"
             raise BadConfig(what, where="--policy", fix="one --policy")
-        policy, shown = open_policy(texts[0], environment, options), first_observation(environment, seed)
+        policy = open_policy(texts[0], environment, options)
         if shown is not None:
-            policy.tried(shown, where=f"--policy {texts[0]}")
+            policy.tried(shown, explore=options.explore, where=f"--policy {texts[0]}")
         return policy
     if not options.pieces.is_default:
         fix = "leave out --env-to-module and --module-to-env; wrappers of the environment see all agents: --wrapper"
@@ -147,15 +145,7 @@ def open_policies(
         own = replace(options, storage_options=options.storage_options if files_of([text]) else None, loaded=None)
         return open_policy(text, stand_in(f"{environment.name}, agent {agent}", spaces), own)
 
-    return open_agents(texts, environment, opened, given or {}, first_observation(environment, seed) or {})
-
-
-def first_observation(environment: Environment, seed: int) -> Tree | None:
-    """What an episode of this seed begins with; None: resetting goes wrong, which is reported where it is played."""
-    try:
-        return fitter(environment.observation_space)(environment.singles(1)[0].reset(seed=seed)[0])
-    except RAISED:
-        return None
+    return open_agents(texts, environment, opened, given or {}, shown or {}, explore=options.explore)
 
 
 class _SpacesAlone(gym.Env[Any, Any]):

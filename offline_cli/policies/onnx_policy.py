@@ -16,9 +16,9 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.policies.onnx_model import FIX, OnnxModel, Port, read_model
-from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, check_fits
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.trees import leaves, map_leaves, unflatten_like
+from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
 __all__ = ["ONNX", "OnnxPolicy", "check_ports", "open_onnx", "spaces_of_file"]
 
@@ -51,13 +51,12 @@ def check_ports(model: OnnxModel, observations: Space, actions: Space) -> None:
     if REWARDS in model.inputs:
         takes[REWARDS] = Port(model.inputs[REWARDS].dtype, ())
     gives = _ports(actions, ACTIONS) | {STATE_OUT + name.removeprefix(STATE_IN): port for name, port in states.items()}
-    ins, outs = model.inputs, model.outputs
-    pairs = [("input", name, takes.get(name), ins.get(name), ins) for name in {**takes, **ins}]
-    pairs += [("output", name, port, outs.get(name), outs) for name, port in gives.items()]
+    sides = ("input", takes, model.inputs, {**takes, **model.inputs}), ("output", gives, model.outputs, gives)
     problems = [
-        f"{side} {name!r} is {found}, for {wanted or 'nothing'}" if found else f"it has no {side} {name!r}, but {list(ports)}"
-        for side, name, wanted, found, ports in pairs
-        if wanted != found
+        f"{side} {name!r} is {found.get(name, 'missing')}, for {wanted.get(name, 'nothing')}"
+        for side, wanted, found, names in sides
+        for name in names
+        if wanted.get(name) != found.get(name)
     ]
     if problems:
         fix = "an environment that the policy was exported for, wrapped as it was"
@@ -69,7 +68,7 @@ def _ports(space: Space, name: str) -> dict[str, Port]:
 
 
 class OnnxPolicy(Policy):
-    """See Policy. Its state is what the file put out last."""
+    """See Policy. It remembers what the file put out last."""
 
     def __init__(self, model: OnnxModel, observations: Space, actions: Space) -> None:
         """Raises SpaceMismatch."""
@@ -82,19 +81,17 @@ class OnnxPolicy(Policy):
         self._observed, self._acted = space_tree(observations), space_tree(actions)
         self._names = list(leaf_spaces(observations, OBS)), list(leaf_spaces(actions, ACTIONS))
 
-    def act(self, given: ActInput, state: State) -> ActOutput:
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy. Raises BadData for other numbers of rows."""
-        rows = len(given.t)
-        ordered = map_leaves(lambda _, leaf: leaf, self._observed, given.obs)
+        rows = len(state.t)
+        ordered = map_leaves(lambda _, leaf: leaf, self._observed, observations)
         inputs: dict[str, Any] = dict(zip(self._names[0], leaves(ordered), strict=True))
         if self.reads_rewards:
-            inputs[REWARDS] = given.rewards
+            inputs[REWARDS] = state.rewards
         for name, port in self._states.items():
-            held = np.zeros((rows, *port.shape), port.dtype)
-            going = given.t > 0
-            if going.any():
-                held[going] = state[name][going]
-            inputs[STATE_IN + name] = held
+            held = inputs[STATE_IN + name] = np.zeros((rows, *port.shape), port.dtype)
+            if (going := state.t > 0).any():
+                held[going] = state.memory[name][going]
         outputs = self._model.run(
             {name: np.ascontiguousarray(array, self._model.inputs[name].dtype) for name, array in inputs.items()}
         )
@@ -104,4 +101,4 @@ class OnnxPolicy(Policy):
                 raise BadData(what, where=self._model.where, fix=FIX)
         extras = {INPUTS: outputs[INPUTS], Columns.ACTION_LOGP: np.zeros(rows, np.float32)} if INPUTS in outputs else {}
         actions = unflatten_like(self._acted, [outputs[name] for name in self._names[1]])
-        return ActOutput(actions, actions, extras, {name: outputs[STATE_OUT + name] for name in self._states})
+        return Acted(actions, actions, extras, {name: outputs[STATE_OUT + name] for name in self._states})

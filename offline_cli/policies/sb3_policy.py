@@ -19,10 +19,10 @@ from gymnasium import spaces
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits, seeded
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, check_fits, seeded
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.local_files import not_found
-from offline_cli.trees import flatten, unflatten_like
+from offline_cli.trees import Tree, flatten, unflatten_like
 
 __all__ = ["SB3", "ModelPolicy", "check_model", "open_model", "spaces_of_model"]
 
@@ -40,23 +40,24 @@ class ModelPolicy(Policy):
 
     needs_finite = True
 
-    def __init__(self, model: Any, action_space: Space, *, explore: bool, fingerprint: str) -> None:
+    def __init__(self, model: Any, action_space: Space, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         self._model = model
         self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items()}
-        self.chance_size = int(explore)
 
-    def act(self, given: ActInput, state: State) -> ActOutput:
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""
-        with seeded(given.chance) as seed:
-            drawn_from = getattr(self._model, "action_space", None)
-            if seed is not None and isinstance(drawn_from, gym.Space):  # DQN draws from its space
-                drawn_from.seed(seed % (1 << 31))
-            found = self._model.predict(given.obs, deterministic=seed is None)[0]
-        actions = unflatten_like(
-            found, [np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(found)]
-        )
-        return ActOutput(actions, actions)
+        if not explore:
+            found = self._model.predict(observations, deterministic=True)[0]
+        else:
+            with seeded(state) as seed:
+                drawn_from = getattr(self._model, "action_space", None)
+                if isinstance(drawn_from, gym.Space):  # DQN draws from its space
+                    drawn_from.seed(seed % (1 << 31))
+                found = self._model.predict(observations, deterministic=False)[0]
+        typed = [np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(found)]
+        actions = unflatten_like(found, typed)
+        return Acted(actions, actions)
 
 
 def open_model(name: str, environment: Environment, options: PolicyOptions) -> ModelPolicy:
@@ -64,8 +65,7 @@ def open_model(name: str, environment: Environment, options: PolicyOptions) -> M
     options.refuse_pieces("a model of stable-baselines3", name)
     model, path = _loaded(name, options.device)
     check_model(model, environment, name)
-    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
-    return ModelPolicy(model, environment.action_space, explore=options.explore, fingerprint=fingerprint)
+    return ModelPolicy(model, environment.action_space, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def spaces_of_model(name: str, options: PolicyOptions) -> tuple[Space, Space]:
@@ -121,13 +121,12 @@ def _algorithm(path: Path) -> str:
     """The class that loads the file, by what it says of its policy in plain JSON. Raises BadConfig, BadData."""
     try:
         with zipfile.ZipFile(path) as archive:
-            policy = json.loads(archive.read("data")).get("policy_class")
-    except (zipfile.BadZipFile, KeyError, ValueError, AttributeError) as err:
+            home = str(json.loads(archive.read("data"))["policy_class"]["__module__"])
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as err:
         fix = "name a file that model.save of stable-baselines3 wrote"
         raise BadData(f"not a model of stable-baselines3: {err}", where=str(path), fix=fix) from err
-    home = str(policy.get("__module__", "")) if isinstance(policy, dict) else ""
     if home not in ALGORITHMS:
-        what = f"a policy of {home or 'an unknown class'}, which is not one of {', '.join(sorted(ALGORITHMS))}"
+        what = f"a policy of {home}, which is not one of {', '.join(sorted(ALGORITHMS))}"
         raise BadConfig(what, where=str(path), fix="load it in Python, and name it with python:package.module:attribute")
     return ALGORITHMS[home]
 
