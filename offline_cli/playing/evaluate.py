@@ -24,6 +24,7 @@ from offline_cli.playing.video import check_video, film
 from offline_cli.plugins import with_network
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.policy import PolicyOptions
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.progress import OnProgress, Progress, no_progress
@@ -125,18 +126,21 @@ def evaluate(
     plan = Plan(
         environment=spec,
         policies=(name,),
-        explore=explore,
+        opening=PolicyOptions(
+            explore=explore,
+            device=choose_device(device).type,
+            pieces=pieces,
+            plugins=tuple(with_network(plugins, network)),
+            trust_pickle=trust_pickle,
+            storage_options=storage_options,
+            loaded=loaded,
+        ),
         seed=seed,
         purpose=Purpose.EVALUATE,
         episodes=episodes,
         infos="none" if loaded is None and pieces.is_default else "plain",
-        pieces=pieces,
-        device=choose_device(device).type,
         num_envs=num_envs,
         threads=1 if loaded is None else choose_threads(loaded.module, num_envs),
-        plugins=tuple(with_network(plugins, network)),
-        trust_pickle=trust_pickle,
-        storage_options=storage_options,
     )
 
     def report(done: int) -> None:
@@ -148,7 +152,7 @@ def evaluate(
             what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
             raise BadConfig(what, where="--policy", fix="leave it out")
         plan = replace(plan, policies=(f"*={name}", *others)) if is_game else plan
-        opened = opened_policy(plan, environment, loaded=None if is_game else loaded)
+        opened = opened_policy(plan, environment)
         if num_env_runners:
             with (
                 ProcessEngine(num_env_runners) as engine,

@@ -9,6 +9,7 @@ it, which are whole and wait in memory; beyond HELD_BYTES of them no new one beg
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,8 +29,7 @@ from offline_cli.playing.copies import Copies, CopyFailed
 from offline_cli.playing.infos import NOTHING, KeptInfo
 from offline_cli.playing.plan import Plan
 from offline_cli.policies.by_name import open_policies
-from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, blamed, rows_of, with_rows
-from offline_cli.policies.run_policy import LoadedPolicy
+from offline_cli.policies.policy import RAISED, Acted, Policy, State, blamed, rows_of, with_rows
 from offline_cli.policies.seeds import chance_key
 from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check, requested
@@ -129,13 +129,16 @@ class Loop:
         memory = rows_of(state.memory, rows)
         given = State(state.episodes[rows], state.t[rows], state.rewards[rows], state.key, known, memory)
         try:
-            acted = self._policy.act(seen, given, self._plan.explore)
+            acted = self._policy.act(seen, given, self._plan.opening.explore)
         except RAISED as err:
             raise self._policy_failed(err, live) from err
         state.memory = with_rows(state.memory, rows, acted.memory, len(self._live))
         actions = acted.for_env if everybody else self._spread(acted.for_env, live)
         self._obs, state.rewards, terminated, truncated, self._infos = self._copies.step(actions)
-        self._sink.step(live, seen, infos, acted, state.rewards[rows])
+        try:
+            self._sink.step(live, seen, infos, acted, state.rewards[rows])
+        except BadData as err:  # model outputs that are not to be recorded
+            raise self._policy_failed(err, live) from err
         state.t[rows] += 1
         self._taken_steps += len(live)
         ended = np.flatnonzero(terminated | truncated).tolist()
@@ -213,27 +216,9 @@ class Loop:
 # ---- a plan, here or on workers ----
 
 
-def opened_policy(
-    plan: Plan,
-    environment: Environment,
-    *,
-    loaded: LoadedPolicy | None = None,
-    given: Mapping[str, Policy] | None = None,
-) -> Policy:
-    """The plan's policy. `loaded`: of its run folder, where it has been read; `given`: by agent, those that are open already.
-
-    Raises as `open_policies` does.
-    """
-    options = PolicyOptions(
-        explore=plan.explore,
-        device=plan.device,
-        pieces=plan.pieces,
-        storage_options=plan.storage_options,
-        plugins=plan.plugins,
-        trust_pickle=plan.trust_pickle,
-        loaded=loaded,
-    )
-    return open_policies(plan.policies, environment, options, seed=plan.reset_seed(plan.first), given=given)
+def opened_policy(plan: Plan, environment: Environment, given: Mapping[str, Policy] | None = None) -> Policy:
+    """The plan's policy. `given`: by agent, those that are open already. Raises as `open_policies` does."""
+    return open_policies(plan.policies, environment, plan.opening, seed=plan.reset_seed(plan.first), given=given)
 
 
 def played(
@@ -257,15 +242,15 @@ def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
         size = max(1, min(size, -(-plan.episodes // (SHARES * workers))))
     while plan.episodes is None or done < plan.episodes:
         count = size if plan.episodes is None else min(size, plan.episodes - done)
-        yield replace(plan, first=plan.first + done, episodes=count, steps=None)
+        yield replace(plan, first=plan.first + done, episodes=count, steps=None, opening=replace(plan.opening, loaded=None))
         done += count
 
 
-_kept: list[tuple[Plan, Environment, Policy]] = []  # by a worker: its last plan, with its environment and policy
+_kept: list[tuple[bytes, Environment, Policy]] = []  # by a worker: its last plan, with its environment and policy
 
 
 def _played_block(make: MakeSink, plan: Plan) -> Iterator[Any]:
-    like = replace(plan, first=0, episodes=1, steps=None)
+    like = pickle.dumps(replace(plan, first=0, episodes=1))
     if not (_kept and _kept[0][0] == like):
         _close()
         spec = plan.environment

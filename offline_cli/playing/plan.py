@@ -6,12 +6,10 @@ N to finish" would favour short ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.policy import PolicyOptions
 from offline_cli.policies.seeds import Purpose, reset_seed
 
 __all__ = ["Plan"]
@@ -23,7 +21,7 @@ class Plan:
 
     environment: EnvironmentSpec
     policies: tuple[str, ...] = ()  # one for all, or AGENT=POLICY for several agents
-    explore: bool = False
+    opening: PolicyOptions = field(default_factory=PolicyOptions)  # how they are opened
     seed: int = 0
     purpose: Purpose = Purpose.RECORD
     round_: int = 0  # tells the checks of one run apart
@@ -31,15 +29,10 @@ class Plan:
     episodes: int | None = None  # how many to play from there; None: see steps
     steps: int | None = None  # play the fewest episodes that have so many
     infos: str = "plain"  # "all" | "plain" | "none": see `infos.py`
-    pieces: PlaySpec = field(default_factory=PlaySpec)  # pipelines that the user gave
-    device: str = "cpu"  # "cpu" | "cuda"
     vectorize: str = "sync"  # "sync" | "async"
     num_envs: int = 16  # copies of the environment, in each process that plays
     step_timeout: float | None = None  # seconds for a step of an `async` copy; None: any time
     threads: int | None = 1  # of torch; None: as many as there are
-    plugins: tuple[str, ...] = ()  # packages whose code the policy's run folder may name
-    trust_pickle: bool = False  # run what is pickled in the policy's checkpoint
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # for the files of policies
 
     @property
     def slots(self) -> int:

@@ -19,10 +19,9 @@ from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.infos import KeptInfo
 from offline_cli.playing.loop import opened_policy, played
 from offline_cli.playing.plan import Plan
-from offline_cli.policies.by_name import stand_in
 from offline_cli.policies.module_policy import module_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, Policy
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, stand_in
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested, check
 from offline_cli.trees import Tree, leaves
@@ -160,7 +159,7 @@ def play(
     plan = Plan(
         environment=environment.spec,
         policies=tuple(others),
-        explore=explore,
+        opening=PolicyOptions(explore=explore),
         seed=seed,
         purpose=purpose,
         round_=round_,
@@ -176,7 +175,7 @@ def play(
             policy = module_policy(module, pieces, environment, device=device)
         else:
             alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
-            policy = opened_policy(plan, environment, given={agent: module_policy(module, pieces, alone, device=device)})
+            policy = opened_policy(plan, environment, {agent: module_policy(module, pieces, alone, device=device)})
         outcomes = played(plan, environment, policy, Returns, stopped=stopped_by_signal) if plan.episodes else iter(())
         return played_of(outcomes if ranks.count == 1 else _of_all(ranks, outcomes), episodes, environment, on_episodes)
 

@@ -51,7 +51,11 @@ def assigned(texts: Sequence[str], agents: Sequence[str], *, option: str = "--po
             unknown.append(text)
     missing = [agent for agent in agents if agent not in found]
     if unknown or missing:
-        what = f"{' and '.join(map(repr, unknown))}: no agent is called so" if unknown else f"nothing for {', '.join(missing)}"
+        what = (
+            f"{' and '.join(map(repr, unknown))}: no agent is called so"
+            if unknown
+            else f"nothing is given for {', '.join(missing)}"
+        )
         fix = f"{option} AGENT=... for each agent, or 'PATTERN*=...' for several"
         raise BadConfig(f"{what}; the agents are {', '.join(agents)}", where=option, fix=fix)
     return found
@@ -87,7 +91,7 @@ def open_agents(
         outputs[agent] = of_agents[agent].tried(observation, explore=explore, where=f"--policy {named.get(agent, agent)}")
     for_all = not given and len(texts) == 1 and set(named.values()) == {texts[0]}
     modules = {agent: DEFAULT_MODULE_ID if for_all else agent for agent in agents}
-    return AgentsPolicy(of_agents, agents, modules, _in_one_form(outputs, agents))
+    return AgentsPolicy(environment, of_agents, modules, _in_one_form(outputs, agents))
 
 
 class AgentsPolicy(Policy):
@@ -95,19 +99,19 @@ class AgentsPolicy(Policy):
 
     def __init__(
         self,
+        environment: Environment,
         policies: Mapping[str, Policy],
-        spaces: Mapping[str, Spaces],
         module_of: Mapping[str, str],
         outputs: Mapping[str, dict[str, Tree]],
     ) -> None:
         """All by agent; `module_of`: the module that it is recorded as; `outputs`: a row of zeros of each that is recorded."""
         self.module_of = dict(module_of)
         told = [[agent, self.module_of[agent], policy.fingerprint] for agent, policy in policies.items()]
-        self.fingerprint = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        super().__init__(environment, hashlib.sha256(json.dumps(told).encode()).hexdigest())
         scales = {policy.action_scale for policy in policies.values()}
         self.action_scale = scales.pop() if len(scales) == 1 else "env"
         self._is_mixed = bool(scales)
-        self._policies, self._spaces, self._outputs = dict(policies), spaces, outputs
+        self._policies, self._outputs = dict(policies), outputs
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy. The memory has a part for each agent: its steps `t`, and what its policy remembers."""
@@ -119,7 +123,7 @@ class AgentsPolicy(Policy):
             own["t"] = np.where(state.t == 0, 0, own["t"])
             rows = np.flatnonzero(is_acting(observations[agent][STATE]))
             acted = self._acted(agent, observations[agent], state, own, rows, draw(state.key, number), explore)
-            nothing = zero_rows(self._spaces[agent][1], 1)
+            nothing = zero_rows(self._policies[agent].spaces[1], 1)
             for_env[agent] = _spread(nothing, acted and acted.for_env, rows, count)
             actions[agent] = for_env[agent] if self._is_mixed else _spread(nothing, acted and acted.actions, rows, count)
             wanted = self._outputs[agent].items()

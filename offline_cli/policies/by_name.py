@@ -4,77 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import gymnasium as gym
+from typing import Final
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, NoData, StorageNotFound
 from offline_cli.policies.agents_policy import open_agents
 from offline_cli.policies.module_policy import open_module
-from offline_cli.policies.onnx_policy import ONNX, open_onnx, spaces_of_file
-from offline_cli.policies.policy import RAISED, Policy, PolicyOptions, RandomPolicy, fitter
+from offline_cli.policies.onnx_policy import ONNX, open_onnx
+from offline_cli.policies.policy import RAISED, Policy, PolicyOptions, RandomPolicy, fitter, fitting, stand_in
 from offline_cli.policies.python_policy import PYTHON, open_python
 from offline_cli.policies.rllib_policy import RLLIB, open_checkpoint
 from offline_cli.policies.run_policy import environment_spaces, fingerprint_of, load_policy
-from offline_cli.policies.sb3_policy import SB3, open_model, spaces_of_model
+from offline_cli.policies.sb3_policy import SB3, open_model
 from offline_cli.spaces import Space
-from offline_cli.storage.local_files import not_found
 
-__all__ = ["files_of", "is_named", "known_spaces", "open_policies", "open_policy", "stand_in"]
-
-
-class Kind(NamedTuple):
-    """A kind of policies."""
-
-    form: str  # as --policy takes it
-    open: Callable[[str, Environment, PolicyOptions], Policy]
-    suffix: str = ""  # of what is likely meant where the prefix is missing
+__all__ = ["files_of", "is_named", "open_policies", "open_policy"]
 
 
-def _random(name: str, environment: Environment, options: PolicyOptions) -> Policy:
+def _random(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
     options.refuse_pieces("random", name)
-    return RandomPolicy(environment.action_space)
+    return RandomPolicy(fitting((None, None), name, environment))
 
 
-def _run(name: str, environment: Environment, options: PolicyOptions) -> Policy:
+def _run(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
     try:
         loaded = options.loaded or load_policy(name, options.storage_options, plugins=options.plugins)
-    except NoData as err:
-        err.fix = _meant(name) or err.fix
+    except (NoData, StorageNotFound) as err:
+        err.fix = f"{err.fix}; other policies: random, sb3:FILE, onnx:FILE, rllib:FOLDER, python:module:attribute"
         raise
-    except StorageNotFound as err:
-        if "://" in name or Path(name).exists():
-            raise
-        what, forms = f"no folder {name} exists, and no policy has that name", ", ".join(kind.form for kind in KINDS.values())
-        raise not_found(name, what, where="--policy", fix=_meant(name) or forms) from err
+    if environment is None:
+        known = options.pieces.is_default or loaded.trained is not None  # else pieces of the user's own come before
+        environment = fitting(environment_spaces(loaded, name) if known else (None, None), name, None)
     fingerprint = fingerprint_of(loaded)
     return open_module(loaded.module, name, environment, options, fingerprint=fingerprint, trained=loaded.trained)
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "random": Kind("random", _random),
-    SB3: Kind("sb3:FILE", open_model, ".zip"),
-    ONNX: Kind("onnx:FILE", open_onnx, ".onnx"),
-    RLLIB: Kind("rllib:FOLDER", open_checkpoint),
-    PYTHON: Kind("python:package.module:attribute", open_python, ".py"),
-    "": Kind("a run folder", _run),
+KINDS: Final[Mapping[str, Callable[[str, Environment | None, PolicyOptions], Policy]]] = {
+    "random": _random,
+    SB3: open_model,
+    ONNX: open_onnx,
+    RLLIB: open_checkpoint,
+    PYTHON: open_python,
+    "": _run,
 }
+"""What opens a policy, by the prefix of its name."""
 
 
 def _prefix(name: str) -> str:
     """The key of the kind in KINDS; empty: it names a run folder."""
     return next(prefix for prefix in KINDS if name == prefix or (prefix[-1:] in ("", ":") and name.startswith(prefix)))
-
-
-def _meant(name: str) -> str:
-    """What a name without prefix was likely meant to be; empty: a run folder."""
-    if "://" in name:
-        return ""
-    file, colon, _ = name.partition(":")
-    prefix = next((prefix for prefix, kind in KINDS.items() if kind.suffix and file.endswith(kind.suffix)), colon and PYTHON)
-    return f"did you mean {prefix}{name}?" if prefix else ""
 
 
 def is_named(name: str) -> bool:
@@ -88,27 +66,14 @@ def files_of(texts: Sequence[str]) -> list[str]:
     return [name.removeprefix(ONNX) for name in names if name.startswith(ONNX) or not is_named(name)]
 
 
-def known_spaces(name: str, options: PolicyOptions) -> tuple[Space, Space] | None:
-    """Of observations and actions, where the policy says both itself; None: it does not, or plays between pieces of the user's.
-    Raises what reading it raises."""
-    found: tuple[Space | None, Space | None] = (None, None)
-    if name.startswith(SB3):
-        found = spaces_of_model(name, options)
-    elif name.startswith(ONNX):
-        found = spaces_of_file(name, options)
-    elif options.loaded is not None and (options.pieces.is_default or options.loaded.trained is not None):
-        found = environment_spaces(options.loaded, name)
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
-
-
-def open_policy(name: str, environment: Environment, options: PolicyOptions) -> Policy:
-    """The policy of that name, ready to play in the environment.
+def open_policy(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
+    """The policy of that name, ready to play in the environment; None: in one of the spaces that it says itself.
 
     Raises SpaceMismatch, naming both sides; BadConfig for what is not a policy, and for pipelines around what is not a module;
     MissingPackage; what `load_policy` raises for a run folder, and BadData for a policy that raises when it is imported or
     loaded.
     """
-    return KINDS[_prefix(name)].open(name, environment, options)
+    return KINDS[_prefix(name)](name, environment, options)
 
 
 def open_policies(
@@ -146,15 +111,3 @@ def open_policies(
         return open_policy(text, stand_in(f"{environment.name}, agent {agent}", spaces), own)
 
     return open_agents(texts, environment, opened, given or {}, shown or {}, explore=options.explore)
-
-
-class _SpacesAlone(gym.Env[Any, Any]):
-    """The spaces of an environment that is not here."""
-
-    def __init__(self, spaces: tuple[Space, Space]) -> None:
-        self.observation_space, self.action_space = spaces
-
-
-def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
-    """Of an environment that is not here, or of one agent of several."""
-    return Environment(name, lambda: _SpacesAlone(spaces))

@@ -33,7 +33,7 @@ from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.drawing import chance_size, drawn_actions, straight_forward
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, check_fits, seeded
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
 from offline_cli.spaces import only_discrete
 from offline_cli.trees import Tree, map_leaves
 
@@ -46,7 +46,7 @@ EPISODE, LAST = "episode", "last"  # in memory: the episode that plays; its last
 def open_module(
     module: RLModule,
     name: str,
-    environment: Environment,
+    environment: Environment | None,
     options: PolicyOptions,
     *,
     fingerprint: str,
@@ -58,9 +58,10 @@ def open_module(
     """
     device, play = torch.device(options.device), replace(options.pieces, trained=trained)
     if options.pieces.is_default and trained is None and not module.is_stateful():
-        check_fits((module.observation_space, module.action_space), name, environment)
+        environment = fitting((module.observation_space, module.action_space), name, environment)
         pieces = play if module.in_rllibs_manner else None
         return module_policy(module, pieces, environment, device=device, fingerprint=fingerprint)
+    environment = fitting((None, None), name, environment) if environment is None else environment
     play.check(environment, module.observation_space, module.action_space, where=f"--policy {name} in {environment.name}")
     play.tell_unlike_training()
     return module_policy(module, play, environment, device=device, fingerprint=fingerprint)
@@ -110,7 +111,7 @@ class ModulePolicy(Policy):
 
     def __init__(self, module: RLModule, environment: Environment, *, device: Any, fingerprint: str) -> None:
         """`environment`: one that the module fits."""
-        self.fingerprint = fingerprint
+        super().__init__(environment, fingerprint)
         self._module, self._device = module.to(device).eval(), device
         self._head: ActionHead = module.action_head
         self._head.play_in(environment.action_space)
@@ -167,13 +168,13 @@ class PolicyForPieces(Policy):
         """`player`: a module in evaluation mode and its pipelines. `is_normalized`: whether these stretch actions to the
         bounds. `head`: what draws; None: whatever draws does so from the generators of its library. `episode_kind`: what pieces
         get, our class or RLlib's. `lookback`: see PlaySpec."""
-        self.fingerprint, self.player = fingerprint, player
-        self._spaces = environment.observation_space, environment.action_space
-        self.action_scale = "normalized" if is_normalized and not only_discrete(self._spaces[1]) else "env"
+        super().__init__(environment, fingerprint)
+        self.player = player
+        self.action_scale = "normalized" if is_normalized and not only_discrete(self.spaces[1]) else "env"
         self._head, self._kind, self._lookback, self._device = head, episode_kind, lookback, device
         self._is_ours = issubclass(episode_kind, SingleAgentEpisode)
-        self._own_space = network_space(self._spaces[1]) if self._is_ours else self._spaces[1]
-        self._recorded = RecordedActions(self._spaces[1])
+        self._own_space = network_space(self.spaces[1]) if self._is_ours else self.spaces[1]
+        self._recorded = RecordedActions(self.spaces[1])
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy. Raises BadPiece for pipelines that give no actions, or others than the environment's."""
@@ -185,7 +186,7 @@ class PolicyForPieces(Policy):
             acts = self.player.act(episodes.tolist(), chance=chance, explore=explore)
         extras = {name: _as_rows(items, name) for name, items in acts.extra.items()}
         actions, for_env = self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))
-        kept = in_network_units(actions, self._spaces[1], action_scale="normalized") if self._is_ours else actions
+        kept = in_network_units(actions, self.spaces[1], action_scale="normalized") if self._is_ours else actions
         last = np.empty(len(episodes), object)
         for row, pair in enumerate(zip(unstack(kept), unstack(extras) if extras else [{}] * len(episodes), strict=True)):
             last[row] = pair
@@ -198,7 +199,7 @@ class PolicyForPieces(Policy):
         for row, (t, number) in enumerate(zip(state.t.tolist(), state.episodes.tolist(), strict=True)):
             info = dict(state.infos[row]) if state.infos is not None else {}
             if t == 0:
-                spaces = {"observation_space": self._spaces[0], "action_space": self._own_space}
+                spaces = {"observation_space": self.spaces[0], "action_space": self._own_space}
                 episode = self._kind(id_=f"episode-{number}", **spaces)
                 episode.add_env_reset(seen[row], info)
             else:

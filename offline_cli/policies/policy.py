@@ -28,7 +28,7 @@ from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, Sp
 from offline_cli.modules.devices import seed_generators
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import uniform
-from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
+from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
 if TYPE_CHECKING:
@@ -43,14 +43,15 @@ __all__ = [
     "State",
     "blamed",
     "category_check",
-    "check_fits",
     "fitted",
     "fitter",
+    "fitting",
     "rows_of",
     "sampled",
     "seed_of",
     "seeded",
     "stacked_rows",
+    "stand_in",
     "with_rows",
 ]
 
@@ -87,11 +88,14 @@ class Acted:
 class Policy(ABC):
     """A policy ready to play in one environment."""
 
-    fingerprint: str  # distinguishes it from others by content, where the content can be known
     action_scale = "env"  # or "normalized": of the recorded actions
     looks_back = False  # whether actions may depend on earlier observations of the episode
     reads_rewards = False
     needs_finite = False  # whether NaN and infinity among observations would go into a network
+
+    def __init__(self, environment: Environment, fingerprint: str) -> None:
+        """`fingerprint`: distinguishes it from others by content, where the content can be known."""
+        self.spaces, self.fingerprint = (environment.observation_space, environment.action_space), fingerprint
 
     @abstractmethod
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
@@ -126,11 +130,9 @@ def blamed(error: BaseException, *, where: str, more: str = "") -> BaseException
 class RandomPolicy(Policy):
     """Samples actions as the space does, and ignores observations; of each episode from a generator of its own."""
 
-    fingerprint = "random"
-
-    def __init__(self, action_space: Space) -> None:
-        check_supported(action_space, where="a space to draw from")
-        self._space = space_tree(action_space)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment, "random")
+        self._space = space_tree(environment.action_space)
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""
@@ -170,8 +172,16 @@ class PolicyOptions:
             raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {name}", fix=fix)
 
 
-def check_fits(theirs: tuple[Any, Any], name: str, environment: Environment) -> None:
-    """Raise SpaceMismatch, with every difference, for a policy of these spaces (observations, actions), where it has any."""
+def fitting(theirs: tuple[Any, Any], name: str, environment: Environment | None) -> Environment:
+    """The environment of a policy of these spaces (observations, actions), which may be none; without one, a stand-in.
+
+    Raises SpaceMismatch, with every difference, and BadConfig where neither says the spaces.
+    """
+    if environment is None:
+        if not all(isinstance(space, gym.Space) for space in theirs):
+            fix = "load_policy(..., env=...) with the environment it acts in"
+            raise BadConfig("it does not say which observations its environment gives", where=name, fix=fix)
+        return stand_in("the spaces it was trained with", theirs)
     ours = environment.observation_space, environment.action_space
     problems = [
         text.replace("the data has", "the policy has", 1)
@@ -182,6 +192,19 @@ def check_fits(theirs: tuple[Any, Any], name: str, environment: Environment) -> 
     if problems:
         fix = "an environment that the policy was trained for, wrapped as it was"
         raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)
+    return environment
+
+
+class _SpacesAlone(gym.Env[Any, Any]):
+    """The spaces of an environment that is not here."""
+
+    def __init__(self, spaces: tuple[Space, Space]) -> None:
+        self.observation_space, self.action_space = spaces
+
+
+def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
+    """Of an environment that is not here, or of one agent of several."""
+    return Environment(name, lambda: _SpacesAlone(spaces))
 
 
 # ---- seeds of libraries ----

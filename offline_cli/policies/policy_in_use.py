@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from offline_cli.connectors.pipeline_spec import Given
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import open_environment
 from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
-from offline_cli.policies.by_name import is_named, known_spaces, open_policy, stand_in
+from offline_cli.policies.by_name import is_named, open_policy
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Policy, PolicyOptions, State, fitted, rows_of, with_rows
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.policies.seeds import Purpose, chance_key
-from offline_cli.spaces import Space, describe, tree_from_lists
+from offline_cli.spaces import describe, tree_from_lists
 from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
@@ -78,44 +78,19 @@ def load_policy(
         trust_pickle=trust_pickle,
         loaded=loaded,
     )
-    with _environment(name, env, options) as environment:
-        spaces = environment.observation_space, environment.action_space
-        return PolicyInUse(open_policy(name, environment, options), spaces, explore=explore, seed=seed, run=loaded)
-
-
-@contextmanager
-def _environment(name: str, env: str | None, options: PolicyOptions) -> Iterator[Environment]:
-    """The one of that name; without one, a stand-in of the spaces that the policy says itself. Raises BadConfig."""
-    spaces = None if env is not None else known_spaces(name, options)
-    if spaces is not None:
-        yield stand_in("the spaces it was trained with", spaces)
-        return
-    said = None if options.loaded is None else options.loaded.description["environment"]
-    env = said if env is None else env
-    if env is None or (":" in env and env == said):
-        fix = "load_policy(..., env=...) with the environment it acts in"  # code, a run folder does not get to choose
-        raise BadConfig("it does not say which observations its environment gives", where=name, fix=fix)
-    with open_environment(env) as environment:
-        yield environment
+    with nullcontext() if env is None else open_environment(env) as environment:
+        return PolicyInUse(open_policy(name, environment, options), explore=explore, seed=seed, run=loaded)
 
 
 class PolicyInUse:
     """A policy that is ready to act; `reset` where an episode begins. Its methods may be called by several threads in turn."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        spaces: tuple[Space, Space],
-        *,
-        explore: bool = False,
-        seed: int = 0,
-        run: LoadedPolicy | None = None,
-    ) -> None:
-        """`spaces`: the environment's, of observations and actions. `run`: what it was read from, if that was a run folder."""
-        self.observation_space, self.action_space = spaces
+    def __init__(self, policy: Policy, *, explore: bool = False, seed: int = 0, run: LoadedPolicy | None = None) -> None:
+        """`run`: what it was read from, if that was a run folder."""
+        self.observation_space, self.action_space = policy.spaces
         self.run = run  # `run.trained`: the pieces it was trained through, and what they learned
         self._policy, self._explore = policy, explore
-        self._like = space_tree(spaces[0])
+        self._like = space_tree(self.observation_space)
         self._lock = threading.Lock()
         self.reset(seed=seed)
 

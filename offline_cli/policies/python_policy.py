@@ -30,8 +30,18 @@ from offline_cli.import_path import named_object
 from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import hash_of_weights, open_module
-from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, category_check, rows_of, seed_of, stacked_rows
-from offline_cli.policies.sb3_policy import ModelPolicy, check_model
+from offline_cli.policies.policy import (
+    Acted,
+    Policy,
+    PolicyOptions,
+    State,
+    category_check,
+    fitting,
+    rows_of,
+    seed_of,
+    stacked_rows,
+)
+from offline_cli.policies.sb3_policy import ModelPolicy, fitting_model
 from offline_cli.spaces import describe, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
@@ -42,7 +52,7 @@ ACTIONS: Final = "actions"
 TRIED: Final = 3  # rows of the batch that a function is tried with
 
 
-def open_python(name: str, environment: Environment, options: PolicyOptions) -> Policy:
+def open_python(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
     """The policy of the object that `python:module:attribute` names.
 
     Raises BadConfig, MissingPackage, SpaceMismatch; BadData for what raises when it is imported or made.
@@ -50,22 +60,24 @@ def open_python(name: str, environment: Environment, options: PolicyOptions) -> 
     where, form = f"--policy {name}", f"{PYTHON}package.module:attribute, importable from the current folder"
     found = named_object(name.removeprefix(PYTHON), where=where, form=form, raised=BadData)
     if inspect.isclass(found):
-        found = _made(found, environment, where)
+        found = _made(found, environment, name)
     if isinstance(found, RLModule):
         return open_module(found, name, environment, options, fingerprint=hash_of_weights(found))
     predicts = callable(getattr(found, "predict", None))
     if not (predicts or callable(found)):
         raise BadConfig(f"it is {type(found).__name__}, which cannot be called", where=where, fix="name a function")
     options.refuse_pieces("an object with predict" if predicts else "a function", name)
-    check_model(found, environment, name)
-    return ModelPolicy(found, environment.action_space, name) if predicts else FunctionPolicy(found, name, environment)
+    environment = fitting_model(found, name, environment)
+    return ModelPolicy(found, environment, name) if predicts else FunctionPolicy(found, environment, name)
 
 
-def _made(kind: type[Any], environment: Environment, where: str) -> Any:
+def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
     """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
+    where = f"--policy {name}"
     try:
         if not issubclass(kind, RLModule):
             return kind()
+        environment = fitting((None, None), name, environment)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # weights that are not loaded are the same in each process
             return module_in_rllibs_manner(kind, environment.observation_space, environment.action_space, {})
@@ -79,8 +91,8 @@ def _made(kind: type[Any], environment: Environment, where: str) -> Any:
 class FunctionPolicy(Policy):
     """A function of observations, one at a time or in batches."""
 
-    def __init__(self, call: Callable[..., Any], name: str, environment: Environment) -> None:
-        self.fingerprint = name
+    def __init__(self, call: Callable[..., Any], environment: Environment, name: str) -> None:
+        super().__init__(environment, name)
         self._call, self._space, self._where = call, environment.action_space, f"--policy {name}"
         try:
             self._wanted = set(inspect.signature(call).parameters)

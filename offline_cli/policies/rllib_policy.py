@@ -22,7 +22,7 @@ from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
 from offline_cli.policies.module_policy import PolicyForPieces
-from offline_cli.policies.policy import PolicyOptions, check_fits
+from offline_cli.policies.policy import PolicyOptions, fitting
 from offline_cli.storage.local_files import not_found
 
 __all__ = ["RLLIB", "open_checkpoint"]
@@ -33,7 +33,7 @@ MODULES: Final = ("learner_group/learner/rl_module", "learner/rl_module", "rl_mo
 BESIDE, AFTER = "env_to_module_connector", "module_to_env_connector"
 
 
-def open_checkpoint(name: str, environment: Environment, options: PolicyOptions) -> PolicyForPieces:
+def open_checkpoint(name: str, environment: Environment | None, options: PolicyOptions) -> PolicyForPieces:
     """The policy of the checkpoint in `rllib:FOLDER`. Where it explores, torch's generator draws, seeded at each step.
 
     Raises StorageNotFound, NoData; BadConfig without `trust_pickle`, for several modules and for another framework than torch;
@@ -58,7 +58,7 @@ def open_checkpoint(name: str, environment: Environment, options: PolicyOptions)
         if not isinstance(module, nn.Module):
             raise BadConfig(f"{type(module).__name__} is no module of torch", where=name, fix="a checkpoint made with torch")
         seen = module.observation_space if runner is None else None  # pieces that come first find out whether it fits
-        check_fits((seen, module.action_space), name, environment)
+        environment = fitting((seen, module.action_space), name, environment)
         beside, after = _connectors(runner, environment, options.device)
     except BadConfig:
         raise

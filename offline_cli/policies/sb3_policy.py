@@ -19,12 +19,12 @@ from gymnasium import spaces
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, check_fits, seeded
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, flatten, unflatten_like
 
-__all__ = ["SB3", "ModelPolicy", "check_model", "open_model", "spaces_of_model"]
+__all__ = ["SB3", "ModelPolicy", "fitting_model", "open_model"]
 
 SB3: Final = "sb3:"
 ALGORITHMS: Final = {  # what loads and plays a model, by the module of its policy's class; DDPG's policies are TD3's
@@ -40,10 +40,10 @@ class ModelPolicy(Policy):
 
     needs_finite = True
 
-    def __init__(self, model: Any, action_space: Space, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
+    def __init__(self, model: Any, environment: Environment, fingerprint: str) -> None:
+        super().__init__(environment, fingerprint)
         self._model = model
-        self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items()}
+        self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(environment.action_space).items()}
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""
@@ -60,26 +60,19 @@ class ModelPolicy(Policy):
         return Acted(actions, actions)
 
 
-def open_model(name: str, environment: Environment, options: PolicyOptions) -> ModelPolicy:
+def open_model(name: str, environment: Environment | None, options: PolicyOptions) -> ModelPolicy:
     """The policy of the model in `sb3:FILE`. Raises what `_loaded` raises, SpaceMismatch, and BadConfig for pipelines."""
     options.refuse_pieces("a model of stable-baselines3", name)
     model, path = _loaded(name, options.device)
-    check_model(model, environment, name)
-    return ModelPolicy(model, environment.action_space, hashlib.sha256(path.read_bytes()).hexdigest())
+    return ModelPolicy(model, fitting_model(model, name, environment), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def spaces_of_model(name: str, options: PolicyOptions) -> tuple[Space, Space]:
-    """Those it was trained with. Raises what `_loaded` raises."""
-    model, _ = _loaded(name, options.device)
-    return model.observation_space, model.action_space
-
-
-def check_model(model: Any, environment: Environment, name: str) -> None:
-    """As `check_fits`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
+def fitting_model(model: Any, name: str, environment: Environment | None) -> Environment:
+    """As `fitting`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
     seen = getattr(model, "observation_space", None)
-    if isinstance(seen, gym.Space):
+    if isinstance(seen, gym.Space) and environment is not None:
         seen = _with_channels_last(seen, environment.observation_space)
-    check_fits((seen, getattr(model, "action_space", None)), name, environment)
+    return fitting((seen, getattr(model, "action_space", None)), name, environment)
 
 
 def _loaded(name: str, device: str) -> tuple[Any, Path]:

@@ -52,7 +52,7 @@ from offline_cli.playing.plan import Plan
 from offline_cli.plugins import with_network
 from offline_cli.policies.by_name import files_of
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Policy
+from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.recording.agent_episodes import AgentEpisodes
 from offline_cli.recording.episode_rows import EpisodeRows, RecordedEpisodes
@@ -66,6 +66,7 @@ from offline_cli.tally import Tally
 
 __all__ = ["record"]
 
+OF_WRITER: Final = ("format", "compression", "max_rows_per_file", "max_bytes_per_file", "overwrite", "resume", "allow_changes")
 NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
@@ -123,9 +124,12 @@ def record(
     """
     options = dict(locals())
     started = time.monotonic()
-    plan = _plan(env, options)
-    places = files_of(plan.policies)
-    plan = replace(plan, storage_options=_of_policy(places, out, options["storage_options"]))
+    if callable(options["policy"]):
+        fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
+        raise UsageError("policies have names, and this is a function", where="--policy", fix=fix)
+    policies = (policy,) if isinstance(policy, str) else tuple(policy)
+    places = files_of(policies)
+    plan = _plan(env, policies, _of_policy(places, out, options["storage_options"]), options)
     target = open_location(out, options["storage_options"], beside=places)
     if not options["resume"]:
         check_target(target, overwrite=options["overwrite"], force_unlock=options["force_unlock"])  # before long work
@@ -150,20 +154,19 @@ def record(
             result = recorded(result, held, new_steps=new_steps, seconds=time.monotonic() - started)
             result = replace(result, games=recording.episodes) if parts[0].agents and recording.parts else result
             _tell(result)
-    if not result.complete:
-        raise ended_early(target.url, result if held else None, recording.failure, recording.stopped_by)
-    return result
+    kept = result if len(held) == len(parts) else None
+    if kept is None or not kept.complete:
+        raise ended_early(target.url, kept, recording.failure, recording.stopped_by)
+    return kept
 
 
-def _plan(env: str, options: Mapping[str, Any]) -> Plan:
+def _plan(env: str, policies: tuple[str, ...], storage_options: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Plan:
     """Raises UsageError with all that is wrong, MissingDevice, BadConfig for kwargs that are no JSON values, and what
     `PlaySpec.of` raises."""
     wrong, fix = list[str](), "offline-cli record --help"
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
         fix = "--episodes 100, or --steps 100000"
-    if callable(options["policy"]):
-        fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
     if options["engine"] != "local" and options["num_env_runners"]:
         wrong.append("--num-env-runners are processes of --engine local; give --workers")
     if options["step_timeout"] is not None and options["vectorize"] != "async":
@@ -172,23 +175,25 @@ def _plan(env: str, options: Mapping[str, Any]) -> Plan:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
     asked = AskedEnvironment.of({**options, "env": env}, known=False)
     assert asked is not None
-    given = options["policy"]
     return Plan(
         environment=EnvironmentSpec(env, asked.kwargs or {}, tuple(asked.wrappers or ())),
-        policies=(given,) if isinstance(given, str) else tuple(given),
-        explore=options["explore"],
+        policies=policies,
+        opening=PolicyOptions(
+            explore=options["explore"],
+            device=choose_device(options["device"]).type,
+            pieces=PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"]),
+            plugins=tuple(with_network(options["plugins"], options["network"])),
+            trust_pickle=options["trust_pickle"],
+            storage_options=storage_options,
+        ),
         seed=options["seed"],
         first=options["first_episode"],
         episodes=options["episodes"],
         steps=options["steps"],
         infos=options["infos"],
-        pieces=PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"]),
-        device=choose_device(options["device"]).type,
         vectorize=options["vectorize"],
         num_envs=options["num_envs"],
         step_timeout=options["step_timeout"],
-        plugins=tuple(with_network(options["plugins"], options["network"])),
-        trust_pickle=options["trust_pickle"],
     )
 
 
@@ -209,11 +214,11 @@ def _of_policy(
 
 def _followed(plan: Plan, fingerprint: str) -> dict[str, Any]:
     """What episodes follow from, by option; `fingerprint`: the policy's. Texts and numbers."""
-    given, spec = plan.pieces.described(), plan.environment
+    given, spec = plan.opening.pieces.described(), plan.environment
     pieces = {f"--{name.replace('_', '-')}": given.get(name) for name in ("env_to_module", "module_to_env", "lookback")}
     known = {"ENV": spec.id, "--env-kwargs": dict(spec.kwargs), "--wrapper": spec.wrappers, **pieces}
     texts = {name: json.dumps(value, sort_keys=True) for name, value in known.items()}
-    return {**texts, "--policy": fingerprint, "--explore": plan.explore, "--seed": plan.seed, "--infos": plan.infos}
+    return {**texts, "--policy": fingerprint, "--explore": plan.opening.explore, "--seed": plan.seed, "--infos": plan.infos}
 
 
 def _ids(followed: Mapping[str, Any], numbers: Sequence[int]) -> tuple[str, ...]:
@@ -232,7 +237,7 @@ def _identity(plan: Plan, fingerprint: str, environment: Environment) -> dict[st
     known = _followed(plan, fingerprint).items()
     parts = {name: value if isinstance(value, int) else content_hash_of(value) for name, value in known}
     policies = [text.rpartition("=")[2] for text in plan.policies]  # AGENT=POLICY
-    named = [plan.environment.id, *plan.environment.wrappers, *policies, *plan.plugins, *plan.pieces.code()]
+    named = [plan.environment.id, *plan.environment.wrappers, *policies, *plan.opening.plugins, *plan.opening.pieces.code()]
     return {**parts, "--first-episode": plan.first, **code_of(*environment.singles(1), *named)}
 
 
@@ -242,14 +247,14 @@ def _provenance(plan: Plan, policy: Policy, environment: Environment, command: S
         "first_episode": plan.first,
         "asked": {"episodes": plan.episodes, "steps": plan.steps},
         "policy_fingerprint": policy.fingerprint,
-        "explore": plan.explore,
+        "explore": plan.opening.explore,
         "seed": plan.seed,
         "vectorize": plan.vectorize,
         "num_envs": plan.num_envs,
         "infos": plan.infos,
-        "device": plan.device,
+        "device": plan.opening.device,
         "first_environment_seed": plan.reset_seed(plan.first),  # the next episode has the next one
-        **plan.pieces.described(),
+        **plan.opening.pieces.described(),
     }
     known: dict[str, Any] = {"policy": blanked(", ".join(plan.policies)), "seeds": [plan.seed], RECORDING: recording}
     known[IDENTITY] = _identity(plan, policy.fingerprint, environment)
@@ -289,21 +294,15 @@ def _parts(
         tally, finished = Tally(), _finished(place, provenance, options)
         writer = DatasetWriter(
             place,
-            format=options["format"],
             observation_space=spaces[0],
             action_space=spaces[1],
             action_scale=policy.action_scale,
             environment=manifests.Environment(spec.id, dict(spec.kwargs), spec.wrappers),
             provenance=provenance,
-            compression=options["compression"],
-            max_rows_per_file=options["max_rows_per_file"],
-            max_bytes_per_file=options["max_bytes_per_file"],
-            overwrite=options["overwrite"],
-            resume=options["resume"],
             identity=provenance[IDENTITY],
             tally=tally,
-            allow_changes=options["allow_changes"],
             count_not_finite=True,
+            **{name: options[name] for name in OF_WRITER},
         )
         parts.append(_Part(place, writer, tally, agents, finished))
     return parts

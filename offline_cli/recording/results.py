@@ -73,7 +73,7 @@ def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> Re
         policy=", ".join(plan.policies),
         vectorize=plan.vectorize,
         action_scale=policy.action_scale,
-        explore=plan.explore,
+        explore=plan.opening.explore,
         seed=plan.seed,
         env_to_module=None if player is None else _names(player.env_to_module),
         module_to_env=None if player is None else _names(player.module_to_env),
