@@ -133,7 +133,7 @@ class Loop:
         except RAISED as err:
             raise self._policy_failed(err, live) from err
         state.memory = with_rows(state.memory, rows, acted.memory, len(self._live))
-        actions = acted.for_env if everybody else self._spread(acted.for_env, live)
+        actions = map_leaves(np.copy, acted.for_env) if everybody else self._spread(acted.for_env, live)  # may be written into
         self._obs, state.rewards, terminated, truncated, self._infos = self._copies.step(actions)
         try:
             self._sink.step(live, seen, infos, acted, state.rewards[rows])
