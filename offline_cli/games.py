@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -42,7 +42,6 @@ __all__ = [
 
 OBS, STATE = "obs", "state"
 SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # numbers of a state
-TURNS: Final = 1_000_000  # of agents that have ended, in a row, before an AEC environment is taken to hang
 
 
 def is_shown(state: NDArray[Any]) -> NDArray[np.bool_]:
@@ -225,13 +224,8 @@ class TurnGame(Game):
     def _next_turn(self) -> None:
         """On to the next agent that acts; those that have ended are shown that on the way."""
         played = self._played
-        for _ in range(TURNS):
-            if not played.agents:
-                return
-            if self._show(played.agent_selection, *played.last()):
-                return
+        while played.agents and not self._show(played.agent_selection, *played.last()):
             played.step(None)
-        raise ValueError(f"{TURNS:,} turns of agents that have ended, in a row")
 
 
 def _zeros(space: Space) -> Any:

@@ -414,9 +414,11 @@ class _Recording:
             self.episodes += len(batch)
             self.steps += batch.num_steps
             figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
-            done, wanted, unit = self.episodes, self.plan.episodes, "episodes"
-            if wanted is None:
-                done, wanted, unit = min(self.steps, self.plan.steps or 0), self.plan.steps or 0, "steps"
+            if self.plan.episodes is not None:
+                done, wanted, unit, figures["steps"] = self.episodes, self.plan.episodes, "episodes", float(self.steps)
+            else:
+                wanted, unit, figures["episodes"] = self.plan.steps or 0, "steps", float(self.episodes)
+                done = min(self.steps, wanted)
             self._on_progress(Progress("recording", done, wanted, unit, figures))
             if self._is_enough():
                 return

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from recording_envs import Aim, Count, Nested
 
 from offline_cli import Recorder, SingleAgentEpisode, inspect, open_dataset, validate
-from offline_cli.errors import BadData, UsageError
+from offline_cli.errors import BadData, Locked, UsageError
 
 
 def episodes_of(folder: Path) -> list[SingleAgentEpisode]:
