@@ -91,12 +91,12 @@ class RunFolder:
         """
         if resume and overwrite:
             raise exclusive(self.url, "run")
-        is_run = OURS in (whole_file(self._place.join(POLICY)) or b"")
+        is_file = self._place.is_file()
+        is_run = not is_file and OURS in (whole_file(self._place.join(POLICY)) or b"")
         if is_run and not (resume or overwrite):
             fix = "--resume to continue that run, --overwrite to replace it, or another --out"
             raise OutputExists("a run is there already", where=self.url, fix=fix)
-        others = [one for one in self._place.children() if one.name != LOCK and not is_own_part(one)]
-        if self._place.is_file() or (not is_run and others):
+        if is_file or (not is_run and any(one.name != LOCK and not is_own_part(one) for one in self._place.children())):
             raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
         if not (is_run and resume):  # a finished run is shown again wherever it is
             self._place.check_writable()
