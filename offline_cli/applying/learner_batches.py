@@ -230,6 +230,9 @@ def learner_columns(
     with playing(rl_module) as module:
         batch, _ = through(pipeline, episodes, where=where, rl_module=module)
     axes = 2 if rl_module is not None and is_stateful(rl_module) else 1
+    if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
+        what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
+        raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
     by_rows = FRAMES in batch
     stacked = (Columns.OBS, Columns.NEXT_OBS) if by_rows else ()
     columns = {name: _column(batch, name, None if name in stacked else spaces.get(name), axes) for name in asked}
