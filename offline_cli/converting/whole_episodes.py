@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -33,7 +32,7 @@ from offline_cli.converting.reset_rows import Resets
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes
-from offline_cli.errors import PROBLEM, BadEpisode, NoData, OfflineCliError
+from offline_cli.errors import PROBLEM, BadEpisode, NoData
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
 from offline_cli.formats.source import ROWS, Fragments, Scannable, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
@@ -89,14 +88,6 @@ class ExtraOutputs:
     def of_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Mapping[str, np.dtype[Any]]:
         """Those, by dotted path of the leaf, of the outputs that are kept."""
         return {path: dtype for path, dtype in dtypes.items() if path.partition(".")[0] in self.names}
-
-    def missed_by(self, error: OfflineCliError) -> BadEpisode | None:
-        """The error to raise in place of a piece's `error` about an output that is left out; None: it has another reason."""
-        for name, forms in self.left_out.items():
-            if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", error.what):
-                what = f"{error.what}; the sources differ in the extra model output {name!r}: {forms}"
-                return BadEpisode(what, where=error.where, fix=FIX, details={PROBLEM: "mixed-structures"})
-        return None
 
 
 CHOSEN: Final[Mapping[str, Callable[[Sequence[Source]], ExtraOutputs | None] | None]] = {
