@@ -11,8 +11,8 @@ Rows of one episode and agent that are apart in a line (agents that took turns) 
 either, where `new_obs` is not the next `obs`; a line continues the episode that the line before it in the file left unfinished,
 by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`, and counted.
 
-Lines of a policy are gathered while they have the same columns, shapes and dtypes, so that later stages work on large arrays. A
-line that cannot be read whole is rejected, and reading continues with the next.
+Lines are joined while they have the same columns, shapes and dtypes, so that later stages work on large arrays. A line that
+cannot be read whole is rejected, and reading continues with the next.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
-from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows
+from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows, form_of
 from offline_cli.formats.rllib.dtypes import Dtypes
-from offline_cli.formats.rllib.json_lines import Line, lines_of
+from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
 from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, chained, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
@@ -40,7 +40,7 @@ __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
-TOGETHER_BYTES: Final = 2 << 20  # of lines that are read as one
+TOGETHER_BYTES: Final = 2 << 20  # of lines whose rows are joined at once
 
 
 @dataclass(slots=True)
@@ -98,12 +98,19 @@ class SampleBatchSource(FileSource):
         yield from waiting
 
     def _lines(self, tally: Tally, rejects: Rejects) -> Iterator[PolicyRows]:
-        """The rows of all lines, with their ids; what cannot be read goes to the rejects."""
+        """The rows of all lines, with their ids: of lines of one form that follow each other, as one."""
         identifier = _Identifier(tally)
-        losses, last_loss = 0, ""
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
-        file = (-1, "")
-        for part in self._parts(BatchReader(tally, *self.info.spaces), tally, rejects):
+        losses, last_loss, file = 0, "", (-1, "")
+        waiting: list[list[PolicyRows]] = []  # by line, then by policy
+        nbytes, form = 0, list[object]()
+        for part in chain(self._parts(BatchReader(tally, *self.info.spaces), tally, rejects), [None]):
+            forms = [] if part is None else [rows.form for rows in part.found]
+            if waiting and (part is None or part.lost or part.file != file or forms != form or nbytes > TOGETHER_BYTES):
+                yield from (identifier.identify(PolicyRows.joined(found)) for found in zip(*waiting, strict=True))
+                waiting, nbytes = [], 0
+            if part is None:
+                return
             if part.lost:
                 losses, last_loss = losses + part.lost, part.place
                 rejects.lose_episodes(Lost.UNREADABLE, part.lost)
@@ -113,55 +120,42 @@ class SampleBatchSource(FileSource):
             for rows in part.found:
                 if told.get(rows.policy, 0) < losses:
                     rows.lost_before, told[rows.policy] = last_loss, losses
-                yield identifier.identify(rows)
+                nbytes += rows.nbytes
+            waiting += [part.found] if part.found else []
+            form = forms
 
     def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
         before = 0
         for number, file in enumerate(self.files):
-            for lines, lost in _gathered(lines_of(file, rejects, self.scope), rejects):
-                if lost:
-                    yield Part(lost=lost, place=file.url)
-                self.done = before + lines[-1].position if lines else self.done
-                tally.rows_in += len(lines)
-                for read, found in reader.read(lines):
-                    if isinstance(found, BadData):
-                        rejects.add(found, raw=read[0].data)
-                        yield Part(lost=1, place=found.where)
-                    else:
-                        yield Part(found, (number, read[0].file), read[0].data)
+            count = rejects.count
+            for line in lines_of(file, rejects, self.scope):
+                yield from _lost(rejects.count - count, file.url)
+                self.done = before + line.position
+                tally.rows_in += 1
+                try:
+                    yield Part(reader.read(line), (number, line.file), line.data)
+                except BadData as error:
+                    rejects.add(error, raw=line.data)
+                    yield Part(lost=1, place=error.where)
+                count = rejects.count
+            yield from _lost(rejects.count - count, file.url)
             before = self.done
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What some lines hold; or lines that could not be read."""
+    """What a line holds; or lines that could not be read."""
 
-    found: Sequence[PolicyRows] = ()
+    found: list[PolicyRows] = field(default_factory=list)  # of each policy
     file: tuple[int, str] = (0, "")  # its number, and URL: made-up ids go by its name, and by
     content: bytes = b""  # of its first line that can be read
     lost: int = 0  # lines
     place: str = ""  # of lost ones
 
 
-def _gathered(lines: Iterator[Line], rejects: Rejects) -> Iterator[tuple[list[Line], int]]:
-    """Some lines of one file (of an archive) at a time, and how many were lost right before them."""
-    waiting: list[Line] = []
-    nbytes, count = 0, rejects.count
-    lost = 0
-    for line in lines:
-        rejected = rejects.count - count
-        if waiting and (rejected or nbytes + len(line.data) > TOGETHER_BYTES or line.file != waiting[0].file):
-            yield waiting, lost
-            waiting, nbytes, lost = [], 0, 0
-        lost, count = lost + rejected, rejects.count
-        waiting.append(line)
-        nbytes += len(line.data)
-    rejected = rejects.count - count
-    if waiting:
-        yield waiting, lost
-        lost = 0
-    if lost + rejected:
-        yield [], lost + rejected
+def _lost(lines: int, place: str) -> Iterator[Part]:
+    if lines:
+        yield Part(lost=lines, place=place)
 
 
 def _ended(rows: PolicyRows) -> int:
@@ -369,4 +363,4 @@ def _key(rows: PolicyRows, row: int) -> tuple[str, str]:
 
 
 def _signature(rows: PolicyRows, trees: dict[str, Tree]) -> object:
-    return rows.t is None, map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", trees)
+    return rows.t is None, form_of(trees)
