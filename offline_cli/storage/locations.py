@@ -312,7 +312,7 @@ class Location:
 
         raw = self.ask("opening it", request)
         size = getattr(raw, "size", None)  # None: of an archive, or of a server that says nothing of sizes
-        return raw if size is None else remote_file(self, raw, size)
+        return raw if size is None else remote_file(raw, size, self.url, self.ask)
 
     def _small(self, size: int) -> bytes:
         """All bytes of a small file, in one request; one more where there are more than were listed."""
