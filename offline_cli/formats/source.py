@@ -305,7 +305,6 @@ class FileSource:
     files: Sequence[Any]  # Location or any Openable
     location: InitVar[str]
     declared: InitVar[SourceInfo | None] = None  # None: only format and location are known
-    own_limit: int | None = None  # bytes of memory that a row group of a shard of ours may take; None: the files are not ours
     info: SourceInfo = field(init=False)
     read_options: ReadOptions = field(default=ReadOptions(), init=False)
     unit: str = field(default=BYTES, init=False)
@@ -325,7 +324,7 @@ class FileSource:
 
     def over(self, files: Sequence[Any]) -> Self:
         """The same source with other files, which can be pickled."""
-        other = type(self)(files, self.info.location, self.info, self.own_limit)
+        other = type(self)(files, self.info.location, self.info)
         other.read_options = replace(self.read_options, on_progress=no_progress)
         return other
 

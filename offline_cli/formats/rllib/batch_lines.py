@@ -242,9 +242,7 @@ class BatchReader:
             if was_enabled:
                 gc.enable()
 
-    def rows(
-        self, batches: Mapping[str | None, Mapping[str, Any]], place: str, nbytes: int, tally: Tally
-    ) -> list[PolicyRows]:
+    def rows(self, batches: Mapping[str | None, Mapping[str, Any]], place: str, nbytes: int, tally: Tally) -> list[PolicyRows]:
         """The steps of each policy that has any, of its columns by name: as JSON has them, or arrays."""
         found = []
         for policy, batch in batches.items():

@@ -70,7 +70,6 @@ class RllibColumnsSource(FileSource):
             rejects,
             workers=self.read_options.workers,
             first_rows=self.read_options.limit,
-            own_limit=self.own_limit,
             on_cut=reading.cut,
             scope=self.scope,
         ):
