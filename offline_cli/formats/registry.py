@@ -36,17 +36,12 @@ __all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 AUTO: Final = "auto"
 TABLE: Final = "table"
 Open = Callable[[Sequence[Location], OpenContext], Source]
-TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "hf-arrow": "arrow", "csv": "csv"} | {
-    "json": "json",
-    "json-array": "json",
+TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "hf-arrow": "arrow"} | {
+    **{"csv": "csv", "json": "json", "json-array": "json"}
 }
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
-RECIPES: Final = {
-    "npy": "numpy-arrays",
-    "tfrecord": "rlds-datasets",
-    "rlds": "rlds-datasets",
-}
+RECIPES: Final = {"npy": "numpy-arrays", "rlds": "rlds-datasets"}
 """Where docs/formats.md has some lines of Python for them."""
 
 _log = logging.getLogger(__name__)

@@ -56,7 +56,8 @@ PER_STEP: Final = (Columns.REWARDS, *END_FLAGS, Columns.T, *IDS)
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 ROLE: Final = frozenset({*PER_STEP, *TREES, Columns.INFOS, "type", "count"})
 PER_SEQUENCE: Final = "state_in"
-NO_PLACE: Final = frozenset({*STEP_COLUMNS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
+PREVIOUS: Final = frozenset({"prev_actions", "prev_rewards"})
+NO_PLACE: Final = frozenset({*STEP_COLUMNS, *PREVIOUS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
 """Columns that are never extra model outputs: bookkeeping, and names that mean something else in our own tables."""
 
 PACKED: Final[dict[type, tuple[str, Any]]] = {float: ("d", np.float64), int: ("q", np.int64)}
@@ -375,6 +376,8 @@ class _Batch:
 def _why_dropped(name: str, value: Any) -> str:
     if name == UNROLL_ID:
         return "which piece of sampling a row came from: the order of rows says the same"
+    if name in PREVIOUS:
+        return "actions or rewards of the step before: the row before has them"
     if name == Columns.SEQ_LENS or name.startswith(PER_SEQUENCE):
         return "one row for each sequence, and not for each step"
     if name in NO_PLACE:

@@ -82,7 +82,7 @@ class SampleBatchSource(FileSource):
         nbytes = ended = 0
         is_settled = False
         for rows in incoming:
-            dtypes.observe(rows, _begins(rows) | _begins_line(rows))
+            dtypes.observe(rows)
             if is_settled:
                 yield rows
                 continue
