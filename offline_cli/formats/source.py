@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree
 
@@ -59,6 +60,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Openable: TypeAlias = Location  # a file of a source
 
 ROWS: Final = "rows"
 BYTES: Final = "bytes"
@@ -237,24 +239,6 @@ class Scannable(Protocol):
 
     def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """Of the extra model outputs, by dotted path of the leaf."""
-
-
-class Openable(Protocol):
-    """What is needed of a storage location."""
-
-    @property
-    def url(self) -> str:
-        """Path or URL, for messages."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether asking for the size costs nothing."""
-
-    def size(self) -> int:
-        """Bytes, as they are stored."""
-
-    def open(self) -> Any:
-        """The bytes, as a seekable file that is a context manager."""
 
 
 @dataclass(slots=True)

@@ -57,7 +57,9 @@ TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 ROLE: Final = frozenset({*PER_STEP, *TREES, Columns.INFOS, "type", "count"})
 PER_SEQUENCE: Final = "state_in"
 PREVIOUS: Final = frozenset({"prev_actions", "prev_rewards"})
-NO_PLACE: Final = frozenset({*STEP_COLUMNS, *PREVIOUS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
+NO_PLACE: Final = (
+    frozenset({*STEP_COLUMNS, *PREVIOUS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
+)
 """Columns that are never extra model outputs: bookkeeping, and names that mean something else in our own tables."""
 
 PACKED: Final[dict[type, tuple[str, Any]]] = {float: ("d", np.float64), int: ("q", np.int64)}
