@@ -109,11 +109,11 @@ def most_bytes(
         if chunk.physical_type == TEXT and chunk.has_dictionary_page:
             texts.append((chunk.num_values * packed, group, chunk))  # at most: all of its bytes one text that repeats
     if total + sum(worst for worst, _, _ in texts) <= enough:
-        return total + sum(worst for worst, _, _ in texts)
+        return int(total + sum(worst for worst, _, _ in texts))
     for worst, group, chunk in texts:
         with opening() as stream:
             total += min(worst, _by_longest(stream, metadata, group, chunk))
-    return total
+    return int(total)
 
 
 def _by_longest(stream: Any, metadata: Any, group: int, chunk: Any) -> int:
