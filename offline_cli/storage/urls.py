@@ -50,8 +50,6 @@ def decoded(link: str) -> str:
     if host.lower() not in ("", "localhost"):
         fix = f"file:///{host}{match[2]} with three slashes, or the place's path on this machine"
         raise UsageError(f"a file of another machine: this URL names the host {host}", where=blanked(link), fix=fix)
-    if "\0" in path or ("::" in path and "::" not in match[2]):
-        raise UsageError("a file URL that decodes to what no URL here can say", where=blanked(link), fix="give the path")
     return f"file://{path}"
 
 
