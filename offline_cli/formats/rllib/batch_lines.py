@@ -113,20 +113,25 @@ class PolicyRows:
 
     @classmethod
     def joined(cls, parts: Sequence[PolicyRows]) -> PolicyRows:
-        """The rows of several lines of one form, each part of one line; a line by itself costs far more in later stages."""
-
-        def whole(name: str) -> Any:
-            return None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
-
+        """The rows of lines of one form, one after the other: a line by itself costs far more in later stages."""
         if len(parts) == 1:
             return parts[0]
+
+        def whole(name: str) -> Any:
+            arrays = [getattr(part, name) for part in parts]
+            if arrays[0] is None:
+                return None
+            is_mixed = len({array.dtype.kind for array in arrays}) > 1  # ids of which some are text
+            return np.concatenate([array.astype(np.str_) for array in arrays] if is_mixed else arrays)
+
         trees = {name: [part.columns[name].tree for part in parts] for name in parts[0].columns}
         infos = [part.infos if part.infos is not None else [{}] * len(part) for part in parts]
+        starts = np.cumsum([0, *(len(part.places) for part in parts[:-1])])
         return replace(
             parts[0],
             places=tuple(chain.from_iterable(part.places for part in parts)),
             nbytes=sum(part.nbytes for part in parts),
-            line=np.repeat(np.arange(len(parts)), list(map(len, parts))),
+            line=np.concatenate([first + part.line for first, part in zip(starts, parts, strict=True)]),
             columns={
                 name: Column(map_leaves(lambda *leaves: np.concatenate(leaves), *found), parts[0].columns[name].typed)
                 for name, found in trees.items()

@@ -11,17 +11,17 @@ column wider from there on (`dtype-widened`): nothing is rounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.rllib.batch_lines import PolicyRows
+from offline_cli.formats.rllib.batch_lines import Column, PolicyRows
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, equal_values, flatten, unflatten_like
+from offline_cli.trees import equal_values, flatten, unflatten_like
 
 __all__ = ["Dtypes"]
 
@@ -103,14 +103,14 @@ class Dtypes:
             self._is_settled = True
             self.tally.assume("dtype-inferred", sum(evidence.inferred for evidence in self._evidence.values()))
 
-    def trees_of(self, rows: PolicyRows) -> dict[str, Tree]:
-        """The columns by name in their settled dtypes."""
+    def settled(self, rows: PolicyRows) -> PolicyRows:
+        """The rows with their columns in the settled dtypes."""
         found = {}
         for name, column in rows.columns.items():
             named = flatten(column.tree, _shared_name(name))
             cast = [leaf.astype(self._evidence[rows.policy, path].dtype, copy=False) for path, leaf in named]
-            found[name] = unflatten_like(column.tree, cast)
-        return found
+            found[name] = Column(unflatten_like(column.tree, cast), typed=True)
+        return replace(rows, columns=found)
 
 
 def _shared_name(name: str) -> str:

@@ -18,7 +18,7 @@ cannot be read whole is rejected, and reading continues with the next.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, ClassVar, Final
@@ -34,7 +34,7 @@ from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
 from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, chained, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
-from offline_cli.trees import Tree, equal_values, leaves, map_leaves
+from offline_cli.trees import equal_values, leaves, map_leaves
 
 __all__ = ["SampleBatchSource"]
 
@@ -65,10 +65,10 @@ class SampleBatchSource(FileSource):
         blocks: dict[str | None, _Block] = {}
         for rows in self._settled(self._lines(tally, rejects), dtypes, agents):
             block = blocks.setdefault(rows.policy, _Block(rows.policy, agents))
-            trees = dtypes.trees_of(rows)
-            if block.rows and not block.takes(rows, trees):
+            rows = dtypes.settled(rows)
+            if block.rows and not block.takes(rows):
                 yield block.flush(tally, rejects)
-            block.add(rows, trees)
+            block.add(rows)
             ended += _ended(rows)
             if self.read_options.limit is not None and ended >= self.read_options.limit:  # the caller may have enough
                 yield from (block.flush(tally, rejects) for block in blocks.values() if block.rows)
@@ -261,57 +261,64 @@ class _Block:
 
     policy: str | None
     agents: set[tuple[str | None, Any]]  # policy, agent index: all of the source
-    rows: list[PolicyRows] = field(default_factory=list)
-    trees: list[dict[str, Tree]] = field(default_factory=list)
+    rows: list[PolicyRows] = field(default_factory=list)  # whose columns have their settled dtypes
     nbytes: int = 0
-    _signature: object = None  # of the rows here
+    _form: object = None  # of the rows here
     _last: tuple[str, str] | None = None  # key of the row before this block, where it did not end its episode
 
-    def takes(self, rows: PolicyRows, trees: dict[str, Tree]) -> bool:
+    def takes(self, rows: PolicyRows) -> bool:
         """Whether these rows can share a batch with those here."""
-        return self.nbytes <= BLOCK_BYTES and self._signature == _signature(rows, trees)
+        return self.nbytes <= BLOCK_BYTES and self._form == _form(rows)
 
-    def add(self, rows: PolicyRows, trees: dict[str, Tree]) -> None:
-        """Append rows, whose columns are `trees` now."""
-        if not self.rows:
-            self._signature = _signature(rows, trees)
+    def add(self, rows: PolicyRows) -> None:
+        """Append rows."""
+        self._form = _form(rows)
         self.rows.append(rows)
-        self.trees.append(trees)
-        self.nbytes += sum(leaf.nbytes for tree in trees.values() for leaf in leaves(tree))
+        self.nbytes += sum(leaf.nbytes for column in rows.columns.values() for leaf in leaves(column.tree))
 
     def flush(self, tally: Tally, rejects: Rejects) -> Fragments:
         """All rows here; the block is empty then."""
-        starts = np.cumsum([0, *(len(rows.places) for rows in self.rows[:-1])]).tolist()
-        line = np.concatenate([first + rows.line for first, rows in zip(starts, self.rows, strict=True)])
-        number = np.arange(len(line)) - np.searchsorted(line, line)
-        names = tuple(chain.from_iterable(rows.places for rows in self.rows))
-        keys = self._keys()
+        rows = PolicyRows.joined(self.rows)
+        keys = self._keys(rows)
         self._tell_losses(keys, rejects)
-        steps = replace(self._steps(keys, line), where=lambda row: f"{names[line[row]]} row {number[row]}")
+        number = np.arange(len(rows)) - np.searchsorted(rows.line, rows.line)
+        trees = {name: column.tree for name, column in rows.columns.items()}
+        steps = StepRows(
+            keys=keys,
+            obs=trees.pop(Columns.OBS),
+            next_obs=trees.pop(Columns.NEXT_OBS, None),
+            actions=trees.pop(Columns.ACTIONS),
+            rewards=rows.rewards,
+            terminateds=rows.terminateds,
+            truncateds=rows.truncateds,
+            t=rows.t,
+            extra=trees,
+            infos=rows.infos,
+            reset_infos=None,
+            file=rows.line,
+            follows=self._last is not None and self._last == _key(rows, 0),
+            where=lambda row: f"{rows.places[rows.line[row]]} row {number[row]}",
+        )
         batch, first = fragments_of_rows(steps, tally)
-        last = self.rows[-1]
-        self._last = None if last.terminateds[-1] or last.truncateds[-1] else _key(last, -1)
-        self.trees, self.rows, self.nbytes = [], [], 0
-        return Fragments(batch, Origins.of_rows(names, line, number, first))
+        self._last = None if rows.terminateds[-1] or rows.truncateds[-1] else _key(rows, -1)
+        self.rows, self.nbytes = [], 0
+        return Fragments(batch, Origins.of_rows(rows.places, rows.line, number, first))
 
-    def _keys(self) -> Keys:
-        eps_id = _joined_names([rows.eps_id for rows in self.rows])
-        agent = _joined_names([rows.agent_index for rows in self.rows])
+    def _keys(self, rows: PolicyRows) -> Keys:
+        eps_id, agent = rows.eps_id, rows.agent_index
+        assert eps_id is not None
         changes = (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1])
         first = np.flatnonzero(np.concatenate([[True], changes]))
         codes: dict[tuple[Any, Any], int] = {}
         runs = [codes.setdefault(key, len(codes)) for key in zip(eps_id[first].tolist(), agent[first].tolist(), strict=True)]
-        shares = [self.agents != {(self.policy, name)} for _, name in codes]
+        named = [(eps, name, self.agents != {(self.policy, name)}) for eps, name in codes]  # the last: agents share it
         return Keys(
             code=np.repeat(np.array(runs, np.int64), np.diff(np.append(first, len(eps_id)))),
-            eps_ids=tuple(
-                agent_episode_id(eps, self.policy, name) if shared else str(eps)
-                for (eps, name), shared in zip(codes, shares, strict=True)
-            ),
-            agent_ids=tuple(str(name) if shared else None for (_, name), shared in zip(codes, shares, strict=True)),
+            eps_ids=tuple(agent_episode_id(eps, self.policy, name) if shared else str(eps) for eps, name, shared in named),
+            agent_ids=tuple(str(name) if shared else None for _, name, shared in named),
             module_ids=(self.policy,) * len(codes),
-            multi_agent_ids=tuple(str(eps) if shared else None for (eps, _), shared in zip(codes, shares, strict=True))
-            if any(shares)
+            multi_agent_ids=tuple(str(eps) if shared else None for eps, _, shared in named)
+            if any(shared for _, _, shared in named)
             else None,
         )
 
@@ -324,43 +331,11 @@ class _Block:
                     rejects.lose(keys.eps_ids[int(keys.code[row + first])], rows.lost_before)
             row += len(rows)
 
-    def _steps(self, keys: Keys, line: NDArray[np.int64]) -> StepRows:
-        rows = self.rows
-        trees = {name: map_leaves(_concatenated, *(part[name] for part in self.trees)) for name in self.trees[0]}
-        infos = [[{}] * len(part) if part.infos is None else part.infos for part in rows]
-        return StepRows(
-            keys=keys,
-            obs=trees.pop(Columns.OBS),
-            next_obs=trees.pop(Columns.NEXT_OBS, None),
-            actions=trees.pop(Columns.ACTIONS),
-            rewards=np.concatenate([part.rewards for part in rows]),
-            terminateds=np.concatenate([part.terminateds for part in rows]),
-            truncateds=np.concatenate([part.truncateds for part in rows]),
-            t=None if rows[0].t is None else np.concatenate([part.t for part in rows if part.t is not None]),
-            extra=trees,
-            infos=list(chain.from_iterable(infos)) if any(part.infos is not None for part in rows) else None,
-            reset_infos=None,
-            file=line,
-            follows=self._last is not None and self._last == _key(rows[0], 0),
-        )
-
-
-def _joined_names(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
-    """Ids of many lines in one array: integers, or text where one of them has text."""
-    arrays = [part for part in parts if part is not None]
-    if len({array.dtype.kind for array in arrays}) > 1:
-        arrays = [array.astype(np.str_) for array in arrays]
-    return np.concatenate(arrays)
-
-
-def _concatenated(*parts: NDArray[Any]) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
 
 def _key(rows: PolicyRows, row: int) -> tuple[str, str]:
     assert rows.eps_id is not None
     return str(rows.eps_id[row]), str(rows.agent_index[row])
 
 
-def _signature(rows: PolicyRows, trees: dict[str, Tree]) -> object:
-    return rows.t is None, form_of(trees)
+def _form(rows: PolicyRows) -> object:
+    return rows.t is None, {name: form_of(column.tree) for name, column in rows.columns.items()}
