@@ -70,7 +70,7 @@ class AskedEnvironment:
         same = [(place, spec) for place, spec in known if self._is(spec)]
         said_of = {self._note(spec): place for place, spec in reversed(known)}  # the first place of each note
         notes = [blanked(f"{place} is of {note}") for note, place in reversed(said_of.items()) if note]
-        given = {"kwargs": self.kwargs, "wrappers": self.wrappers}
+        given: dict[str, Any] = {"kwargs": self.kwargs, "wrappers": self.wrappers}
         asks = {name: value is None for name, value in given.items()}
         if not same or not any(asks.values()):
             return EnvironmentSpec(self.id, self.kwargs or {}, tuple(self.wrappers or ())), notes
@@ -88,8 +88,8 @@ class AskedEnvironment:
         taken = {name: asks[name] and bool(getattr(said, name)) for name in asks}
         if any(taken.values()):
             notes.append(blanked(f"--env {self.id} is made as {place} says: {said.flags(**taken)}"))
-        kwargs, wrappers = (getattr(said, name) if asks[name] else given[name] for name in asks)
-        return EnvironmentSpec(self.id, kwargs, tuple(wrappers)), notes
+        given |= {name: getattr(said, name) for name in asks if asks[name]}
+        return EnvironmentSpec(self.id, given["kwargs"], tuple(given["wrappers"])), notes
 
     def _is(self, spec: EnvironmentSpec) -> bool:
         """Whether data is of this environment, of which it says a file, and not its folder."""

@@ -23,10 +23,8 @@ from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.parquet_files import schema_of
 from offline_cli.formats.rllib.batch_lines import is_batch
 from offline_cli.formats.rllib.columns import NEEDED
-from offline_cli.formats.rllib.json_lines import Line, lines_of
-from offline_cli.formats.step_rows import END_FLAGS
+from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.tables.packing import is_named_csv, looks_like_csv, packing_of, unpacked_head
-from offline_cli.json_documents import from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.storage.timeouts import ReadingPool
@@ -73,7 +71,6 @@ MAGIC: Final = {
     b"PK\x03\x04": "lines",
     b"PK\x05\x06": "lines",
 }
-ONE_PER_STEP: Final = (Columns.EPS_ID, Columns.T, Columns.REWARDS, *END_FLAGS)
 SETTINGS: Final = (".toml", ".ini", ".cfg")
 PARQUET: Final = ".parquet"
 HEAD_BYTES: Final = 1 << 16
@@ -248,22 +245,12 @@ def _lines_kind(files: Sequence[Location]) -> str:
         except BadData as error:
             damaged = damaged or error
         else:
-            if line is not None and is_batch(line) and not _is_one_step(line):
+            if line is not None and is_batch(line):
                 return "sample-batch"
             starts |= {_first_letter(file)}
     if damaged is not None:
         raise damaged
     return "json" if b"{" in starts else "zip" if b"P" in starts else "json-array"
-
-
-def _is_one_step(line: Line) -> bool:
-    """Whether a line with RLlib's names is a row of a table: a batch has a list, or packed text, in every column."""
-    try:
-        record = from_json(line.data)
-    except ValueError:
-        return False
-    typed = not isinstance(record, dict) or record.get("type") is not None or "policy_batches" in record
-    return not typed and any(isinstance(record.get(name), (int, float)) for name in ONE_PER_STEP)
 
 
 def _first_letter(file: Location) -> bytes:

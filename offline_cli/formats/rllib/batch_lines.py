@@ -12,7 +12,6 @@ are left out, with the reason. Rows that pad sequences to one length are removed
 from __future__ import annotations
 
 import gc
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,9 +43,7 @@ MAX_WRAPPERS: Final = 4
 FIX: Final = "write the file again from its source, or --on-error skip to leave out the line"
 
 START: Final = 1 << 16  # bytes of a line that are searched where it cannot be parsed
-TYPED: Final = re.compile(rb'\\?"type\\?"\s*:\s*\\?"(?:SampleBatch|MultiAgentBatch)\\?"')  # escaped within a wrapper's text
-TYPED_START: Final = re.compile(rb'\s*\{\s*(?:"value"\s*:\s*"?\{\s*)?' + TYPED.pattern)
-NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEEDED]
+KINDS: Final = (SAMPLE_BATCH.encode(), MULTI_AGENT_BATCH.encode(), POLICY_BATCHES.encode())
 
 AGENT_INDEX: Final = "agent_index"
 UNROLL_ID: Final = "unroll_id"
@@ -169,19 +166,21 @@ def form_of(tree: Tree) -> object:
 
 
 def is_batch(line: Line) -> bool:
-    """Whether a line is a batch, or was one before it was cut: by its type, or by the columns that every batch has."""
-    start = line.data[:START]
-    if TYPED_START.match(start):
-        return True
+    """Whether a line is a batch, or was one before it was cut: by its type, or by the columns that every batch has.
+
+    A row of a table may have their names, but has one value where a batch has a list.
+    """
     try:
         record = _parsed(line)
-    except BadData:  # a line cut in half may still show its type
-        return bool(TYPED.search(start)) or POLICY_BATCHES.encode() in start or all(name.search(start) for name in NAMED)
+    except BadData:  # a line cut in half may still show what it was
+        start = line.data[:START]
+        return any(word in start for word in KINDS) or all(f'"{name}'.encode() in start for name in NEEDED)
     if not isinstance(record, dict):
         return False
-    if record.get("type") is None:
-        return POLICY_BATCHES in record or all(name in record for name in NEEDED)
-    return record["type"] in (SAMPLE_BATCH, MULTI_AGENT_BATCH)
+    if record.get("type") is not None or POLICY_BATCHES in record:
+        return record.get("type") in (SAMPLE_BATCH, MULTI_AGENT_BATCH, None)
+    is_row = any(isinstance(record.get(name), (int, float)) for name in PER_STEP)
+    return all(name in record for name in NEEDED) and not is_row
 
 
 def _parsed(line: Line) -> Any:

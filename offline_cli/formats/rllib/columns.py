@@ -399,13 +399,11 @@ def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
 
 def _difference(have: Shapes, want: Shapes) -> str:
     """Why steps of the two cannot share an episode; a column that only one has is no reason, unless it is required."""
-    obs, new_obs = (_below(have, name) for name in (Columns.OBS, Columns.NEXT_OBS))
-    if new_obs and new_obs != obs:
-        return f"column {Columns.NEXT_OBS} has {_in_words(new_obs)}, and column {Columns.OBS} {_in_words(obs)}"
-    for name in (*TREES, *have):
-        mine, theirs = _below(have, name), _below(want, name)
+    pairs = [(Columns.NEXT_OBS, _below(have, Columns.NEXT_OBS), _below(have, Columns.OBS), f"column {Columns.OBS}")]
+    pairs += [(name, _below(have, name), _below(want, name), "other rows") for name in (*TREES, *have)]
+    for name, mine, theirs, others in pairs:
         if mine and theirs and mine != theirs:
-            return f"column {name} has {_in_words(mine)} here and {_in_words(theirs)} in other rows"
+            return f"column {name} has {_in_words(mine)} here, and {others} {_in_words(theirs)}"
     return ""
 
 
