@@ -95,10 +95,12 @@ def most_bytes(
     groups: Iterable[int],
     *,
     enough: int,
+    exact: bool = False,
 ) -> int:
     """Bytes that `columns` (None: all) of some row groups take in memory at most; a rough bound where that is within `enough`.
 
-    `opening` gives the file, `metadata` its checked footer. Raises what Arrow raises.
+    `exact`: beyond it, texts are added up, which takes longer than to read them. `opening` gives the file, `metadata` its
+    checked footer. Raises what Arrow raises.
     """
     lengths = {metadata.schema.column(i).path: metadata.schema.column(i).length for i in range(metadata.num_columns)}
     total, texts = 0, []
@@ -108,23 +110,41 @@ def most_bytes(
         total += max(packed, rows * width)
         if chunk.physical_type == TEXT and chunk.has_dictionary_page:
             texts.append((chunk.num_values * packed, group, chunk))  # at most: all of its bytes one text that repeats
-    if total + sum(worst for worst, _, _ in texts) <= enough:
-        return int(total + sum(worst for worst, _, _ in texts))
-    for worst, group, chunk in texts:
-        with opening() as stream:
-            total += min(worst, _by_longest(stream, metadata, group, chunk))
-    return int(total)
+    for count in (_by_longest, _added_up) if exact else (_by_longest,):
+        if total + sum(worst for worst, _, _ in texts) <= enough:
+            break
+        for number, (worst, group, chunk) in enumerate(texts):
+            with opening() as stream:
+                texts[number] = (min(worst, count(stream, metadata, group, chunk, worst)), group, chunk)
+    return int(total + sum(worst for worst, _, _ in texts))
 
 
-def _by_longest(stream: Any, metadata: Any, group: int, chunk: Any) -> int:
+def _by_longest(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
     """Bytes that the texts of a chunk cannot exceed, by the longest entry of its dictionary, which comes with the first row.
 
     That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two entries are the chunk's own.
     """
-    path = chunk.path_in_schema
-    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False, buffer_size=PAGE)
-    batch = next(parquet.iter_batches(batch_size=1, row_groups=[group], columns=[path], use_threads=False), None)
+    batch = next(_numbered(stream, metadata, group, chunk, rows=1, buffer_size=PAGE), None)
     column = None if batch is None else batch.column(0)
     if column is None or not pa.types.is_dictionary(column.type) or len(column.dictionary) < 2:
-        return int(chunk.num_values * chunk.total_uncompressed_size)
+        return worst
     return int(chunk.num_values * (pc.max(pc.binary_length(column.dictionary)).as_py() or 0))
+
+
+def _added_up(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
+    """Bytes of the texts of a chunk; `worst` of texts within lists and structs."""
+    found = 0
+    for batch in _numbered(stream, metadata, group, chunk, rows=1 << 16):
+        column = batch.column(0)
+        if not pa.types.is_dictionary(column.type):
+            return worst
+        sizes = pc.cast(pc.binary_length(column.dictionary), pa.int64())
+        found += pc.sum(sizes.take(column.indices)).as_py() or 0
+    return found
+
+
+def _numbered(stream: Any, metadata: Any, group: int, chunk: Any, *, rows: int, **options: Any) -> Any:
+    """Batches of a column of texts, read as a dictionary and numbers."""
+    path = chunk.path_in_schema
+    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False, **options)
+    return parquet.iter_batches(batch_size=rows, row_groups=[group], columns=[path], use_threads=False)

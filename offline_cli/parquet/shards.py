@@ -130,7 +130,8 @@ def read_row_groups(
         with _parquet_failures(location):
             part = file if file.is_threaded else _fetched(file, location, group, columns)
             source = nullcontext(file.stream if part is file else part.source)
-            taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=memory_limit // READING)
+            enough = memory_limit // READING
+            taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=enough, exact=True)
             if taken > memory_limit:
                 needs, limit = f"{taken / 2**20:,.1f} MiB", f"{memory_limit / 2**20:,.1f} MiB"
                 what = f"reading row group {group} may take {needs}, more than the memory limit of {limit}"
