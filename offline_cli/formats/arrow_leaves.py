@@ -50,6 +50,8 @@ def unpacked_size(column: pa.ChunkedArray) -> int:
 
 def why_no_numbers(column: pa.ChunkedArray, field: pa.Field) -> str:
     """What keeps `tree_of` from making arrays of the column, by its type or the first of its texts or bytes; "": nothing."""
+    if pa.types.is_struct(field.type):
+        return next(filter(None, map(why_no_numbers, column.flatten(), field.type)), "")
     try:
         if not (is_text(field.type) or _is_bytes(field.type)):
             tree_of(column.slice(0, 0), field, where=lambda _: "")

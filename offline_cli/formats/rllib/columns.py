@@ -403,7 +403,7 @@ def _difference(have: Shapes, want: Shapes) -> str:
     pairs += [(name, _below(have, name), _below(want, name), "other rows") for name in (*TREES, *have)]
     for name, mine, theirs, others in pairs:
         if mine and theirs and mine != theirs:
-            return f"column {name} has {_in_words(mine)} here, and {others} {_in_words(theirs)}"
+            return f"column {name} has {_in_words(mine)}, and {others} {_in_words(theirs)}"
     return ""
 
 
