@@ -168,8 +168,6 @@ KINDS: Final = frozenset(
         "null-as-nan",
         "numbers-as-text",
         "padding-removed",
-        "prev-actions-dropped",
-        "prev-rewards-dropped",
         "repeated-steps",
         "reset-observation",
         "reset-row",

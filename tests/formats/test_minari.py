@@ -20,7 +20,7 @@ from offline_cli.converting.operations.differences import diff
 from offline_cli.converting.operations.merging import merge
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, NoData, OutputExists, UnsupportedSpace
-from offline_cli.formats.opening import open_source
+from offline_cli.formats.opening import open_sources
 
 Tree = Any
 
@@ -130,7 +130,7 @@ def test_two_datasets_below_a_folder_are_refused_and_two_folders_are_merged(tmp_
     for name in ("one", "two"):
         shutil.copytree(FOREIGN / "minari_hdf5", tmp_path / "both" / name)
     with pytest.raises(BadData):
-        open_source(str(tmp_path / "both"))
+        open_sources(str(tmp_path / "both"))[0]
     convert(FOREIGN / "minari_hdf5", tmp_path / "D")
     convert([str(FOREIGN / "minari_hdf5"), str(FOREIGN / "minari_hdf5")], tmp_path / "same")
     assert diff(tmp_path / "same", tmp_path / "D").equal

@@ -196,7 +196,7 @@ class OwnFolder:
         if found is None or not self.readable:
             return None
         kind = RllibEpisodesSource if found.format == "episodes" else RllibColumnsSource
-        return kind(self.readable, self.location.url, info_of(found, self.location.url), self.memory_limit)
+        return kind(self.readable, self.location.url, info_of(found, self.location.url))
 
     def comparisons(self) -> tuple[ManifestFigures | None, PlainColumns | None]:
         """What is to be compared while the shards are read: figures, and columns beside packed bytes."""
