@@ -36,7 +36,7 @@ from offline_cli.datasets.lock import APPENDS_TO
 from offline_cli.datasets.manifest import CHANGES, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import Rows, ShardReader, row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes, same_structure
+from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes
 from offline_cli.datasets.shard_sequence import ShardSequence, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
 from offline_cli.datasets.target_folder import TargetFolder
@@ -226,23 +226,7 @@ class DatasetWriter:
         if not len(batch):
             return
         self._take_ids(batch.ids)
-        while (first := self._rows.first_change(batch)) is not None:  # a table cannot change its columns half way
-            if self._base is not None and self._base.shards:
-                what = (
-                    f"episode {batch.ids[first]} has infos, or an assumed last observation; the dataset has no columns for them"
-                )
-                fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
-                raise BadEpisode(what, where=self.location.url, fix=fix)
-            self._push(batch.select(slice(0, first)))
-            self._put(self._cutter.begin_shard())
-            self._rows.add_columns(batch)
-            batch = batch.select(slice(first, len(batch)))
-        self._push(batch)
-
-    def _push(self, batch: EpisodeBatch) -> None:
-        if not len(batch):
-            return
-        if self._last is not None and not same_structure(self._last, batch):
+        if self._last is not None and self._last.structure_difference(batch):  # which one table cannot hold
             self._put(self._cutter.flush())
         self._last = batch
         self._put(self._cutter.push(batch, self._rows.rows_of(batch), raw_bytes(batch)))
@@ -352,7 +336,6 @@ class DatasetWriter:
         shards = self._open_shards()
         self._put(self._cutter.flush())
         shards.close()
-        shards.complete(self._rows)
         counted = self._tally.assumptions if assumptions is None else assumptions
         manifest = self._manifest(shards, complete, {**counted, **(self._not_finite or {})}, episodes_lost)
         if self._base is not None:
@@ -398,7 +381,7 @@ class DatasetWriter:
         see = None if self._not_finite is None else self._see
         for place in self._target.own_shards():
             adopted = adopt(place, reader, self._rows, self._statistics, see)
-            shards.adopt(adopted.shard, adopted.schema)
+            shards.finished.append(adopted.shard)
             self._take_ids(adopted.ids)
             ids.update(adopted.ids)
         self._adopted_ids = frozenset(ids)
