@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
 from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
-from offline_cli.datasets.lock import APPENDS_TO, WritingNote
+from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
 from offline_cli.datasets.reading import Rows, ShardReader
@@ -268,7 +268,7 @@ class Dataset:
             begins = np.cumsum([0, *lengths])
             rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            tables = [kept.table((place.url, one), lambda one=one: reader.table(file(), place, one)) for one in groups.tolist()]
+            tables = [kept.table(place.url, one, lambda one: reader.table(file(), place, one)) for one in groups.tolist()]
             sizes = np.array([table.num_rows for table in tables])
             moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
@@ -373,10 +373,10 @@ class RowGroups:
     def __reduce__(self) -> tuple[type[RowGroups], tuple[()]]:
         return RowGroups, ()
 
-    def table(self, key: tuple[str, int], read: Callable[[], Any]) -> Any:
-        """The pa.Table of a row group, by the URL of its shard and its number."""
-        table = self._held.pop(key, None)
-        self._held[key] = found = read() if table is None else table
+    def table(self, url: str, group: int, read: Callable[[int], Any]) -> Any:
+        """The pa.Table of a row group of the shard at `url`, by its number; `read` gives it where it is not held."""
+        table = self._held.pop((url, group), None)
+        self._held[url, group] = found = read(group) if table is None else table
         if len(self._held) > KEPT:
             self._held.popitem(last=False)
         return found
@@ -404,21 +404,17 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
         note = WritingNote.read(folder)
     except BadData:  # a broken note says no less that nobody has finished
         note = None
-    began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
+    began = "" if note is None else f": {note.command}, since {note.started}, process {note.pid} on {note.host}"
+    what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}{began}"
     if note is not None and note.is_at_work is not False:
-        what, fix = (
-            f"a writer has not finished this {note.writes}, and is at work on it",
-            "wait until it ends, then run this again",
-        )
+        fix = "wait until it ends, then run this again"
         if note.is_at_work is None:
-            what = f"a writer has not finished this {note.writes}, and may be at work"
             fix += "; where it has ended, the same command with --resume --force-unlock"
-        return Uncommitted(f"{what}{began}", where=folder.url, fix=fix, details={"holder": note.holder})
+        return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})
     if note is not None and note.writes != DATASET.noun:
         fix = "run the same command again with --overwrite, and read the recordings that it reads"
-        return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)
+        return Uncommitted(what, where=folder.url, fix=fix)
     fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if has_manifest:
-        done = "added to" if note is not None and APPENDS_TO in note.options else "overwritten"
-        fix += f"; or offline-cli repair --keep old to go back to the dataset that was being {done}"
-    return Uncommitted(f"{NOT_FINISHED}{began}", where=folder.url, fix=fix)
+        fix += "; or offline-cli repair --keep old to go back to the dataset as it was before"
+    return Uncommitted(what, where=folder.url, fix=fix)

@@ -336,7 +336,7 @@ def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: boo
     for step, *infos in sorted(_unlike(*texts), key=itemgetter(0))[:1]:
         found.append(_difference(step, Columns.INFOS, *(json.loads(text or "{}") for text in infos)))
     known = [_of_episode(batch, everything=everything) for batch in (one, other)]
-    singles = [{name: None if of[name] is None else of[name][0] for name in OF_EPISODE} for of in known]
+    singles = [{name: None if values is None else values[0] for name, values in of.items()} for of in known]
     found += [_difference(None, name, *values) for name, *values in _unlike(*singles)]
     assert found, "episodes of other fingerprints differ"
     return min(found, key=lambda one: np.inf if one["step"] is None else one["step"])
@@ -352,8 +352,8 @@ def _difference(step: int | None, column: str | None, a: Any, b: Any, index: Seq
 
 
 def _unlike_forms(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:
-    for path, *forms_of in _unlike(_forms(one), _forms(other)):
-        yield _difference(0, path, *map(in_words, forms_of))
+    for path, mine, theirs in _unlike(_forms(one), _forms(other)):
+        yield _difference(0, path, in_words(mine), in_words(theirs))
 
 
 def _unlike_values(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:

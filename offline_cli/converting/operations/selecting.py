@@ -218,8 +218,8 @@ def split(
     goes_to[left] = np.arange(len(left))
     to_write = [] if options["dry_run"] else [targets[number] for number in left]
     stream, written = operation.write(to_write, survey, goes_to[part_of])
-    for number, manifest in zip(left, written, strict=False):
-        manifests[number] = manifest
+    for number, new in zip(left, written, strict=False):
+        manifests[number] = new
     parts, lengths = dict[str, dict[str, Any]](), survey.column(Columns.LENGTH)
     for number, (target, manifest) in enumerate(zip(targets, manifests, strict=True)):
         mine = part_of == number
