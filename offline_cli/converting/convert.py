@@ -43,7 +43,7 @@ from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, commit
 from offline_cli.converting.whole_episodes import CHOSEN
 from offline_cli.datasets.appending import Base
 from offline_cli.datasets.lock import unlock
-from offline_cli.datasets.target_folder import check_apart
+from offline_cli.datasets.target_folder import check_apart, exclusive
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
@@ -183,6 +183,8 @@ def convert(
     read_as += tuple(sorted(options["drop"]))
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
+    if options["resume"] and options["overwrite"]:
+        raise exclusive(target.url, "dataset")
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     base = base_of(target, options)
