@@ -47,7 +47,7 @@ from offline_cli.datasets.ownership import (
     shard_files,
 )
 from offline_cli.datasets.reading import RowFormat, ShardReader, row_format
-from offline_cli.datasets.shard_sequence import Adopted, ShardSequence, adopt
+from offline_cli.datasets.shard_sequence import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, UsageError
@@ -549,11 +549,7 @@ class _Plan:
 
     def _write_manifest(self, lock: WritingLock) -> None:
         folder = self.found.folder
-        sequence = ShardSequence(folder, "", compression=self.facts.parts["compression"], guard=lock.guard)
-        for adopted in self.sound:
-            sequence.adopt(adopted.shard, adopted.schema)
-        sequence.complete(self.rows)
-        manifest = self.manifest(sequence.finished)
+        manifest = self.manifest([adopted.shard for adopted in self.sound])
         keep_names(folder.join(DATA), folder.join(QUARANTINE))  # whose writer may have been killed before that
         with lock.guard():  # shards may have taken long
             if self.found.manifest_bytes is not None:
