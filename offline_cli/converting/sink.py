@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -57,12 +56,10 @@ __all__ = [
     "Written",
     "committed",
     "known_formats",
-    "opened_sink",
     "refuse_existing",
     "sink_named",
 ]
 
-MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
 PACKAGE: Final = "offline-cli"
 
 
@@ -126,22 +123,6 @@ OURS: Final = {
 def sink_named(name: str) -> SinkKind:
     """The sink that `--to` names. Raises as `named_plugin` does."""
     return named_plugin(SINKS, name, OURS, SinkKind, option="--to", made=output_writer)
-
-
-def opened_sink(kind: SinkKind, target: Location, context: SinkContext) -> Sink:
-    """The sink that `kind` opens. Raises BadConfig where it is not a Sink, and what opening raises."""
-    sink: Any = kind.open(target, context)
-    missing = [name for name in MEMBERS if not hasattr(type(sink), name)]
-    if missing:
-        what = f"the sink {kind.name!r} opens a {type(sink).__name__}, which is not a Sink: it lacks {', '.join(missing)}"
-        raise BadConfig(what, where=f"--to {kind.name}", fix="define what offline_cli.converting.sink.Sink lists")
-    try:
-        inspect.signature(sink.commit).bind(assumptions={}, episodes_lost=None)
-    except TypeError as error:
-        fix = "def commit(self, *, assumptions, episodes_lost)"
-        raise BadConfig(f"commit() of the sink {kind.name!r}: {error}", where=f"--to {kind.name}", fix=fix) from error
-    opened: Sink = sink
-    return opened
 
 
 def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
