@@ -26,8 +26,7 @@ import gymnasium.wrappers
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
 from offline_cli.games import Game, common_spaces, game_of
-from offline_cli.import_path import call_of, hidden_file, module_named, names_file, no_module
-from offline_cli.named_code import MOST_NAMES, PYTHON, defined_in, meant_by
+from offline_cli.import_path import PYTHON, call_of, hidden_file, module_named, names_file, no_module
 from offline_cli.spaces import Space, check_supported, declared_spaces
 
 __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
@@ -177,11 +176,10 @@ def _spec(name: str) -> Any:
     except gym.error.Error as err:
         if callable(made := getattr(imported, id_, None)):
             return made
-        known = _near(id_, [*gym.registry, *(vars(imported) if imported else ())]) or _defined_in(imported)
+        known = _near(id_, [*gym.registry, *(vars(imported) if imported else ())])
         why = f"the module {module} neither registers {id_!r} nor has such a class or function"
         why = why if colon and isinstance(err, (gym.error.NameNotFound, gym.error.NamespaceNotFound)) else str(err)
-        said, meant = meant_by(name)
-        raise _unknown(name, said or why, [*(f"{module}{colon}{match}" for match in known), *meant]) from err
+        raise _unknown(name, why, [f"{module}{colon}{match}" for match in known]) from err
 
 
 def _register_atari(name: str) -> None:
@@ -193,26 +191,19 @@ def _register_atari(name: str) -> None:
         raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
 
 
-def _defined_in(module: ModuleType | None) -> list[str]:
-    """What the file of a module defines, where it is one; the first few."""
-    return defined_in(getattr(module, "__file__", None) or "")[:MOST_NAMES]
-
-
 def _near(name: str, known: Sequence[str]) -> list[str]:
     return difflib.get_close_matches(name, known, n=3, cutoff=0.5)
 
 
 def _maker(name: str) -> Callable[[], Any]:
-    module, _, attribute = name.removeprefix(PYTHON).rpartition(":")
-    said, meant = meant_by(name)
-    if said or meant:
-        raise _unknown(name, said or "it names no module", meant)
+    module, colon, attribute = name.removeprefix(PYTHON).rpartition(":")
+    if not colon:
+        raise _unknown(name, "it names no module and attribute")
     imported = _imported(module, name)
     found = getattr(imported, attribute, None)
     if found is None:
         hidden = hidden_file(module, imported)
-        known = _near(attribute, list(vars(imported))) or _defined_in(imported)
-        near = [hidden] if hidden else [f"{module}:{match}" for match in known]
+        near = [hidden] if hidden else [f"{module}:{match}" for match in _near(attribute, list(vars(imported)))]
         raise _unknown(name, f"{module} has no {attribute!r}", [f"{PYTHON}{match}" for match in near])
     if not callable(found):
         raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")

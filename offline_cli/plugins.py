@@ -20,7 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, MissingPackage, UsageError
-from offline_cli.import_path import named_object, names_file
+from offline_cli.import_path import PYTHON, named_object, names_file
 from offline_cli.json_documents import fault_of_schema
 
 __all__ = [
@@ -71,7 +71,6 @@ KINDS: Final = {
     COMMANDS: "command",
 }
 OPTION: Final = "--plugin"
-PYTHON: Final = "python:"
 
 _log = logging.getLogger(__name__)
 _loaded: dict[str, str] = {}  # packages that registered what was imported, by the top module of that
