@@ -19,7 +19,6 @@ from typing import Any
 
 __all__ = [
     "deeper_than",
-    "fault_of_schema",
     "from_json",
     "load_schema",
     "mistakes",
@@ -93,19 +92,6 @@ def mistakes_by(document: Any, schema: Mapping[str, Any]) -> list[str]:
     import jsonschema
 
     return _listed(jsonschema.Draft202012Validator(schema), document)
-
-
-def fault_of_schema(schema: Any) -> str:
-    """Why `schema`, another package's, is not a JSON Schema of an object's properties; empty where nothing does."""
-    import jsonschema
-
-    if not isinstance(schema, Mapping):
-        return f"it is {schema!r}, not a mapping"
-    try:
-        jsonschema.Draft202012Validator.check_schema(dict(schema))
-    except jsonschema.SchemaError as err:
-        return _describe(err)
-    return ""
 
 
 def _listed(validator: Any, document: Any) -> list[str]:

@@ -79,7 +79,6 @@ def test_every_copy_is_closed_when_its_use_raises(here: Path) -> None:
     [
         ("CartPoel-v1", "CartPole-v1"),
         ("gymnasium.envs:CartPoel-v1", "gymnasium.envs:CartPole-v1"),
-        ("python:envs_good:mak", "python:envs_good:make"),
         ("envs_good:mak", "envs_good:make"),
     ],
 )

@@ -221,56 +221,38 @@ def check_fits(
     """
     problems = list(_problems(tree, space, name, meanings))
     if problems:
+        what, row = problems[0]
+        other = "or correct what it says" if not said_by.startswith("--env ") else "or leave --env out to infer spaces"
         raise SpaceMismatch(
-            f"{problems[0].what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
-            where=where(problems[0].row),
-            fix=_other_space(said_by),
-            details={"problems": [problem.what for problem in problems]},
+            f"{what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
+            where=where(row),
+            fix=f"name the environment that was recorded with --env, {other}",
+            details={"problems": [what for what, _ in problems]},
         )
 
 
-class _Problem(NamedTuple):
-    what: str
-    row: int | None = None  # of the first value that does not fit; None: all rows are alike
-
-
-def _other_space(said_by: str) -> str:
-    if said_by.startswith("--env "):
-        return f"name the environment that was recorded in place of {said_by}, or leave --env out to infer spaces from the data"
-    return f"name the environment that was recorded with --env, or correct what {said_by} says"
-
-
-def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterator[_Problem]:
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-        have = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, tuple) else None
-        if have is None or set(have) != set(parts) or isinstance(tree, dict) != isinstance(space, spaces.Dict):
-            yield _Problem(f"{name} has other parts")
-            return
-        for key, part in parts.items():
-            yield from _problems(have[key], part, f"{name}.{key}", meanings)
-    elif isinstance(tree, (dict, tuple)):
-        yield _Problem(f"{name} has parts")
-    elif tree.shape[1:] != tuple(space.shape or ()):
-        yield _Problem(f"{name} has values of shape {tree.shape[1:]}, not {tuple(space.shape or ())}")
-    elif not isinstance(space, spaces.Box):
-        yield from _categories(tree, space, name, meanings)
-
-
-def _categories(leaf: NDArray[Any], space: Space, name: str, meanings: Meanings) -> Iterator[_Problem]:
-    if leaf.dtype.kind not in "biuf":
-        yield _Problem(f"{name} holds {leaf.dtype} values that are not whole numbers")
+def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterator[tuple[str, int | None]]:
+    """What does not fit, and the row of the first such value; None: all rows are alike."""
+    leaves, parts = dict(flatten(tree, name)), leaf_spaces(space, name)
+    if leaves.keys() != parts.keys():
+        yield f"{name} has other parts", None
         return
-    if leaf.dtype.kind == "f" and (broken := leaf != np.floor(leaf)).any():  # true of NaN too
-        row, at, value = _first(leaf, broken)
-        which = meanings.column(name, at, leaf.shape[1:])
-        yield _Problem(f"{name} holds {value}, which is not a whole number, in {leaf.dtype}{which}", row)
-        return
-    low, high = category_bounds(space)
-    bad = (leaf < low) | (leaf > high)
-    if bad.any():
-        row, at, value = _first(leaf, bad)
-        yield _Problem(f"{name} holds {value}, which is not a category{meanings.column(name, at, leaf.shape[1:])}", row)
+    for path, part in parts.items():
+        leaf = leaves[path]
+        if leaf.shape[1:] != tuple(part.shape or ()):
+            yield f"{path} has values of shape {leaf.shape[1:]}, not {tuple(part.shape or ())}", None
+        elif isinstance(part, spaces.Box):
+            continue
+        elif leaf.dtype.kind not in "biuf":
+            yield f"{path} holds {leaf.dtype} values that are not whole numbers", None
+        else:
+            low, high = category_bounds(part)
+            bad = (leaf < low) | (leaf > high)
+            if leaf.dtype.kind == "f":
+                bad |= leaf != np.floor(leaf)  # true of NaN too
+            if bad.any():
+                row, at, value = _first(leaf, bad)
+                yield f"{path} holds {value}, which is not a category{meanings.column(path, at, leaf.shape[1:])}", row
 
 
 def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Sequence[int], Any]:
