@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,15 +86,16 @@ class Stitcher:
         if self.limit is not None:
             self.limit.check(batch, location)
         new, again = self._whole_ones(batch)
-        if new.all():
-            yield self._pass(batch, origins, location)
+        entries = np.flatnonzero(new)
+        if len(entries):
+            chosen = batch if len(entries) == len(batch) else batch.select(entries)
+            yield self._pass(chosen, origins and origins.taken(entries), location)
+        if len(entries) == len(batch):
             return
-        if new.any():
-            yield self._pass(batch.select(np.flatnonzero(new)), origins and origins.taken(np.flatnonzero(new)), location)
-        place = [location] * len(batch) if origins is None else origins
+        place: Any = [location] * len(batch) if origins is None else origins
         rest = ~new
         for entry, own in zip(again, fingerprints(batch.select(again)).tolist() if again else (), strict=True):
-            if self._is_passed(batch.ids[entry], own, lambda entry=entry: batch.select([entry])):  # type: ignore[misc]
+            if self._is_passed(batch, entry, own):
                 self._drop_duplicate(batch, entry, place[entry])
                 rest[entry] = False
         taken = (self._take(batch.select([entry]), place[entry]) for entry in np.flatnonzero(rest).tolist())
@@ -119,11 +121,11 @@ class Stitcher:
                 known.add(name)
         return whole, again
 
-    def _is_passed(self, name: str, own: int, episode: Callable[[], EpisodeBatch]) -> bool:
-        """Whether an `episode` with the fingerprint `own` is the one of its id that was passed on."""
-        number, earlier = self._passed.number(name), 0 if self.earlier is None else len(self.earlier.ids)
+    def _is_passed(self, batch: EpisodeBatch, entry: int, own: int) -> bool:
+        """Whether an episode of `batch`, with the fingerprint `own`, is the one of its id that was passed on."""
+        number, earlier = self._passed.number(batch.ids[entry]), 0 if self.earlier is None else len(self.earlier.ids)
         if self.earlier is not None and number < earlier:
-            return self.earlier.is_same(number, episode())
+            return self.earlier.is_same(number, batch.select([entry]))
         return self._prints[number - earlier] == own
 
     def finish(self, limit: int | None = None) -> Iterator[EpisodeBatch]:
@@ -246,7 +248,7 @@ class Stitcher:
         if name not in self._passed:
             return [self._close(name)]
         whole = episode.joined()
-        if not self._is_passed(name, int(fingerprints(whole)[0]), lambda: whole):
+        if not self._is_passed(whole, 0, int(fingerprints(whole)[0])):
             self._refuse(episode, self._two_episodes(name, episode.place))
         else:
             self._count_joints(episode)
