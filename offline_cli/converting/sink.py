@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -66,25 +66,9 @@ def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
     """Opens a dataset of ours."""
 
     def opened(target: Location, context: SinkContext) -> Sink:
-        return DatasetWriter(
-            target,
-            format=row_format,
-            observation_space=context.observation_space,
-            action_space=context.action_space,
-            action_scale=context.action_scale,
-            environment=context.environment,
-            meanings=context.meanings,
-            spaces_inferred=context.spaces_inferred,
-            provenance=context.provenance,
-            compression=context.compression,
-            max_rows_per_file=context.max_rows_per_file,
-            max_bytes_per_file=context.max_bytes_per_file,
-            base=context.base,
-            tally=context.tally,
-            identity=context.identity,
-            overwrite=context.overwrite,
-            resume=context.resume,
-        )
+        known = {one.name: getattr(context, one.name) for one in fields(context)}  # the writer's own names
+        del known["temp_dir"]
+        return DatasetWriter(target, format=row_format, **known)
 
     return opened
 
