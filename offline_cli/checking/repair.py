@@ -256,9 +256,9 @@ class _Repair:
         if manifest is not None and keep in (None, "old") and (begun is None or listed - {begun}):
             self._expected, self._said_by = self._listed, "manifest"
             self._parts = {name: getattr(manifest, name) for name in PARTS}
-            there = {self._path(file) for files in shards.values() for file in files.values()}
-            self._places = [self.folder.join(path) for path in self._listed if path in there]
-            self.broken = [(self.folder.join(path), "it is missing") for path in self._listed if path not in there]
+            found = {self._path(file) for files in shards.values() for file in files.values()}
+            self._places = [self.folder.join(path) for path in self._listed if path in found]
+            self.broken = [(self.folder.join(path), "it is missing") for path in self._listed if path not in found]
             if appends and keep is None and begun is not None:
                 added = (file for _, file in sorted(shards[begun].items()))
                 self._places += [file for file in added if self._path(file) not in self._listed]

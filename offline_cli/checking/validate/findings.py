@@ -169,7 +169,7 @@ class Findings:
         for one in found:
             places = (f"{source}, {place}" for place in one.places)
             more: dict[str, Any] = {"severity": one.severity, "example": one.example, "fix": one.fix, "episodes": one.episodes}
-            self.add(source, one.code, one.count, places, **more)
+            self.add(source, one.code, one.times, places, **more)
 
     def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""

@@ -97,12 +97,12 @@ def validate(
                 sources_of[members[0].url] = None
     with Scope() as scope:
         readable = {name: scope.enter(closing(source)) for name, source in sources_of.items() if source is not None}
-        env = asked_env and asked_env.among((name, source.info.environment) for name, source in readable.items())
-        read_as = ReadOptions(None if env is None else spaces_of_env(env), memory_limit=tables.memory_limit)
+        spec = asked_env and asked_env.among((name, source.info.environment) for name, source in readable.items())
+        read_as = ReadOptions(None if spec is None else spaces_of_env(spec), memory_limit=tables.memory_limit)
         for source in readable.values():
             source.prepare(read_as)
         owners = {folder.location.url: folder for folder in folders}
-        structures = Structures(by_env=env is not None)
+        structures = Structures(by_env=spec is not None)
         checks = {
             name: _Checks(source, findings, structures, owners.get(name), read_as.spaces, options["action_scale"])
             for name, source in readable.items()

@@ -47,7 +47,7 @@ class Found(NamedTuple):
     """One kind of problem in one batch."""
 
     code: str
-    count: int
+    times: int
     places: Iterator[str]  # in words, without the source
     episodes: list[str]  # ids of those concerned
     severity: Severity | None = None  # None: the usual one
