@@ -97,7 +97,8 @@ def validate(
                 sources_of[members[0].url] = None
     with Scope() as scope:
         readable = {name: scope.enter(closing(source)) for name, source in sources_of.items() if source is not None}
-        spec = asked_env and asked_env.among((name, source.info.environment) for name, source in readable.items())
+        declared = ((name, source.info.environment) for name, source in readable.items())
+        spec = None if asked_env is None else asked_env.among(declared)
         read_as = ReadOptions(None if spec is None else spaces_of_env(spec), memory_limit=tables.memory_limit)
         for source in readable.values():
             source.prepare(read_as)
