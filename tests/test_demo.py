@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from named_commands import command_named
+
 SCRIPT = Path(__file__).resolve().parent.parent / "sample_data" / "demo.sh"
 
 
@@ -15,11 +17,6 @@ def commands() -> list[list[str]]:
 
 
 def test_every_option_of_the_demo_is_one_of_its_command() -> None:
-    from typer.main import get_command
-
-    from offline_cli.cli.app import app
-
-    known = get_command(app)
     for words in commands():
-        options = {name for parameter in known.commands[words[0]].params for name in parameter.opts}  # type: ignore[attr-defined]
+        options = {name for parameter in command_named(words[0]).params for name in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options, words[0]

@@ -169,6 +169,7 @@ def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 @command(
     takes=(o.tables, o.environment, o.stored, o.cached, o.resuming, o.writing, o.common),
+    without=("force_unlock",),  # the lock of a run folder ends with its process
     most_used=("algorithm", "set", "out", "env", "config", "resume"),
     examples=(
         "offline-cli train dataset --algorithm iql --out run",

@@ -140,6 +140,6 @@ def with_reasons(reasons: Mapping[str, str]) -> list[str]:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
-    if abs(value) >= 1000:
+    if 1000 <= abs(value) < 1e15:  # beyond it not every digit is known
         return f"{value:,.0f}" if abs(value) >= 100_000 else f"{value:,.1f}"
     return f"{value:.5g}"

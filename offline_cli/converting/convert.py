@@ -45,7 +45,7 @@ from offline_cli.datasets.appending import Base
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.lock import unlock
 from offline_cli.datasets.manifest import Environment
-from offline_cli.datasets.target_folder import check_apart, dataset_to_append_to
+from offline_cli.datasets.target_folder import check_apart, dataset_to_append_to, exclusive
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
@@ -181,6 +181,8 @@ def convert(
         reader_named(options["from_"])
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
+    if options["resume"] and options["overwrite"]:
+        raise exclusive(target.url, "dataset")
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
     base = _base_of(target, options)

@@ -158,3 +158,27 @@ def test_a_missing_shard_is_named_and_the_manifest_stays_the_one_that_says_compl
     assert " ".join(cells(done.stdout, "complete")) == "complete yes, says the manifest"
     told = call_json("inspect", dataset)[1]
     assert (told["shards"], told["wrong_shards"], told["complete"]) == (1, [f"data/{shard.name} is missing"], True)
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        (1.0, -2.5e-275, 5.98e51),
+        (1.0, 1.0000000000000002, 1.0),
+        (0.0, 5e-324, 0.0),
+        (1.79e308, -1.79e308, 0.0),
+    ],
+)
+def test_rewards_of_any_size_are_spread_over_parts_that_count_them_all(
+    rewards: tuple[float, ...], call_json: Call, tmp_path: Path
+) -> None:
+    cells = [f"A,{step},0.5,{step % 2},{reward!r},{int(step == 2)}" for step, reward in enumerate(rewards)]
+    (tmp_path / "t.csv").write_text("\n".join(["e,t,o,a,r,d", *cells]) + "\n")
+    named = 'eps_id = "e"\nt = "t"\nobs = ["o"]\nactions = "a"\nrewards = "r"\nterminateds = "d"\n'
+    (tmp_path / "m.toml").write_text(f"[columns]\n{named}")
+    assert call_json("convert", tmp_path / "t.csv", "--out", tmp_path / "D", "--mapping", tmp_path / "m.toml")[0] == 0
+    code, told = call_json("inspect", tmp_path / "D", "--deep")
+    (spread,) = told["histograms"]["columns"]["rewards"]
+    assert code == 0
+    assert (spread["low"][0], spread["high"][-1], sum(spread["counts"])) == (min(rewards), max(rewards), 3)
+    assert (told["columns"]["rewards"]["min"], told["columns"]["rewards"]["max"]) == (min(rewards), max(rewards))

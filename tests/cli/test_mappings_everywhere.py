@@ -69,7 +69,8 @@ def test_a_dict_is_checked_as_a_file_is(robot: Path, tmp_path: Path) -> None:
     wrong = {"columns": {"obs": ["joint_a"], "acton": "turn"}, "unmaped": "drop", "fill": {"joint_a": [1]}}
     with pytest.raises(BadMapping) as caught:
         offline_cli.convert(robot, tmp_path / "A", mapping=wrong)
-    assert len(caught.value.details["problems"]) == 3
+    told = "\n".join(caught.value.details["problems"])
+    assert all(key in told for key in ("'acton'", "'unmaped'", "fill.joint_a"))
     with pytest.raises(BadMapping, match="3 is no name"):
         offline_cli.convert(robot, tmp_path / "A", mapping={"columns": {3: "x"}})
     with pytest.raises(UsageError, match="--mapping"):
@@ -125,9 +126,7 @@ def _batches(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("role", ["t", "obs"])
-def test_a_date_that_may_begin_with_the_day_or_the_month_is_refused_with_the_line_that_rewrites_it(
-    role: str, call_json: Call, tmp_path: Path
-) -> None:
+def test_a_date_that_may_begin_with_the_day_or_the_month_is_refused(role: str, call_json: Call, tmp_path: Path) -> None:
     source = tmp_path / "log.csv"
     source.write_text("e,when,x,a\nA,01/03/2024,1,1\nA,02/03/2024,2,1\n", encoding="utf-8")
     columns = '[columns]\neps_id = "e"\nactions = "a"\n' + ('t = "when"\nobs = "x"\n' if role == "t" else 'obs = "when"\n')
@@ -135,7 +134,6 @@ def test_a_date_that_may_begin_with_the_day_or_the_month_is_refused_with_the_lin
     code, told = call_json("convert", source, "--out", tmp_path / "D", "--mapping", tmp_path / "m.toml")
     assert code == 4
     assert "'01/03/2024' may begin with a day or a month" in told["error"]["what"]
-    assert "pd.to_datetime(df['when'], format='%d/%m/%Y')" in told["error"]["what"]
 
 
 def test_a_category_that_does_not_exist_is_named_by_its_column(call_json: Call, robot: Path, tmp_path: Path) -> None:

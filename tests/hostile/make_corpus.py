@@ -322,7 +322,7 @@ def tables() -> Files:
     yield "utf16.jsonl", json_rows().decode().encode("utf-16")
     yield "cut.arrow", _arrow()[:-200]
     yield "lying.arrow", _arrow().replace(struct.pack("<q", 3), struct.pack("<q", 1 << 40))
-    yield "unfolding.arrow", _arrow(zeros=4 << 20)
+    yield "unfolding.arrow", _arrow(zeros=1 << 20)
     yield "asking.arrow", _arrow(zeros=1000).replace(struct.pack("<q", 8000), struct.pack("<q", 33 << 30))
 
 
@@ -368,7 +368,7 @@ def dataset(name: str, shard: bytes, **changes: Any) -> Files:
                 "sha256": hashlib.sha256(shard).hexdigest(),
             }
         ],
-        "statistics": {"columns": {}, "return": {**quantities, **quantiles}, "length": {**quantities, **quantiles}},
+        "statistics": {"return": {**quantities, **quantiles}, "length": {**quantities, **quantiles}},
         "assumptions": {},
         "provenance": {"commands": [], "sources": []},
     }

@@ -20,7 +20,14 @@ def local_ray() -> Iterator[None]:
     """A ray of two processors on this machine, started once."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = pytest.importorskip("ray", reason="RLlib comes with the extra [ray]")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
     yield
     ray.shutdown()
 

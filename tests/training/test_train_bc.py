@@ -141,10 +141,12 @@ def test_checks_and_confirmation_and_evaluation_play_different_episodes(
     write_dataset: Write, config: Path, tmp_path: Path, seeds: list[int | None]
 ) -> None:
     train_bc(write_dataset(), tmp_path / "run", config=config, env="Sign-v0", until_return=1.0, eval_every=5, eval_episodes=4)
+    learned = seeds.copy()
+    assert len(set(learned)) == len(learned) == 4 + 100
     evaluate(tmp_path / "run", episodes=50)
-    played = [seed for seed in seeds if seed is not None]
-    assert len(played) == 4 + 100 + 50
-    assert len(set(played)) == len(played)
+    evaluated = seeds[len(learned) + 1 :]  # the first reset is a look: the policy is tried on what episode 0 begins with
+    assert len(set(evaluated)) == len(evaluated) == 50
+    assert not {*learned} & {*evaluated}
 
 
 def test_a_return_out_of_reach_is_exit_7_and_the_best_policy_is_kept(
