@@ -1,15 +1,12 @@
-"""Under a limit what is counted is what would be of a source that ends with the last episode taken."""
+"""Under a limit no episode, line or file after the last episode taken is counted."""
 
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from offline_cli.converting.convert import ConvertResult, convert
 
@@ -52,25 +49,6 @@ def figures(result: ConvertResult) -> dict[str, Any]:
         "episodes_lost": result.episodes_lost,
         "assumptions": {kind: result.assumptions.get(kind, 0) for kind in OF_EPISODES},
     }
-
-
-cells = st.sets(st.tuples(st.integers(0, EPISODES - 1), st.integers(0, 1)), max_size=4)  # good rows are left of each
-
-
-@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
-@given(bad=cells, short=cells, limit=st.integers(1, EPISODES), on_error=st.sampled_from(["skip", "quarantine"]))
-def test_a_limited_table_counts_what_its_rows_up_to_the_last_episode_would(
-    bad: set[Cell], short: set[Cell], limit: int, on_error: str
-) -> None:
-    whole = [episode for episode in range(EPISODES) if not any(episode == lost for lost, _ in bad | short)]
-    if not whole:
-        return
-    last = EPISODES - 1 if limit > len(whole) else whole[limit - 1]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        limited = counted(folder, rows_of(bad, short), "limited", limit=limit, on_error=on_error)
-        cut = counted(folder, rows_of(bad, short, last + 1), "cut", on_error=on_error)
-    assert figures(limited) == figures(cut)
 
 
 def line(episode: int, *, ends: bool = True) -> str:

@@ -151,7 +151,7 @@ def test_validate_finds_shards_that_changed_places(place: Location, make_batch: 
     assert len(before[0]) == len(before[1])
     left.fs.pipe_file(left.path, before[1])
     right.fs.pipe_file(right.path, before[0])
-    found = [problem for problem in validate(place).problems if problem.code == "shard-hash"]
+    found = [problem for problem in validate(place, deep=True).problems if problem.code == "shard-hash"]
     assert [(problem.severity, problem.count) for problem in found] == [("error", 2)]
     assert list(found[0].details["places"]) == [left.url, right.url]
 
