@@ -202,6 +202,8 @@ def _maker(name: str) -> Callable[[], Any]:
     try:
         found = named_object(name.removeprefix(PYTHON), where=f"--env {name}", form=form, raised=BadData)
     except BadConfig as err:
+        if isinstance(err.__cause__, ModuleNotFoundError) and _lacks_pettingzoo(err.__cause__):
+            raise _missing(name, err.__cause__) from err
         raise UnknownEnvironment(f"no environment {name!r}: {err.what}", where=err.where, fix=err.fix) from err
     if not callable(found):
         raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")
@@ -251,13 +253,18 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
-        if str(err.name).partition(".")[0] == PETTINGZOO and importlib.util.find_spec(PETTINGZOO) is None:
+        if _lacks_pettingzoo(err):
             raise _missing(name, err) from err
         if said := no_module(module, err):
             raise _unknown(name, said) from err
         raise _missing(name, err) from err
     except (Exception, SystemExit) as err:
         raise _raised(name, f"importing {module}", err) from err
+
+
+def _lacks_pettingzoo(error: ModuleNotFoundError) -> bool:
+    """Whether a game of PettingZoo is asked for, which is not installed."""
+    return str(error.name).partition(".")[0] == PETTINGZOO and importlib.util.find_spec(PETTINGZOO) is None
 
 
 def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ from offline_cli.errors import PROBLEM, BadData, UnsupportedSpace
 
 __all__ = [
     "AFTER",
+    "ANOTHER_PART",
     "CHANGED",
     "CONFLICT",
     "DROPPED",
@@ -92,6 +93,7 @@ class Lost(StrEnum):
 
 GAP, LOST, CONFLICT = "gap-in-episode", "incomplete-episode", "conflicting-episode"
 AFTER, MIXED = "steps-after-end", "mixed-structures"
+ANOTHER_PART: Final = "another_part"  # among an error's details: its episode was refused before, and is counted once
 REASONS: Final = {
     GAP: Lost.GAP,
     LOST: Lost.BAD_ROW,

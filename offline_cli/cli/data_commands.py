@@ -239,9 +239,7 @@ def validate(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     strict: Annotated[bool, o.checking("--strict", help="Fail on warnings too, not on errors alone.")] = False,
-    deep: Annotated[
-        bool, o.checking("--deep", help="Read a dataset twice, to compare sha256; check rows set aside, open uploads.")
-    ] = False,
+    deep: Annotated[bool, o.checking("--deep", help="Read a dataset twice: footers, rows set aside, open uploads.")] = False,
     allow_lost: Annotated[
         bool, o.checking("--allow-lost", help="Episodes lost when the dataset was written are a note, also under --strict.")
     ] = False,

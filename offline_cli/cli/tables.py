@@ -161,7 +161,7 @@ def validated(told: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Figures, then each problem in three lines."""
     rows = [("sources", told["sources"]), ("format", told["formats"]), ("episodes", told["episodes"]), ("steps", told["steps"])]
     rows += [(f"episodes by {name[:-1]}", told[name]) for name in ("agents", "modules") if name in told]
-    if told["deep"] and told["hashes_unchecked"]:
+    if told["hashes_unchecked"]:
         rows.append(("hashes", f"of {told['hashes_unchecked']:,} shards not compared: see what is wrong with them"))
     for problem in told["problems"]:
         text = render.Lines((problem["what"], f"at:  {problem['where']}", f"try: {problem['fix']}"))

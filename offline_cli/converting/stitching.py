@@ -43,6 +43,7 @@ from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import (
+    ANOTHER_PART,
     CONFLICT,
     GAP,
     LOST,
@@ -218,7 +219,9 @@ class Stitcher:
             self.tally.assume("zero-length-episode", places=_place(place, name))
             return []
         if name in self._refused:
-            self._set_aside(broken(name, "another part of it was set aside", place, LOST), [piece])
+            error = broken(name, "another part of it was set aside", place, LOST)
+            error.details[ANOTHER_PART] = True
+            self._set_aside(error, [piece])
             return []
         episode = self._open.setdefault(name, OpenEpisode(place=place, location=self.tally.location))
         episode.after_end |= start_kind(piece) == StartKind.AFTER_END

@@ -299,7 +299,8 @@ def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages
             problems.append(f"{table}: {err}; give finite numbers, and dates as text")
             continue
         found = mistakes_by(options, {"additionalProperties": False, **kind.schema}) if options else []
-        problems += [f"{table}.{text}" for text in found]
+        whole = "the document: "  # an unknown option is a mistake of the table
+        problems += [f"{table}: {text.removeprefix(whole)}" if text.startswith(whole) else f"{table}.{text}" for text in found]
     return problems
 
 

@@ -158,7 +158,7 @@ def test_another_episode_of_an_id_is_refused_with_both_places(
         ({"action_space": spaces.Discrete(4)}, {}, SpaceMismatch, "two action spaces"),
         ({}, {"to": "columns"}, BadConfig, "format is episodes, not columns"),
         ({}, {"compression": "snappy"}, BadConfig, "compression is zstd, not snappy"),
-        ({"extra": {"p": np.zeros(2)}}, {}, BadEpisode, "extra p is missing in one"),
+        ({"extra": {"p": np.zeros(2)}}, {}, BadEpisode, "extra p is missing"),
     ],
 )
 def test_what_is_not_of_the_dataset_s_kind_is_refused(

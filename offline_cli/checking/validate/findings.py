@@ -16,7 +16,7 @@ from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Sever
 from offline_cli.checking.validate.values import Found
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
 from offline_cli.parquet.shards import OTHER_SHARD
-from offline_cli.tally import DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
+from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
 
@@ -290,7 +290,7 @@ class ListeningRejects(Rejects):
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Count and report; several parts of one refused episode come with one error."""
-        is_new = error is not self._last
+        is_new = error is not self._last and ANOTHER_PART not in error.details
         super().add(error, rows=rows)
         if is_new:
             whole_thing = PROBLEM in error.details and error.details[PROBLEM] != "length-mismatch"

@@ -2,7 +2,7 @@
 
 Shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at the first
 fault: so gaps, chains and unreadable rows in a dataset are reported one by one. A shard that differs from its manifest entry is
-reported once, and not read. Only `--deep` reads shards twice, to compare their sha256.
+reported once, and not read. Shards are read twice: once for their sha256.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class OwnFolder:
             self._leftovers()
         if self.manifest is not None:
             self._facts(self.manifest, allow_lost=allow_lost)
-            self._shards(self.manifest, deep=deep, on_progress=on_progress)
+            self._shards(self.manifest, on_progress=on_progress)
 
     def _broken_manifest(self, error: BadData) -> None:
         wrong, place = error.details.get("problems", [error.what]), self.location.join(MANIFEST).url
@@ -119,7 +119,7 @@ class OwnFolder:
         if aside:
             self._add("quarantined-rows", *(aside[number].url for number in sorted(aside)))
 
-    def _shards(self, manifest: Manifest, *, deep: bool, on_progress: OnProgress) -> None:
+    def _shards(self, manifest: Manifest, *, on_progress: OnProgress) -> None:
         """Find those that are as the manifest has them."""
         reader = ShardReader(manifest.format, manifest.observation_space, manifest.action_space)
         hashed, total = 0, sum(shard.bytes for shard in manifest.shards)
@@ -134,12 +134,11 @@ class OwnFolder:
             if size != shard.bytes:
                 self._add("shard-size", f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}")
                 continue
-            if deep:
-                self.unhashed, hashed = self.unhashed - 1, hashed + size
-                on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
-                if fingerprint(place)[1] != shard.sha256:
-                    self._add(OTHER_SHARD, place.url)
-                    continue
+            self.unhashed, hashed = self.unhashed - 1, hashed + size
+            on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
+            if fingerprint(place)[1] != shard.sha256:
+                self._add(OTHER_SHARD, place.url)
+                continue
             try:
                 with opened(place) as file:
                     reader.check_columns(file, place)

@@ -103,10 +103,12 @@ class SampleBatchSource(FileSource):
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
         losses, last_loss, file = 0, "", (-1, "")
         waiting: list[list[PolicyRows]] = []  # by line, then by policy
-        nbytes, form = 0, list[object]()
+        nbytes, ended, form = 0, 0, list[object]()
+        limit = self.read_options.limit
         for part in chain(self._parts(BatchReader(tally, *self.info.spaces), tally, rejects), [None]):
             forms = [] if part is None else [rows.form for rows in part.found]
-            if waiting and (part is None or part.lost or part.file != file or forms != form or nbytes > TOGETHER_BYTES):
+            enough = nbytes > TOGETHER_BYTES or (limit is not None and ended >= limit)
+            if waiting and (part is None or part.lost or part.file != file or forms != form or enough):
                 yield from (identifier.identify(PolicyRows.joined(found)) for found in zip(*waiting, strict=True))
                 waiting, nbytes = [], 0
             if part is None:
@@ -120,7 +122,7 @@ class SampleBatchSource(FileSource):
             for rows in part.found:
                 if told.get(rows.policy, 0) < losses:
                     rows.lost_before, told[rows.policy] = last_loss, losses
-                nbytes += rows.nbytes
+                nbytes, ended = nbytes + rows.nbytes, ended + _ended(rows)
             waiting += [part.found] if part.found else []
             form = forms
 
