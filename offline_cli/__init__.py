@@ -76,39 +76,7 @@ _HOMES = {
     "write_dataset": "offline_cli.datasets.write_dataset",
 }
 
-__all__ = [
-    "Columns",
-    "ConnectorPipelineV2",
-    "ConnectorV2",
-    "DatasetWriter",
-    "EpisodeBatch",
-    "MultiAgentEpisode",
-    "OfflineCliError",
-    "RLModule",
-    "Recorder",
-    "SingleAgentEpisode",
-    "__version__",
-    "apply",
-    "convert",
-    "diff",
-    "evaluate",
-    "export",
-    "filter",
-    "inspect",
-    "load_policy",
-    "merge",
-    "open_dataset",
-    "open_location",
-    "record",
-    "repack",
-    "repair",
-    "sample",
-    "split",
-    "train",
-    "train_bc",
-    "validate",
-    "write_dataset",
-]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,8 +26,7 @@ import gymnasium.wrappers
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
 from offline_cli.games import Game, common_spaces, game_of
-from offline_cli.import_path import call_of, hidden_file, module_named, names_file, no_module
-from offline_cli.named_code import MOST_NAMES, PYTHON, defined_in, meant_by
+from offline_cli.import_path import PYTHON, call_of, module_named, named_object, names_file, no_module
 from offline_cli.spaces import Space, check_supported, declared_spaces
 
 __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
@@ -35,6 +34,7 @@ __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_en
 Env = gym.Env[Any, Any]
 ATARI, ATARI_IDS = "ale_py", "ALE/"
 PETTINGZOO = "pettingzoo"
+WRAPPER_FORM = "package.module:Class, or the name of one of gymnasium.wrappers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +177,10 @@ def _spec(name: str) -> Any:
     except gym.error.Error as err:
         if callable(made := getattr(imported, id_, None)):
             return made
-        known = _near(id_, [*gym.registry, *(vars(imported) if imported else ())]) or _defined_in(imported)
+        known = _near(id_, [*gym.registry, *(vars(imported) if imported else ())])
         why = f"the module {module} neither registers {id_!r} nor has such a class or function"
         why = why if colon and isinstance(err, (gym.error.NameNotFound, gym.error.NamespaceNotFound)) else str(err)
-        said, meant = meant_by(name)
-        raise _unknown(name, said or why, [*(f"{module}{colon}{match}" for match in known), *meant]) from err
+        raise _unknown(name, why, [f"{module}{colon}{match}" for match in known]) from err
 
 
 def _register_atari(name: str) -> None:
@@ -193,27 +192,19 @@ def _register_atari(name: str) -> None:
         raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
 
 
-def _defined_in(module: ModuleType | None) -> list[str]:
-    """What the file of a module defines, where it is one; the first few."""
-    return defined_in(getattr(module, "__file__", None) or "")[:MOST_NAMES]
-
-
 def _near(name: str, known: Sequence[str]) -> list[str]:
     return difflib.get_close_matches(name, known, n=3, cutoff=0.5)
 
 
 def _maker(name: str) -> Callable[[], Any]:
-    module, _, attribute = name.removeprefix(PYTHON).rpartition(":")
-    said, meant = meant_by(name)
-    if said or meant:
-        raise _unknown(name, said or "it names no module", meant)
-    imported = _imported(module, name)
-    found = getattr(imported, attribute, None)
-    if found is None:
-        hidden = hidden_file(module, imported)
-        known = _near(attribute, list(vars(imported))) or _defined_in(imported)
-        near = [hidden] if hidden else [f"{module}:{match}" for match in known]
-        raise _unknown(name, f"{module} has no {attribute!r}", [f"{PYTHON}{match}" for match in near])
+    """The class or function that `python:package.module:attribute` names."""
+    form = "name a class or function: python:package.module:make_env"
+    try:
+        found = named_object(name.removeprefix(PYTHON), where=f"--env {name}", form=form, raised=BadData)
+    except BadConfig as err:
+        if isinstance(err.__cause__, ModuleNotFoundError) and _lacks_pettingzoo(err.__cause__):
+            raise _missing(name, err.__cause__) from err
+        raise UnknownEnvironment(f"no environment {name!r}: {err.what}", where=err.where, fix=err.fix) from err
     if not callable(found):
         raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")
     make: Callable[[], Any] = found
@@ -226,7 +217,8 @@ def _wrappers(texts: Sequence[str]) -> list[Any]:
     for text in texts:
         name, arguments, mistakes = call_of(text)
         try:
-            found = _wrapper(text, name)
+            path = name.removeprefix(PYTHON) if ":" in name else f"{gymnasium.wrappers.__name__}:{name}"
+            found = named_object(path, where=f"--wrapper {text}", form=WRAPPER_FORM, raised=BadData)
             if mistakes:
                 raise BadConfig("; ".join(mistakes), where=f"--wrapper {text}", fix="--wrapper NAME:key=value,...")
         except BadConfig as err:
@@ -255,39 +247,24 @@ def _called(text: str, found: Any, arguments: Mapping[str, Any]) -> Callable[[An
     return made
 
 
-def _wrapper(text: str, name: str) -> Any:
-    """The class that `name` means, in a `--wrapper`. Raises BadConfig."""
-    module, colon, attribute = name.removeprefix(PYTHON).rpartition(":")
-    module = module if colon else gymnasium.wrappers.__name__
-    try:
-        imported = _imported(module, text)
-    except UnknownEnvironment as err:
-        raise _no_wrapper(text, f"there is no {'file' if names_file(module) else 'module'} {module!r}", []) from err
-    found = getattr(imported, attribute, None)
-    if not callable(found):
-        near = [f"{module}:{match}" if colon else match for match in _near(attribute, dir(imported))]
-        raise _no_wrapper(text, f"{module} has no class {attribute!r}", near)
-    return found
-
-
-def _no_wrapper(text: str, why: str, near: list[str]) -> BadConfig:
-    fix = f"did you mean {' or '.join(near)}?" if near else "package.module:Class, or the name of one of gymnasium.wrappers"
-    return BadConfig(f"no wrapper {text!r}: {why}", where=f"--wrapper {text}", fix=fix, details={"near": near})
-
-
 def _imported(module: str, name: str) -> ModuleType:
     if not module or (module.startswith(".") and not names_file(module)):
         raise _unknown(name, "it names no module")
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
-        if str(err.name).partition(".")[0] == PETTINGZOO and importlib.util.find_spec(PETTINGZOO) is None:
+        if _lacks_pettingzoo(err):
             raise _missing(name, err) from err
         if said := no_module(module, err):
             raise _unknown(name, said) from err
         raise _missing(name, err) from err
     except (Exception, SystemExit) as err:
         raise _raised(name, f"importing {module}", err) from err
+
+
+def _lacks_pettingzoo(error: ModuleNotFoundError) -> bool:
+    """Whether a game of PettingZoo is asked for, which is not installed."""
+    return str(error.name).partition(".")[0] == PETTINGZOO and importlib.util.find_spec(PETTINGZOO) is None
 
 
 def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:

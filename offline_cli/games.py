@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -42,7 +42,6 @@ __all__ = [
 
 OBS, STATE = "obs", "state"
 SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # numbers of a state
-TURNS: Final = 1_000_000  # of agents that have ended, in a row, before an AEC environment is taken to hang
 
 
 def is_shown(state: NDArray[Any]) -> NDArray[np.bool_]:
@@ -97,18 +96,12 @@ def game_of(made: Any, name: str) -> Any:
 
 def common_spaces(agents: Mapping[str, tuple[Space, Space]], name: str) -> tuple[Space, Space]:
     """The spaces of observations and actions that all agents have. Raises BadConfig where they differ."""
-    kinds: list[tuple[tuple[Space, Space], list[str]]] = []
-    for agent, own in agents.items():
-        alike = next((who for known, who in kinds if same_space(own[0], known[0]) and same_space(own[1], known[1])), None)
-        if alike is None:
-            kinds.append((own, [agent]))
-        else:
-            alike.append(agent)
-    if len(kinds) != 1:
-        told = [f"{', '.join(who)}: {describe(own[0])}, {describe(own[1])}" for own, who in kinds]
+    first = next(iter(agents.values()))
+    if any(not (same_space(own[0], first[0]) and same_space(own[1], first[1])) for own in agents.values()):
+        told = [f"{agent}: {describe(own[0])}, {describe(own[1])}" for agent, own in agents.items()]
         fix = "pad observations and actions to one size, with a --wrapper of your own or of SuperSuit (pad_observations_v0)"
-        raise BadConfig.of([f"agents of other spaces: {text}" for text in told], where=f"--env {name}", fix=fix)
-    return kinds[0][0]
+        raise BadConfig(f"agents of several spaces: {'; '.join(told)}", where=f"--env {name}", fix=fix)
+    return first
 
 
 class Game(gym.Env[Any, Any]):
@@ -231,13 +224,8 @@ class TurnGame(Game):
     def _next_turn(self) -> None:
         """On to the next agent that acts; those that have ended are shown that on the way."""
         played = self._played
-        for _ in range(TURNS):
-            if not played.agents:
-                return
-            if self._show(played.agent_selection, *played.last()):
-                return
+        while played.agents and not self._show(played.agent_selection, *played.last()):
             played.step(None)
-        raise ValueError(f"{TURNS:,} turns of agents that have ended, in a row")
 
 
 def _zeros(space: Space) -> Any:

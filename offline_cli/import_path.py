@@ -23,6 +23,7 @@ from typing import Any, Final
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 
 __all__ = [
+    "PYTHON",
     "add_current_folder",
     "arguments_of",
     "call_of",
@@ -35,6 +36,7 @@ __all__ = [
     "path_for_workers",
 ]
 
+PYTHON: Final = "python:"  # before the name of an object, in an option
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
 ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 HOME: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

@@ -15,13 +15,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, MissingPackage, UsageError
-from offline_cli.import_path import named_object, names_file
-from offline_cli.json_documents import fault_of_schema
+from offline_cli.import_path import PYTHON, named_object, names_file
 
 __all__ = [
     "ALGORITHMS",
@@ -71,7 +70,6 @@ KINDS: Final = {
     COMMANDS: "command",
 }
 OPTION: Final = "--plugin"
-PYTHON: Final = "python:"
 
 _log = logging.getLogger(__name__)
 _loaded: dict[str, str] = {}  # packages that registered what was imported, by the top module of that
@@ -261,16 +259,7 @@ def the_class(loaded: Any, base: type[Base], said: str, *, where: str, derive_fr
     if lacking:
         what = f"{said} lacks {', '.join(sorted(lacking))}"
         raise BadConfig(what, where=where, fix="define what docs/algorithms.md lists without a default")
-    fault = _fault_of_schema(loaded)  # type: ignore[arg-type]  # classes are hashable
-    if fault:
-        fix = f"correct {loaded.__name__}.schema, a JSON Schema of draft 2020-12"
-        raise BadConfig(f"{said} has an invalid schema: {fault}", where=where, fix=fix)
     return loaded
-
-
-@cache
-def _fault_of_schema(kind: Any) -> str:
-    return fault_of_schema(kind.schema)
 
 
 def check_plugins(packages: Collection[str]) -> None:

@@ -23,8 +23,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from offline_cli.errors import BadConfig
-from offline_cli.import_path import call_of, module_named, names_file
-from offline_cli.named_code import PYTHON
+from offline_cli.import_path import PYTHON, call_of, module_named, names_file
 
 __all__ = ["allowed_changes", "code_of", "content_hash_of"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -168,56 +168,11 @@ def space_to_json(space: Space) -> dict[str, Any]:
 def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
     """The space that `node` describes. Raises UnsupportedSpace for types and values that make none."""
     try:
-        return _space_from_json(node, _Room(), depth=0)
+        return _built(node, _JsonForm(where), depth=0)
     except UnsupportedSpace:
         raise
-    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as err:
+    except NO_SPACE as err:
         raise UnsupportedSpace(f"not a space: {err!r}", where=where, fix="see schemas/spaces.v1.json for the form") from err
-
-
-class _Room:
-    """What the bounds of one space, all parts together, may still take."""
-
-    def __init__(self) -> None:
-        self._left = MAX_BOUND_BYTES
-
-    def take(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Raise _TooLarge where two bounds of that shape are too much, ValueError for an invalid shape."""
-        if min(shape, default=0) < 0:
-            raise ValueError(f"a negative size in shape {shape}")
-        self._left -= 2 * math.prod(max(1, size) for size in shape) * itemsize  # as lists, what is empty takes room too
-        if self._left < 0:
-            raise _TooLarge(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
-
-
-class _TooLarge(ValueError):
-    """Bounds that would fill the memory."""
-
-
-def _space_from_json(node: Any, room: _Room, *, depth: int) -> Space:
-    if not isinstance(node, dict):
-        raise TypeError(f"a {type(node).__name__} where a space belongs")
-    if depth > MAX_DEPTH:
-        raise ValueError(f"nested deeper than {MAX_DEPTH}")
-    match node["type"]:
-        case "Box":
-            shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
-            room.take(shape, dtype.itemsize)
-            low, high = (_bound_from_json(node[side], shape, dtype) for side in ("low", "high"))
-            return spaces.Box(low, high, shape, dtype)
-        case "Discrete":
-            dtype = _plain_dtype(node.get("dtype", "int64"))
-            return _discrete(node, dtype)
-        case "MultiDiscrete":
-            start = np.asarray(node["start"]) if "start" in node else None
-            return spaces.MultiDiscrete(np.asarray(node["nvec"]), dtype=_plain_dtype(node.get("dtype", "int64")), start=start)
-        case "MultiBinary":
-            return _multi_binary(node["n"])
-        case "Dict":
-            return spaces.Dict([(str(key), _space_from_json(part, room, depth=depth + 1)) for key, part in node["spaces"]])
-        case "Tuple":
-            return spaces.Tuple([_space_from_json(part, room, depth=depth + 1) for part in node["spaces"]])
-    raise ValueError(f"type {node['type']!r}")
 
 
 def _bound_to_json(bound: NDArray[Any]) -> Any:
@@ -239,12 +194,6 @@ def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[
 
 def _plain_n(n: Any) -> Any:
     return n.tolist() if isinstance(n, np.ndarray) else list(map(int, n)) if isinstance(n, (tuple, list)) else int(n)
-
-
-def _discrete(node: Mapping[str, Any], dtype: Any) -> Space:
-    """The dtype is named only where it differs: gymnasium 1.1, which Ray 2.49 asks for, has int64 alone."""
-    named = {} if dtype == np.int64 else {"dtype": dtype}
-    return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), **named)
 
 
 def _plain_dtype(name: Any) -> Any:
@@ -293,54 +242,105 @@ def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
 
     Raises UnsupportedSpace for other space types, UnsafeData for bounds that are not plain arrays or, together, absurdly large.
     """
+    fix = "write the file again from its source"
     try:
-        return _space_from_rllib(node, BoundReader(where), _Room(), depth=0)
+        return _built(node, _RllibForm(where), depth=0)
     except (BadEpisode, UnsafeData, UnsupportedSpace):
         raise
     except _TooLarge as err:
-        raise UnsafeData(str(err), where=where, fix="write the file again from its source") from err
-    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError) as err:
-        raise BadEpisode(f"not a space: {err!r}", where=where, fix="write the file again from its source") from err
+        raise UnsafeData(str(err), where=where, fix=fix) from err
+    except NO_SPACE as err:
+        raise BadEpisode(f"not a space: {err!r}", where=where, fix=fix) from err
 
 
-def _space_from_rllib(node: Any, bounds: BoundReader, room: _Room, *, depth: int) -> Space:
+# ---- building spaces from either form ----
+
+NO_SPACE: Final = (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError)
+"""What is raised for values that make no space, by gymnasium too."""
+
+
+class _TooLarge(ValueError):
+    """Bounds or depths that would fill the memory."""
+
+
+class _JsonForm:
+    """How our JSON says spaces, and what the bounds of one, all parts together, may still take."""
+
+    key = "type"
+
+    def __init__(self, where: str) -> None:
+        self.where, self._left = where, MAX_BOUND_BYTES
+
+    def take(self, shape: tuple[int, ...], itemsize: int) -> None:
+        """Raise _TooLarge where two bounds of that shape are too much, ValueError for an invalid shape."""
+        if min(shape, default=0) < 0:
+            raise ValueError(f"a negative size in shape {shape}")
+        self._left -= 2 * math.prod(max(1, size) for size in shape) * itemsize  # as lists, what is empty takes room too
+        if self._left < 0:
+            raise _TooLarge(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
+
+    def bound(self, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A bound of a Box."""
+        return _bound_from_json(value, shape, dtype)
+
+    def counts(self, value: Any) -> NDArray[Any]:
+        """The numbers of choices of a MultiDiscrete."""
+        return np.asarray(value)
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """The parts of a Dict, by key."""
+        return ((str(key), part) for key, part in value)
+
+
+class _RllibForm(_JsonForm):
+    """How RLlib's dicts say them."""
+
+    key = "space"
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self._bounds = BoundReader(where)
+
+    def bound(self, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        return self._bounds.read(value).astype(dtype).reshape(shape)
+
+    def counts(self, value: Any) -> NDArray[Any]:
+        return self._bounds.read(value)
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a key that is not text")
+        return iter(value.items())
+
+
+def _built(node: Any, form: _JsonForm, *, depth: int) -> Space:
     if not isinstance(node, dict):  # of an array or a text, parts could be asked for too
         raise TypeError(f"a {type(node).__name__} where a space belongs")
     if depth > MAX_DEPTH:
-        fix = "write the file again from its source"
-        raise UnsafeData(f"a space nested deeper than {MAX_DEPTH}", where=bounds.where, fix=fix)
-    match node["space"]:
+        raise _TooLarge(f"a space nested deeper than {MAX_DEPTH}")
+    kind = str(node[form.key])
+    match kind.replace("-", "").lower():
         case "box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
-            room.take(shape, dtype.itemsize)
-            low, high = (bounds.read(node[side]).astype(dtype) for side in ("low", "high"))
-            return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype)
-        case "discrete":
+            form.take(shape, dtype.itemsize)
+            low, high = (form.bound(node[side], shape, dtype) for side in ("low", "high"))
+            return spaces.Box(low, high, shape, dtype)
+        case "discrete":  # the dtype is named where it differs: gymnasium 1.1, which Ray 2.49 asks for, has int64 alone
             dtype = _plain_dtype(node.get("dtype", "int64"))
-            return _discrete(node, dtype)
-        case "multi-discrete":
-            start = np.asarray(node["start"]) if "start" in node else None
-            nvec, dtype = bounds.read(node["nvec"]), _plain_dtype(node["dtype"])
-            room.take(nvec.shape, dtype.itemsize)
-            return spaces.MultiDiscrete(nvec, dtype=dtype, start=start)
-        case "multi-binary":
+            named = {} if dtype == np.int64 else {"dtype": dtype}
+            return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), **named)
+        case "multidiscrete":
+            nvec, dtype = form.counts(node["nvec"]), _plain_dtype(node.get("dtype", "int64"))
+            form.take(nvec.shape, dtype.itemsize)
+            return spaces.MultiDiscrete(nvec, dtype=dtype, start=np.asarray(node["start"]) if "start" in node else None)
+        case "multibinary":
             return _multi_binary(node["n"])
         case "dict":
-            parts = node["spaces"].items()
-            return spaces.Dict([(_key(key), _space_from_rllib(part, bounds, room, depth=depth + 1)) for key, part in parts])
+            return spaces.Dict([(key, _built(part, form, depth=depth + 1)) for key, part in form.parts(node["spaces"])])
         case "tuple":
-            return spaces.Tuple([_space_from_rllib(part, bounds, room, depth=depth + 1) for part in node["spaces"]])
-    raise UnsupportedSpace(
-        f"{str(node['space'])[:40]!r} spaces cannot be read",
-        where=bounds.where,
-        fix="record with a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
-    )
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"a key that is not text: {key!r}")
-    return key
+            return spaces.Tuple([_built(part, form, depth=depth + 1) for part in node["spaces"]])
+    fix = "record with a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+    raise UnsupportedSpace(f"{kind[:40]!r} spaces cannot be read", where=form.where, fix=fix)
 
 
 def _multi_binary(n: Any) -> Space:

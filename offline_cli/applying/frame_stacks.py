@@ -95,13 +95,6 @@ class FrameStacks:
         """The stacks that end one frame later, in `rows` (N,)."""
         return replace(self, rows=rows, ages=(self.ages + 1).clamp(max=self.size - 1))
 
-    def needed(self) -> Tensor:
-        """(M,) whether a frame is in any of the stacks."""
-        found = torch.zeros(len(leaves(self.frames)[0]), dtype=torch.bool)
-        for back in range(self.size):
-            found[self.rows[self.ages >= back] - back] = True
-        return found
-
     def copy_(self, other: Self) -> None:
         """Take the frames of the same stacks from `other`."""
         for held, leaf in zip(leaves(self.frames), leaves(other.frames), strict=True):

@@ -7,7 +7,7 @@ the same numbers. Episodes come to a pass in parts that follow from the episodes
 and streaming. Pieces that may need all episodes at once get them all at once.
 
 Pieces of other code that would give other numbers later are refused by name: one that learns although it is frozen, one whose
-state cannot be set, and one without a state whose attributes change as episodes go through it.
+state cannot be set, and one without a state whose attributes change as the first episodes go through it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from offline_cli.connectors.env_to_module.observation_preprocessor import Single
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 
-__all__ = ["Unchanged", "check_streamable", "frozen_with", "learn"]
+__all__ = ["check_streamable", "frozen_with", "learn"]
 
 OURS: Final = "offline_cli."
 PLACE: Final = "learner pipeline"
@@ -53,22 +53,23 @@ def learn(
     keep what they have.
 
     `build` makes such a pipeline anew. `read` gives all episodes that are learned from, each time it is called: once for each
-    piece that learns, and once more where there are pieces of other code, whose first episodes are looked at. `where` names the
-    data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a piece raises and for a state that
-    cannot be saved, and what `read` raises.
+    piece that learns, and once more where there are pieces of other code, through which the first episodes go. `where` names
+    the data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a piece raises and for a state
+    that cannot be saved, and what `read` raises.
     """
     pieces = list(pipeline.pieces())
     states: States = {number: piece.get_state() for number, piece in enumerate(pieces) if piece.frozen}
     with playing(rl_module) as module:
-        if not all(_is_ours(piece) or number in states for number, piece in enumerate(pieces)):
+        if not all(type(piece).__module__.startswith(OURS) or number in states for number, piece in enumerate(pieces)):
             made = _anew(pipeline, build, states)
-            unchanged = Unchanged(made.pieces())
-            for part in in_parts(read()):
-                with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
-                    for _ in stepped(made, part, where=where, rl_module=module):
-                        pass
-                break
-            unchanged.check()
+            others = [piece for piece in made.pieces() if not type(piece).__module__.startswith(OURS)]
+            before = [_held(piece) for piece in others]
+            first = next(iter(in_parts(read())), None)
+            with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
+                for _ in stepped(made, first, where=where, rl_module=module) if first is not None else ():
+                    pass
+            for piece, held in zip(others, before, strict=True):
+                _check_unchanged(piece, held)
         for number, piece in enumerate(pieces):
             if learns(piece) and number not in states:
                 made = _anew(pipeline, build, states, learning=number)
@@ -85,8 +86,8 @@ def learn(
 def _anew(
     pipeline: ConnectorPipelineV2, build: Callable[[], ConnectorPipelineV2], states: States, learning: int | None = None
 ) -> ConnectorPipelineV2:
-    """A new pipeline of pieces with these states, in which piece number `learning` alone learns; None: none of those that have
-    a state."""
+    """A new pipeline of pieces with these states, in which piece number `learning` alone learns; None: none of those that
+    have a state."""
     made = build()
     known = set(map(id, pipeline.pieces()))
     if any(id(piece) in known for piece in made.pieces()):  # somebody's builder gives the same objects each time
@@ -129,33 +130,9 @@ def _saved(piece: ConnectorV2) -> Mapping[str, Any]:
     return state  # a copy: arrays of bytes cannot be written to
 
 
-class Unchanged:
-    """Pieces of other code as they are before episodes go through them, to be compared with what they are afterwards.
-
-    Random generators, spaces and cached properties may change, and so may anything in a piece whose `get_state` says that it
-    learned nothing.
-    """
-
-    def __init__(self, pieces: Iterable[ConnectorV2]) -> None:
-        self._before = [(piece, _held(piece)) for piece in pieces if not _is_ours(piece)]
-
-    def check(self) -> None:
-        """Raise BadConfig, naming the piece, where one has learned something, or seems to."""
-        for piece, before in self._before:
-            after, kind = _held(piece), type(piece).__name__
-            changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
-            if changed and learns(piece):
-                what = f"{kind} learns although it is frozen: a policy would be trained and played on different numbers"
-                raise BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
-            if changed:
-                what = f"{kind} changes {', '.join(changed)} as episodes go through it, and has no get_state: "
-                what += "what it learned would not be saved with the policy"
-                fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, for "
-                raise BadConfig(what, where=PLACE, fix=f"{fix}instance by a cache, a get_state that gives {{}} ({DOCUMENTED})")
-
-
 def _held(piece: ConnectorV2) -> dict[str, bytes]:
-    """The state, or else the attributes, as digests; those without bytes are left out."""
+    """The state, or else the attributes, as digests; those without bytes are left out, and so are random generators, spaces and
+    cached properties."""
     if learns(piece):
         return {"state": _bytes(piece)}
     held = {}
@@ -166,8 +143,18 @@ def _held(piece: ConnectorV2) -> dict[str, bytes]:
     return held
 
 
-def _is_ours(piece: ConnectorV2) -> bool:
-    return type(piece).__module__.startswith(OURS)
+def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
+    """Raise BadConfig where a piece has learned something since, or seems to: see `_held`."""
+    after, kind = _held(piece), type(piece).__name__
+    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+    if changed and learns(piece):
+        what = f"{kind} learns although it is frozen: a policy would be trained and played on different numbers"
+        raise BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
+    if changed:
+        what = f"{kind} changes {', '.join(changed)} as episodes go through it, and has no get_state: "
+        what += "what it learned would not be saved with the policy"
+        fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, for "
+        raise BadConfig(what, where=PLACE, fix=f"{fix}instance by a cache, a get_state that gives {{}} ({DOCUMENTED})")
 
 
 def frozen_with(pipeline: ConnectorPipelineV2, state: Mapping[str, Any]) -> None:

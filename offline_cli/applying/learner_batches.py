@@ -6,9 +6,7 @@ know them, whatever the scale they were recorded in; an unknown scale is an erro
 steps that are asked for: a group closes with the episode that brings it there, so that it depends on the episodes and their
 order alone, and not on how they were read.
 
-The default pipeline makes nothing of its own for a module without memory: the columns that an algorithm learns from are the
-recorded ones, and are taken as they are. Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are
-never learned from, nor validated on.
+Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are never learned from, nor validated on.
 """
 
 from __future__ import annotations
@@ -109,7 +107,7 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
 
 
 def of_one_module(
-    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str] | None = None
+    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str]
 ) -> Iterator[EpisodeBatch]:
     """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a
     module id is of the module `default_policy`.
@@ -117,37 +115,21 @@ def of_one_module(
     At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
     there are several. `seen` counts the episodes of each module.
     """
-    seen = Counter() if seen is None else seen
     for batch in batches:
-        names = _names(batch)
-        here = Counter(names)
-        seen.update(here)
-        if wanted is None:
-            if len(seen) == 1:
+        names = [name or DEFAULT_MODULE_ID for name in batch.module_ids or (None,) * len(batch)]
+        seen.update(names)
+        if wanted is None or set(names) == {wanted}:
+            if wanted is not None or len(seen) == 1:
                 yield batch
-        elif len(here) == 1 and wanted in here:
-            yield batch
-        elif wanted in here:
+        elif wanted in names:
             yield batch.select(np.flatnonzero([name == wanted for name in names]))
+    listed = ", ".join(f"{name} ({count})" for name, count in seen.most_common(MAX_NAMED))
+    fix = f"{OPTION} {shlex.quote(next(iter(seen), ''))}: one run learns one module"
     if wanted is None and len(seen) > 1:
-        what = f"the data holds episodes of {len(seen)} modules, {_listed(seen)}: one policy learns from one of them"
-        raise BadConfig(what, where=where, fix=f"{_choice(seen)}: one run learns one module")
+        what = f"the data holds episodes of {len(seen)} modules, {listed}: one policy learns from one of them"
+        raise BadConfig(what, where=where, fix=fix)
     if wanted is not None and seen and wanted not in seen:
-        what = f"no episode is of module {wanted!r}: the data holds {_listed(seen)}"
-        raise BadConfig(what, where=where, fix=_choice(seen))
-
-
-def _names(batch: EpisodeBatch) -> list[str]:
-    return [name or DEFAULT_MODULE_ID for name in batch.module_ids or (None,) * len(batch)]
-
-
-def _choice(seen: Counter[str]) -> str:
-    return f"{OPTION} {shlex.quote(next(iter(seen)))}"
-
-
-def _listed(seen: Counter[str]) -> str:
-    named = ", ".join(f"{name} ({count})" for name, count in list(seen.items())[:MAX_NAMED])
-    return named if len(seen) <= MAX_NAMED else f"{named} and {len(seen) - MAX_NAMED} more"
+        raise BadConfig(f"no episode is of module {wanted!r}: the data holds {listed}", where=where, fix=fix)
 
 
 # ---- batches ----
@@ -225,7 +207,7 @@ def through(
 
 
 def learner_columns(
-    pipeline: ConnectorPipelineV2 | None,
+    pipeline: ConnectorPipelineV2,
     episodes: EpisodeBatch,
     announced: tuple[Space, Space],
     *,
@@ -238,74 +220,47 @@ def learner_columns(
     For a `rl_module` with memory they are sequences (B, T, ...), and `loss_mask` (B, T) besides says which steps are learned
     from; choices that pad are those of the first step, so that each is one.
 
-    Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say. `pipeline`
-    None: the default one, before a module without memory.
-
-    `rl_module`: for pieces that compute values or states with it, without gradients.
+    Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say. `rl_module`:
+    for pieces that compute values or states with it, without gradients.
 
     Raises BadPiece for what a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than
-    announced; BadData for numbers that no policy could learn from.
-    `where` names the data.
+    announced; BadData for numbers that no policy could learn from. `where` names the data.
     """
     spaces = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
-    if pipeline is None:
-        batch = episodes.step_columns() | {Columns.OBS: episodes.acted_obs()}
-    else:
-        batch = _made(pipeline, episodes, where, asked, rl_module)
+    with playing(rl_module) as module:
+        batch, _ = through(pipeline, episodes, where=where, rl_module=module)
     axes = 2 if rl_module is not None and is_stateful(rl_module) else 1
     if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
         what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
         raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
     by_rows = FRAMES in batch
     stacked = (Columns.OBS, Columns.NEXT_OBS) if by_rows else ()
-    columns = {name: _column(batch, name, None if name in stacked else spaces.get(name), axes=axes) for name in asked}
+    columns = {name: _column(batch, name, None if name in stacked else spaces.get(name), axes) for name in asked}
     columns |= {AGES: as_tensors(AGES, batch[AGES])} if by_rows else {}
-    _check_rows(columns)
+    lengths = {path: len(leaf) if leaf.ndim else 0 for path, leaf in flatten(columns)}
+    if len(set(lengths.values())) > 1:
+        what = f"the pipeline gave columns of different numbers of rows: {lengths}"
+        raise BadConfig(what, where=PLACE, fix="one row per step in every column that a piece adds")
     if axes == 2:
         columns = _sequences(columns, batch)
     elif Columns.LOSS_MASK in batch:
-        mask, recorded = as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool(), episodes.extra.get(Columns.LOSS_MASK)
+        mask, recorded = _column(batch, Columns.LOSS_MASK).bool(), episodes.extra.get(Columns.LOSS_MASK)
         columns = _unmasked(columns, mask)
         if recorded is not None and len(mask) > int(mask.sum()) == episodes.num_steps:  # a piece marked steps that it added
             columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, recorded).bool())
     if by_rows:
-        assert pipeline is not None, "a piece gave these rows"
-        columns = _with_stacks(columns, as_tensors(FRAMES, batch[FRAMES]), pipeline, announced[0], where)
+        size = next(piece.num_frames for piece in pipeline.pieces() if isinstance(piece, FrameStacking))
+        frames = tree_from_lists(as_tensors(FRAMES, batch[FRAMES]), announced[0])
+        stacks = FrameStacks(frames, columns[Columns.OBS], columns.pop(AGES), size)
+        columns[Columns.OBS] = stacks
+        if Columns.NEXT_OBS in columns:
+            columns[Columns.NEXT_OBS] = stacks.next_ones(columns[Columns.NEXT_OBS])
     for name, tree in columns.items():
-        if isinstance(tree, FrameStacks):
-            continue
-        check_finite(tree, name, where)
-        if name in spaces:
-            check_choices(tree, spaces[name], name, where)
+        if not isinstance(tree, FrameStacks):
+            check_finite(tree, name, where)
+            if name in spaces:
+                check_choices(tree, spaces[name], name, where)
     return columns
-
-
-def _with_stacks(
-    columns: dict[str, Tree], frames: Tree, pipeline: ConnectorPipelineV2, announced: Space, where: str
-) -> dict[str, Tree]:
-    """The columns with stacks of `frames` in place of their rows. Raises as `learner_columns` does."""
-    size = next(piece.num_frames for piece in pipeline.pieces() if isinstance(piece, FrameStacking))
-    found = {Columns.OBS: FrameStacks(tree_from_lists(frames, announced), columns[Columns.OBS], columns.pop(AGES), size)}
-    if Columns.NEXT_OBS in columns:
-        found[Columns.NEXT_OBS] = found[Columns.OBS].next_ones(columns[Columns.NEXT_OBS])
-    for name, stacks in found.items():
-        for leaf in leaves(stacks.frames):
-            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-                check_finite(leaf[stacks.needed()], name, where)
-    return columns | found
-
-
-def _made(
-    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, where: str, asked: Sequence[str], rl_module: nn.Module | None
-) -> Batch:
-    """The train batch. Raises BadConfig where a column that is `asked` for is not stacked."""
-    with playing(rl_module) as module:
-        batch, _ = through(pipeline, episodes, where=where, rl_module=module)
-    for name in (*asked, Columns.LOSS_MASK):
-        if is_filed(batch.get(name)):
-            fix = "end the pipeline with batch_individual_items, or keep the default pieces (defaults = true)"
-            raise BadConfig(f"the pipeline leaves {name!r} as items by episode that are not stacked", where=PLACE, fix=fix)
-    return batch
 
 
 @contextmanager
@@ -322,25 +277,19 @@ def playing(rl_module: nn.Module | None) -> Iterator[nn.Module | None]:
         yield rl_module
 
 
-def _check_rows(columns: Mapping[str, Tree]) -> None:
-    """Raise BadConfig where columns have different numbers of rows."""
-    rows = {path: len(leaf) if leaf.ndim else 0 for name, tree in columns.items() for path, leaf in flatten(tree, name)}
-    if len(set(rows.values())) > 1:
-        what = f"the pipeline gave columns of different numbers of rows: {rows}"
-        raise BadConfig(what, where=PLACE, fix="one row per step in every column that a piece adds")
-
-
-def _column(batch: Mapping[str, Any], name: str, space: Space | None, *, axes: int = 1) -> Tree:
+def _column(batch: Mapping[str, Any], name: str, space: Space | None = None, axes: int = 1) -> Tree:
     """A column as tensors, in the announced structure, behind so many `axes`; None: the pipeline announced none. Raises
-    BadConfig for another.
+    BadConfig for another, and for one that is missing or not stacked.
     """
-    if name not in batch:
-        fix = "keep the default pieces (defaults = true), or list a piece that adds this column"
+    held = batch.get(name)
+    if held is None or is_filed(held):
         given = sorted(str(column) for column in batch if column not in (AGES, FRAMES))
-        raise BadConfig(f"the pipeline gives no {name!r}, but {given}", where=PLACE, fix=fix)
+        what = f"no {name!r}, but {given}" if held is None else f"{name!r} as items by episode that are not stacked"
+        fix = "keep the default pieces (defaults = true), or list pieces that make this column, and batch_individual_items last"
+        raise BadConfig(f"the pipeline gives {what}", where=PLACE, fix=fix)
     if space is None:
-        return as_tensors(name, batch[name])
-    tree = as_tensors(name, tree_from_lists(batch[name], space))
+        return as_tensors(name, held)
+    tree = as_tensors(name, tree_from_lists(held, space))
     check_announced(tree, name, space, axes=axes)
     return tree
 
@@ -373,9 +322,9 @@ def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
 
 
 def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
-    """Those sequences of the columns that have a step to learn from, and their `loss_mask`."""
-    mask = as_tensors(Columns.LOSS_MASK, batch[Columns.LOSS_MASK]).bool()
-    there = torch.arange(mask.shape[1]) < as_tensors(Columns.SEQ_LENS, batch[Columns.SEQ_LENS])[:, None]
+    """Those sequences of the columns that have a step to learn from, and their `loss_mask`. Raises BadConfig for none."""
+    mask = _column(batch, Columns.LOSS_MASK).bool()
+    there = torch.arange(mask.shape[1]) < _column(batch, Columns.SEQ_LENS)[:, None]
     kept = mask.any(1)
 
     def padded(leaf: Tensor) -> Tensor:

@@ -1,12 +1,10 @@
 """What data holds, in figures: from the manifest of a dataset, else by reading it all; unmet expectations raise.
 
-`inspect` answers for every source that the readers know. A foreign source is read as `convert` would read it, so that the
-figures are those of the dataset it would become: fragments joined, duplicates dropped, and each of these counted.
-
-For a dataset on this machine the manifest is all that is read, and of the shards it lists, that they are there with their
-sizes, which takes 10 ms for 10,000. Readers, storage clients and pyarrow, which take 0.5 s to import, stay away: they are
-imported where they are needed. What a manifest does not say is read from the shards where it is
-asked for: figures and histograms of columns, episodes by agent and module (`deep`), single episodes (`episode`, `head`).
+A foreign source is read as `convert` would read it, so that the figures are those of the dataset it would become: fragments
+joined, duplicates dropped, and each of these counted. Of a dataset only the manifest is read, and on this machine whether its
+shards are there: readers, storage clients and pyarrow, which take 0.5 s to import, are imported where they are needed. What a
+manifest does not say is read from the shards: figures and histograms of columns, episodes by agent and module (`deep`), single
+episodes (`episode`, `head`).
 """
 
 from __future__ import annotations
@@ -14,24 +12,23 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from offline_cli.checked_keywords import checked
+from offline_cli.checking.expectations import check_expected, parsed_expectations
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, Count, EpisodeEnds
 from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.json_documents import Expectations
 from offline_cli.meanings import Meanings
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.stop_signals import check
 from offline_cli.storage.local_files import SIGNS, read_plain
-from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
     from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
@@ -48,8 +45,6 @@ SHOWN_STEPS: Final = 5  # of an episode, at either end
 TIMELINE: Final = 32  # parts of an episode whose means are shown
 
 __all__ = ["Inspection", "inspect"]
-
-SizeOf = Callable[[str], int | None]  # bytes of a file by its path in the dataset; None: there is no such file
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +69,17 @@ class Inspection:
     environment: str | None
     returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
     length: Mapping[str, Any]  # the same, in steps
-    columns: Mapping[str, Any]  # the same without quantiles, by column; empty: steps were not read
     meanings: Meanings  # of columns: names, categories and units, as far as the source says them
-    duplicates_dropped: int
-    rows_quarantined: int
     episodes_lost: int | None  # that were in the source and are not among these; None: not in the manifest
     assumptions: Mapping[str, int]
-    dropped_columns: tuple[str, ...]  # columns left out, by name; unknown of a dataset
-    dropped_reasons: Mapping[str, str]  # by the same names
-    modules: Mapping[str, int] | None  # episodes by module id, where they have one; None: not in the manifest
     complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
     from_manifest: bool  # False: every episode has been read for the figures above
+    columns: Mapping[str, Any] = field(default_factory=dict)  # as `returns`, without quantiles; empty: steps were not read
+    duplicates_dropped: int = 0
+    rows_quarantined: int = 0
+    dropped_columns: tuple[str, ...] = ()  # columns left out, by name; unknown of a dataset
+    dropped_reasons: Mapping[str, str] = field(default_factory=dict)  # by the same names
+    modules: Mapping[str, int] | None = None  # episodes by module id, where they have one; None: not in the manifest
     agents: Mapping[str, int] | None = None  # episodes by agent id, as `modules`
     histograms: Mapping[str, Any] | None = None  # of return, length and columns: see Spread.as_json; None: steps were not read
     first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
@@ -116,7 +111,6 @@ KEYS: Final = (
     *("observation_space_text", "action_space_text"),
 )
 """Those of `as_dict`."""
-COUNTS: Final = ("assumptions", "modules", "agents")  # in which what is not listed was counted 0 times
 
 
 @checked
@@ -146,11 +140,10 @@ def inspect(
     unknown keys, kinds and orders, and for an episode that is not there, and what `read_episodes` raises.
     """
     options = dict(locals())
-    expected = Expectations.of(options["expect"] or {}, KEYS, counts=COUNTS, kinds={"assumptions": KINDS})
-    if any(name.partition(".")[0] == "columns" for name, _, _ in expected.each):
-        options["deep"] = True
+    expected = parsed_expectations(options["expect"] or {}, KEYS)
+    options["deep"] |= any(one.name.partition(".")[0] == "columns" for one in expected)
     found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
-    expected.check(found.as_dict(), where=", ".join(found.sources))
+    check_expected(expected, found.as_dict(), where=", ".join(found.sources))
     return found
 
 
@@ -162,9 +155,8 @@ def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspectio
     if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], str | os.PathLike):
         return None
     folder = os.fspath(listed[0])
-    if not folder or folder.startswith("~") or any(sign in folder for sign in SIGNS):
-        return None
-    if any(options[name] not in (None, False, SOURCE_FORMAT, TABLE_MEMORY_LIMIT) for name in ABOUT_READING):
+    is_url = not folder or folder.startswith("~") or any(sign in folder for sign in SIGNS)
+    if is_url or any(options[name] not in (None, False, SOURCE_FORMAT, TABLE_MEMORY_LIMIT) for name in ABOUT_READING):
         return None
     place = f"{folder.rstrip('/')}/{MANIFEST}"
     try:
@@ -173,12 +165,11 @@ def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspectio
         manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place)
     except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
         return None
-    is_gated = bool(options["expect"])
-    wrong = _looked_at(manifest, lambda: partial(_size, folder), is_local=True, is_gated=is_gated, where=folder)
-    return replace(_from_manifest(folder, manifest), wrong_shards=wrong)
+    return _with_shards(_from_manifest(folder, manifest), manifest, partial(_size, folder), is_gated=bool(options["expect"]))
 
 
 def _size(folder: str, path: str) -> int | None:
+    """Bytes of a file by its path in the dataset; None: there is no such file."""
     try:
         found = os.stat(os.path.join(folder, path))
     except OSError:
@@ -186,33 +177,18 @@ def _size(folder: str, path: str) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _sizes_of(dataset: Any) -> dict[str, int]:
-    """Bytes of the files of a dataset, by path below it."""
-    below = len(dataset.location.path.rstrip("/")) + 1
-    return {file.path[below:]: file.size() for file in dataset.location.join(DATA).files()}
-
-
-def _wrong_shards(manifest: Manifest, size_of: SizeOf) -> Iterator[str]:
-    """Shards that are not there, or of another size, as text."""
-    for shard in manifest.shards:
-        if (size := size_of(shard.path)) != shard.bytes:
-            yield f"{shard.path} is missing" if size is None else f"{shard.path} has {size} bytes, not {shard.bytes}"
-
-
-def _looked_at(
-    manifest: Manifest, sizes: Callable[[], SizeOf], *, is_local: bool, is_gated: bool, where: str
-) -> tuple[str, ...] | None:
-    """`_wrong_shards`; None: nobody looked, because it would ask a remote storage.
-
-    Raises BadData, naming all, under a gate (`is_gated`), which always looks.
-    """
-    if not (is_gated or is_local):
-        return None
-    wrong = tuple(_wrong_shards(manifest, sizes()))
+def _with_shards(found: Inspection, manifest: Manifest, size_of: Callable[[str], int | None], *, is_gated: bool) -> Inspection:
+    """`found`, with the shards that are not there, or of another size. Raises BadData, naming all, under a gate."""
+    sizes = ((shard, size_of(shard.path)) for shard in manifest.shards)
+    wrong = tuple(
+        f"{shard.path} is missing" if size is None else f"{shard.path} has {size} bytes, not {shard.bytes}"
+        for shard, size in sizes
+        if size != shard.bytes
+    )
     if wrong and is_gated:
         fix = "restore the files from a copy, or see what `offline-cli repair` can keep"
-        raise BadData.of(wrong, where=where, fix=fix)
-    return wrong
+        raise BadData.of(wrong, where=found.sources[0], fix=fix)
+    return replace(found, wrong_shards=wrong)
 
 
 def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnProgress) -> Inspection:
@@ -232,15 +208,17 @@ def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnPro
         histograms=SpreadBuilder() if reads_all else None,
         figures=ColumnsBuilder() if reads_all else None,
     )
-    if manifest is not None:
-        dataset, where = cast(Any, opened[0]).dataset, opened[0].info.location
-        is_local, is_gated = dataset.location.is_local, bool(options["expect"])
-        wrong = _looked_at(manifest, lambda: _sizes_of(dataset).get, is_local=is_local, is_gated=is_gated, where=where)
-        _look_at_dataset(opened[0], look, on_progress)
-        found = look.added_to(_from_manifest(where, manifest))
-        return replace(found, wrong_shards=() if wrong is None and reads_all else wrong)
-    with read_opened(opened, on_error=options["on_error"], memory_limit=tables.memory_limit, on_progress=on_progress) as stream:
-        return look.added_to(_by_reading(stream, look))
+    if manifest is None:
+        how: dict[str, Any] = {"on_error": options["on_error"], "memory_limit": tables.memory_limit, "on_progress": on_progress}
+        with read_opened(opened, **how) as stream:
+            return look.added_to(_by_reading(stream, look))
+    place, found = cast(Any, opened[0]).dataset.location, _from_manifest(opened[0].info.location, manifest)
+    if place.is_local or options["expect"]:
+        sizes = {file.path[len(place.path.rstrip("/")) + 1 :]: file.size() for file in place.join(DATA).files()}
+        found = _with_shards(found, manifest, sizes.get, is_gated=bool(options["expect"]))
+    _look_at_dataset(opened[0], look, on_progress)
+    found = look.added_to(found)
+    return replace(found, wrong_shards=()) if found.wrong_shards is None and reads_all else found
 
 
 def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress) -> None:
@@ -269,15 +247,9 @@ def _from_manifest(location: str, manifest: Manifest) -> Inspection:
         environment=manifest.environment.id if manifest.environment else None,
         returns=statistics["return"],
         length=statistics["length"],
-        columns={},
         meanings=manifest.meanings,
-        duplicates_dropped=0,
-        rows_quarantined=0,
         episodes_lost=manifest.episodes_lost,
         assumptions=manifest.assumptions,
-        dropped_columns=(),
-        dropped_reasons={},
-        modules=None,
         complete=manifest.complete,
         from_manifest=True,
         shards=len(manifest.shards),
@@ -303,7 +275,6 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         environment=stream.environment_id,
         returns=statistics["return"],
         length=statistics["length"],
-        columns={},
         meanings=stream.meanings,
         duplicates_dropped=stream.tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,

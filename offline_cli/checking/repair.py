@@ -12,7 +12,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -46,8 +46,8 @@ from offline_cli.datasets.ownership import (
     set_aside,
     shard_files,
 )
-from offline_cli.datasets.reading import RowFormat, ShardReader, row_format
-from offline_cli.datasets.shard_sequence import Adopted, ShardSequence, adopt
+from offline_cli.datasets.reading import ShardReader, row_format
+from offline_cli.datasets.shard_sequence import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, UsageError
@@ -62,7 +62,7 @@ from offline_cli.stop_signals import check
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
-from offline_cli.storage.uploads import Upload, open_uploads
+from offline_cli.storage.uploads import open_uploads
 from offline_cli.tally import Tally
 
 __all__ = ["LEFT_OUT", "RepairResult", "repair"]
@@ -70,7 +70,6 @@ __all__ = ["LEFT_OUT", "RepairResult", "repair"]
 LEFT_OUT: Final = "broken-shard-left-out"
 """Among the assumptions of a manifest: how many."""
 RESTORE: Final = "restore it from a copy, or write the dataset again from its source"
-TRAIN_FIX: Final = "write it again from its recordings: offline-cli apply ... --overwrite"
 DEFAULTS: Final[Mapping[str, Any]] = {
     "spaces_inferred": False,
     "action_scale": "unknown",
@@ -82,7 +81,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "episodes_lost": None,
 }
 """Of what shards do not say."""
-Broken = tuple[Location, str]  # a shard, and why it cannot be part of the dataset
+PARTS: Final = ("format", "observation_space", "action_space", *DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +107,7 @@ class RepairResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
-        told = asdict(self)
-        return {**told, "broken": list(told["broken"]), "removed": list(told["removed"]), "set_aside": list(told["set_aside"])}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 @checked
@@ -142,11 +140,10 @@ def repair(
         if not folder.exists():
             raise folder.missing()
         removed = (folder.join(WRITING).url,) if unlock(folder, remove=True, dry_run=dry_run) else ()
-        told: dict[str, Any] = {"dropped": len(removed), "changed": bool(removed), "removed": removed, "dry_run": dry_run}
-        return RepairResult(out=folder.url, **told, seconds=time.monotonic() - began)
-    said = shlex.join(command) if command else this_command()
-    found = _found(folder)
-    plan = _Plan(found, *_chosen(found, keep, asked_env), said)
+        known: dict[str, Any] = {"dropped": len(removed), "changed": bool(removed), "removed": removed, "dry_run": dry_run}
+        return RepairResult(out=folder.url, **known, seconds=time.monotonic() - began)
+    plan = _Repair(folder, shlex.join(command) if command else this_command())
+    plan.choose(keep, asked_env)
     plan.read(on_progress)
     result = plan.result(dry_run=dry_run, seconds=time.monotonic() - began)
     if plan.broken and not (drop_broken and plan.sound):
@@ -158,239 +155,350 @@ def repair(
     return result
 
 
-def _refused(plan: _Plan, result: RepairResult) -> BadData:
+def _refused(plan: _Repair, result: RepairResult) -> BadData:
     named = "; ".join(f"{place.name}: {why}" for place, why in plan.broken[:3]) + ("; ..." if len(plan.broken) > 3 else "")
-    rest = result.as_dict()
-    told = {name: rest.pop(name) for name in ("out", "format", "broken", "dry_run", "seconds")} | {"changed": False}
+    with_option = result.as_dict()
+    told = {name: with_option.pop(name) for name in ("out", "format", "broken", "dry_run", "seconds")} | {"changed": False}
     what, fix = f"no shard is whole, and nothing would be left: {named}", RESTORE
     if plan.sound:
-        told["with_drop_broken"] = rest
+        told["with_drop_broken"] = with_option
         what = f"{len(plan.broken):,} of {len(plan.broken) + len(plan.sound):,} shards are broken: {named}"
         fix = f"{RESTORE}; or leave them out with --drop-broken, which moves them to quarantine/"
-    return BadData(what, where=plan.found.folder.url, fix=fix, result=told)
+    return BadData(what, where=plan.folder.url, fix=fix, result=told)
 
 
-# ---- what is there ----
+class _Repair:
+    """One repair: what is in the folder, which shards are the dataset, what is wrong with them, and what is to be done."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """The content of a folder at one moment."""
-
-    folder: Location
-    note_bytes: bytes | None
-    note: WritingNote | None  # None also where it cannot be read
-    manifest_bytes: bytes | None
-    manifest: Manifest | None  # None also where it cannot be read
-    shards: Mapping[str, Mapping[int, Location]]  # files named as shards, with something in them: generation -> number -> place
-    others: Sequence[Location]  # further files in data/ that readers of it would include
-    half_written: Sequence[Location]
-    uploads: Sequence[Upload]
-
-    @property
-    def listed(self) -> dict[str, Shard]:
-        """What the manifest lists, by path in the storage."""
-        return {self.folder.join(shard.path).path: shard for shard in (self.manifest.shards if self.manifest else ())}
-
-
-def _found(folder: Location) -> _Found:
-    """List the folder. Raises Locked where its writer is at work, NoData where nothing of ours is there, StorageError."""
-    note_bytes, manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
-    note = WritingNote.if_any(note_bytes, where=folder.join(WRITING).url)
-    if note is not None:
+    def __init__(self, folder: Location, command: str) -> None:
+        """List the folder. Raises Locked where its writer is at work, NoData where nothing of ours is there, StorageError."""
+        self.folder, self._command = folder, command
+        self._note_bytes, self._manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
+        self._note = WritingNote.if_any(self._note_bytes, where=folder.join(WRITING).url)  # None also: it cannot be read
+        if self._note is not None:
+            self._refuse_writer(self._note)
+        self._manifest: Manifest | None = None  # None also where it cannot be read
         try:
-            refuse_if_at_work(note, folder.join(WRITING))
+            if self._manifest_bytes:
+                self._manifest = Manifest.from_bytes(self._manifest_bytes, where=folder.join(MANIFEST).url)
+        except BadData:
+            pass
+        self._listed = {shard.path: shard for shard in (self._manifest.shards if self._manifest else ())}
+        data, self._shards = folder.join(DATA), {generation: dict(files) for generation, files in shard_files(folder).items()}
+        empty = [
+            files.pop(number)
+            for files in self._shards.values()
+            for number, file in [*files.items()]
+            if self._path(file) not in self._listed and is_regular(file) and not file.size()
+        ]
+        self._shards = {generation: files for generation, files in self._shards.items() if files}
+        self._others = [  # in data/, that readers of it would include
+            file
+            for file in (data.files() if data.exists() else [])
+            if numbered(file, folder) is None
+            and not any(part.startswith((".", "_")) for part in file.path[len(data.path) :].split("/"))
+        ]
+        if self._note_bytes is None and self._manifest_bytes is None and not self._shards:
+            raise self._nothing()
+        self._half_written = [*filter(is_own_part, folder.children()), *empty]
+        self._uploads = open_uploads(data)
+        # by `choose`:
+        self._places: list[Location] = []  # the shards of the dataset, in reading order
+        self._expected: Mapping[str, Shard] = {}  # by path: what they must be to the last byte
+        self._parts: Mapping[str, Any] = {}  # what shards do not record, by the names of a manifest
+        self._said_by = ""  # who says it: "note" | "manifest" | "shards"
+        self._resumes: WritingNote | None = None  # what --resume would continue from, if all of its shards are whole
+        # by `read`:
+        self.broken: list[tuple[Location, str]] = []  # shards that cannot be part of it, and why
+        self.sound: list[Adopted] = []
+        self._statistics = EpisodeStatistics()
+
+    def _refuse_writer(self, note: WritingNote) -> None:
+        try:
+            refuse_if_at_work(note, self.folder.join(WRITING))
         except Locked as error:
             fix = "wait for it, or end it, and repair then; of one on another machine that has ended, --force-unlock first"
             raise Locked(error.what, where=error.where, fix=fix, details=error.details) from error
         if note.writes == TRAIN_BATCHES.noun:
-            raise NoData(f"an unfinished {note.writes} is here, which is not repaired", where=folder.url, fix=TRAIN_FIX)
-    try:
-        manifest = Manifest.from_bytes(manifest_bytes, where=folder.join(MANIFEST).url) if manifest_bytes else None
-    except BadData:
-        manifest = None
-    listed = {shard.path for shard in manifest.shards} if manifest else set()
-    data, shards = folder.join(DATA), shard_files(folder)
-    empty = [
-        numbers.pop(number)
-        for numbers in shards.values()
-        for number, file in [*numbers.items()]
-        if f"{DATA}/{file.name}" not in listed and is_regular(file) and not file.size()
-    ]
-    shards = {generation: numbers for generation, numbers in shards.items() if numbers}
-    others = [
-        file
-        for file in (data.files() if data.exists() else [])
-        if numbered(file, folder) is None
-        and not any(part.startswith((".", "_")) for part in file.path[len(data.path) :].split("/"))
-    ]
-    if note_bytes is None and manifest_bytes is None and not shards:
-        if not folder.exists():
-            raise folder.missing()
-        if folder.join(BATCHES).exists():
-            raise NoData(f"a {TRAIN_BATCHES.noun} is here, which is not repaired", where=folder.url, fix=TRAIN_FIX)
+            raise self._nothing()
+
+    def _nothing(self) -> Exception:
+        if not self.folder.exists():
+            return self.folder.missing()
+        if self._note is not None or self.folder.join(BATCHES).exists():
+            fix = "write it again from its recordings: offline-cli apply ... --overwrite"
+            return NoData(f"a {TRAIN_BATCHES.noun} is here, which is not repaired", where=self.folder.url, fix=fix)
         fix = "name the folder of a dataset, the one with manifest.json or _writing.json in it"
-        raise NoData("no dataset is here, nor anything left of one", where=folder.url, fix=fix)
-    half_written = [*filter(is_own_part, folder.children()), *empty]
-    return _Found(folder, note_bytes, note, manifest_bytes, manifest, shards, others, half_written, open_uploads(data))
+        return NoData("no dataset is here, nor anything left of one", where=self.folder.url, fix=fix)
 
+    def _path(self, shard: Location) -> str:
+        return f"{DATA}/{shard.name}"
 
-# ---- which shards are the dataset, and what is known of it ----
+    # ---- which shards are the dataset, and what is known of it ----
 
+    def choose(self, keep: str | None, env: AskedEnvironment | None) -> None:
+        """`keep`: `old` or `new` of a dataset that was being overwritten, or a generation.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Facts:
-    """What shards do not record."""
+        Raises NoData where no shard is there, UsageError where `keep` is needed, or names nothing, and as `_parts_of_shards`.
+        """
+        note, manifest, shards = self._note, self._manifest, self._shards
+        if keep not in (None, "old", "new", *shards):
+            fix = f"use old, new or {' or '.join(shards)}"
+            raise UsageError(f"there are no shards of {keep!r}", where=f"--keep for {self.folder.url}", fix=fix)
+        begun = note.generation if note is not None and note.generation in shards else None
+        listed = set(map(generation_of, self._listed))
+        appends = note is not None and APPENDS_TO in note.options
+        if manifest is not None and keep is None and begun and listed and begun not in listed and not appends:
+            there = f"a dataset ({manifest.counts.episodes} episodes in {len(manifest.shards)} shards)"
+            what = f"{there} was being overwritten, and {len(shards[begun])} complete shards of the new one are here"
+            fix = "--keep old for the one that was there, --keep new for what there is of the new one"
+            raise UsageError(what, where=self.folder.url, fix=f"{fix}; the other goes to quarantine/")
+        if manifest is not None and keep in (None, "old") and (begun is None or listed - {begun}):
+            self._expected, self._said_by = self._listed, "manifest"
+            self._parts = {name: getattr(manifest, name) for name in PARTS}
+            found = {self._path(file) for files in shards.values() for file in files.values()}
+            self._places = [self.folder.join(path) for path in self._listed if path in found]
+            self.broken = [(self.folder.join(path), "it is missing") for path in self._listed if path not in found]
+            if appends and keep is None and begun is not None:
+                added = (file for _, file in sorted(shards[begun].items()))
+                self._places += [file for file in added if self._path(file) not in self._listed]
+                self._find_gaps(begun)
+            return
+        generation = keep if keep in shards else begun or self._only_generation()
+        assert generation is not None, "there are shards"
+        self._places = [file for _, file in sorted(shards[generation].items())]
+        self._find_gaps(generation)
+        if note is not None and note.generation == generation and note.options:
+            self._parts, self._said_by, self._resumes = self._parts_of_note(note, generation in listed), "note", note
+            return  # shards may have been written again since, with more columns
+        self._expected = self._listed
+        document = _parsed(self._manifest_bytes)
+        self._parts, self._said_by = {**DEFAULTS, **_known(document)}, "manifest"
+        if "format" not in self._parts:
+            self._parts, self._said_by = self._parts_of_shards(env), "shards"
 
-    said_by: str  # "note" | "manifest" | "shards"
-    parts: Mapping[str, Any]  # by the names of a manifest: `format`, the spaces, and those of DEFAULTS
-    resumes: WritingNote | None = None  # the note that --resume would continue from, if all of its shards are whole
+    def _find_gaps(self, generation: str) -> None:
+        """Shards that are missing between others; one may have any number, so a gap is one entry."""
+        for before, number in pairwise([-1, *sorted(self._shards[generation])]):
+            if number > before + 1:
+                more = f", and so are the {number - before - 2:,} after it" if number > before + 2 else ""
+                self.broken.append((self.folder.join(shard_name(generation, before + 1)), f"it is missing{more}"))
+
+    def _only_generation(self) -> str:
+        if not self._shards:
+            what = "no complete shard is here, and no readable manifest: there is nothing to repair"
+            fix = "run the command that was writing here, with --resume or --overwrite"
+            raise NoData(what, where=self.folder.url, fix=fix)
+        if len(self._shards) > 1:
+            what = f"shards of {len(self._shards)} writes are here, and nothing readable tells which of them is the dataset"
+            raise UsageError(what, where=self.folder.url, fix=f"--keep {' or --keep '.join(sorted(self._shards))}")
+        return next(iter(self._shards))
+
+    def _parts_of_note(self, note: WritingNote, is_committed: bool) -> dict[str, Any]:
+        """From the options that `DatasetWriter` keeps in its note; what it has counted is in a manifest that is there.
+
+        Raises BadData where they do not say format and spaces.
+        """
+        parts = {**DEFAULTS, "provenance": {"commands": [note.command], "started": note.started}, **_known(note.options)}
+        if "format" not in parts:
+            what, fix = (
+                "the note of the writer has no readable format or spaces",
+                f"--overwrite, with its command: {note.command}",
+            )
+            raise BadData(what, where=self.folder.join(WRITING).url, fix=fix)
+        if is_committed and self._manifest is not None:
+            parts |= {name: getattr(self._manifest, name) for name in ("assumptions", "provenance", "episodes_lost")}
+        return parts
+
+    def _parts_of_shards(self, asked: AskedEnvironment | None) -> dict[str, Any]:
+        """Format by the columns, spaces as `convert` would have them of the same files. `asked`: an environment whose spaces
+        are theirs. Raises BadData where none can be read, BadConfig where spaces are not known.
+        """
+        readable = [place for place in self._places if _opens(place)]
+        if not readable:
+            raise BadData("none of the shards can be read", where=self.folder.url, fix=RESTORE)
+        with opened(readable[0]) as file:
+            packed = Columns.ITEM in file.schema_arrow.names
+            codec = str(file.metadata.row_group(0).column(0).compression).lower()
+        env = None if asked is None else asked.among([(self.folder.url, None)])
+        source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, self.folder.url)
+        try:
+            stream = read_opened([source], on_error="skip", env=env, env_spaces=None if env is None else spaces_of_env(env))
+        except NoData as err:
+            raise BadData("no episode can be read from the shards", where=self.folder.url, fix=err.fix) from err
+        stream.close()  # only its spaces are needed
+        parts: dict[str, Any] = {
+            **DEFAULTS,
+            "format": "episodes" if packed else "columns",
+            "observation_space": stream.observation_space,
+            "action_space": stream.action_space,
+            "spaces_inferred": stream.spaces_inferred,
+            "action_scale": stream.action_scale,
+            "environment": Environment.of(env),
+            **({"compression": codec} if codec in COMPRESSIONS else {}),
+        }
+        try:
+            with opened(readable[0]) as file:
+                ShardReader(*(parts[name] for name in PARTS[:3])).check_columns(file, readable[0])
+        except BadData as err:
+            what = f"the spaces of the dataset are unknown, and they do not follow from its columns: {err.what}"
+            raise BadConfig(what, where=readable[0].url, fix="name the environment with --env") from err
+        return parts
+
+    # ---- what is wrong with them ----
+
+    def read(self, on_progress: OnProgress) -> None:
+        """Read each shard to its last episode: broken are those that cannot be read, are not the manifest's, or repeat one."""
+        form = [self._parts[name] for name in PARTS[:3]]
+        self._rows, reader, ids = row_format(form[0], form[1], form[2], Tally()), ShardReader(*form), set[str]()
+        for number, place in enumerate(self._places):
+            check()
+            try:
+                adopted = adopt(place, reader, self._rows, statistics := EpisodeStatistics(), lambda _: None)
+                said, have = self._expected.get(self._path(place)), adopted.shard
+                if said is not None and (said.bytes, said.sha256) != (have.bytes, have.sha256):
+                    what = f"its sha256 is {have.sha256[:12]}..., the manifest says {said.sha256[:12]}..."
+                    raise BadData(what, where=place.url, fix="")
+                twice = {name for name, times in Counter(adopted.ids).items() if times > 1}
+                if again := ids.intersection(adopted.ids) or twice:
+                    raise BadData(f"episode {min(again)!r} is in it, and was before", where=place.url, fix="")
+            except BadData as error:
+                self.broken.append((place, error.what))
+            else:
+                self.sound.append(adopted)
+                self._statistics.include(statistics)
+                ids.update(adopted.ids)
+            on_progress(Progress("reading shards", number + 1, len(self._places), "shards"))
+
+    # ---- what is to be done ----
 
     @property
-    def spaces(self) -> tuple[Any, Any]:
-        return self.parts["observation_space"], self.parts["action_space"]
+    def _kept(self) -> Manifest | None:
+        """The manifest that is right as it is."""
+        is_right = not self.broken and [adopted.shard.path for adopted in self.sound] == list(self._listed)
+        return self._manifest if is_right else None
+
+    @property
+    def _aside(self) -> list[Location]:
+        """Files in `data/` that go to quarantine."""
+        sound = {adopted.shard.path for adopted in self.sound}
+        files = [*(file for files in self._shards.values() for file in files.values()), *self._others]
+        return sorted((file for file in files if self._path(file) not in sound), key=lambda file: file.path)
+
+    @property
+    def _resumable(self) -> bool:
+        """Whether `--resume` of the command that began it would continue."""
+        if (kept := self._kept) is not None:
+            return not kept.complete and UNFINISHED_WRITING in kept.provenance
+        return self._resumes is not None and not self.broken
+
+    @property
+    def _adopted(self) -> int:
+        """How many shards no manifest listed before."""
+        return sum(one.shard.path not in self._listed for one in self.sound)
+
+    def _new_manifest(self, shards: Sequence[Shard]) -> Manifest:
+        parts, left_out = dict(self._parts), len(self.broken)
+        assumptions = {**parts.pop("assumptions"), **({LEFT_OUT: left_out} if left_out else {})}
+        provenance = {name: value for name, value in parts.pop("provenance").items() if name != UNFINISHED_WRITING}
+        repairs = provenance.get("repaired")
+        this = {"at": now(), "command": self._command, "based_on": self._said_by, "adopted": self._adopted}
+        this["broken"] = [place.name for place, _ in self.broken]
+        provenance["repaired"] = [*(repairs if isinstance(repairs, list) else []), this]
+        if self._resumable and self._resumes is not None:
+            environment = parts["environment"]
+            provenance[UNFINISHED_WRITING] = self._resumes.within_manifest(environment and environment.as_json())
+        lost = parts.pop("episodes_lost")
+        return Manifest(
+            **parts,
+            complete=False,  # of what was asked for, shards say nothing
+            counts=self._statistics.counts(assumptions),
+            shards=tuple(shards),
+            statistics=self._statistics.as_json(),
+            assumptions=assumptions,
+            provenance=with_defaults(provenance, started=now()),
+            episodes_lost=None if left_out else lost,  # the ones in a shard that is gone are unknown
+        )
+
+    def result(self, *, dry_run: bool, seconds: float) -> RepairResult:
+        """The report to the caller."""
+        manifest, aside = self._kept or self._new_manifest([adopted.shard for adopted in self.sound]), self._aside
+        removed = (*(file.url for file in self._half_written), *map(str, self._uploads))
+        gone = {place.path for place, _ in self.broken} - {place.path for place in aside}
+        return RepairResult(
+            out=self.folder.url,
+            format=manifest.format,
+            episodes=manifest.counts.episodes,
+            steps=manifest.counts.steps,
+            shards=len(manifest.shards),
+            adopted=self._adopted,
+            dropped=len(removed) + len(aside) + len(gone),
+            changed=self._kept is None or self._note_bytes is not None or bool(aside or removed),
+            complete=manifest.complete,
+            resumable=self._resumable,
+            broken=tuple({"path": place.url, "why": why} for place, why in self.broken),
+            removed=removed,
+            set_aside=tuple(place.url for place in aside),
+            based_on=self._said_by,
+            dry_run=dry_run,
+            seconds=seconds,
+        )
+
+    def act(self) -> None:
+        """Carry it out. Raises Locked where another process was faster, StorageError."""
+        lock, note, aside = WritingLock(self.folder), self._note, self._aside
+        kept = ("", {}, 0) if note is None else (note.generation, note.options, note.first_quarantine)
+        lock.acquire(WritingNote.of_this_process(*kept, self._command), instead_of=self._note_bytes)
+        try:
+            for file in self._half_written:
+                file.remove()
+            for upload in self._uploads:
+                upload.abort()
+            if self._kept is None:
+                self._write_manifest(lock)
+            for file in aside:
+                with lock.guard():
+                    set_aside(file, self.folder)
+            keep_moves(aside, self.folder)
+            keep_names(self.folder.join(DATA))  # files without bytes have gone from it
+            lock.release()
+        finally:
+            if lock.held and self._note_bytes is not None:
+                lock.leave()  # it describes the dataset as the one that it replaced
+            elif lock.held:
+                lock.release()
+
+    def _write_manifest(self, lock: WritingLock) -> None:
+        folder = self.folder
+        manifest = self._new_manifest([adopted.shard for adopted in self.sound])
+        keep_names(folder.join(DATA), folder.join(QUARANTINE))  # whose writer may have been killed before that
+        with lock.guard():  # shards may have taken long
+            if self._manifest_bytes is not None:
+                copy = free_place(folder, MANIFEST)
+                folder.join(QUARANTINE).make_folder()
+                write_whole(copy, self._manifest_bytes, folder=folder)
+            write_whole(folder.join(MANIFEST), manifest.to_bytes(), folder=folder)
+            write_card(folder, manifest)
 
 
-def _chosen(
-    found: _Found, keep: str | None, env: AskedEnvironment | None
-) -> tuple[list[Location], Mapping[str, Shard], _Facts, list[Broken]]:
-    """The shards that are to be the dataset, what a manifest says of them by their paths, what is known of them, and those that
-    are missing. `keep`: `old` or `new` of one that was being overwritten, or a generation.
-
-    Raises NoData where no shard is there, UsageError where `keep` is needed, or names nothing, and as `_facts_of_shards` does.
-    """
-    folder, note, manifest, said = found.folder, found.note, found.manifest, found.listed
-    if keep not in (None, "old", "new", *found.shards):
-        fix = f"use old, new or {' or '.join(found.shards)}"
-        raise UsageError(f"there are no shards of {keep!r}", where=f"--keep for {folder.url}", fix=fix)
-    begun = note.generation if note is not None and note.generation in found.shards else None
-    listed = {generation_of(shard.path) for shard in said.values()}
-    appends = note is not None and APPENDS_TO in note.options
-    if manifest is not None and keep is None and begun and listed and begun not in listed and not appends:
-        raise _two_datasets(found, manifest, begun)
-    if manifest is not None and keep in (None, "old") and (begun is None or listed - {begun}):
-        there = {place.path for numbers in found.shards.values() for place in numbers.values()}
-        places = [folder.join(shard.path) for shard in manifest.shards]
-        missing = [(place, "it is missing") for place in places if place.path not in there]
-        if appends and keep is None and begun is not None:
-            added = sorted(found.shards[begun].items())
-            places += [place for _, place in added if place.path not in said]
-            missing += _gaps(found, begun)
-        return [place for place in places if place.path in there], said, _Facts("manifest", _parts_of(manifest)), missing
-    generation = keep if keep in found.shards else begun or _only_generation(found)
-    assert generation is not None, "there are shards"
-    places = [place for _, place in sorted(found.shards[generation].items())]
-    facts = None
-    if note is not None and note.generation == generation and note.options:
-        said = {}  # they may have been written again since, with more columns
-        facts = _facts_of_note(note, found if generation in listed else None, folder.join(WRITING).url)
-    else:
-        facts = _facts_of_broken(found.manifest_bytes)
-    return places, said, facts or _facts_of_shards(folder, places, env), _gaps(found, generation)
-
-
-def _gaps(found: _Found, generation: str) -> list[Broken]:
-    """Shards that are missing between others; one may have any number, so a gap is one entry."""
-    missing = []
-    for before, number in pairwise([-1, *sorted(found.shards[generation])]):
-        if number > before + 1:
-            more = f", and so are the {number - before - 2:,} after it" if number > before + 2 else ""
-            missing.append((found.folder.join(shard_name(generation, before + 1)), f"it is missing{more}"))
-    return missing
-
-
-def _only_generation(found: _Found) -> str:
-    if not found.shards:
-        what = "no complete shard is here, and no readable manifest: there is nothing to repair"
-        fix = "run the command that was writing here, with --resume or --overwrite"
-        raise NoData(what, where=found.folder.url, fix=fix)
-    if len(found.shards) > 1:
-        what = f"shards of {len(found.shards)} writes are here, and nothing readable tells which of them is the dataset"
-        raise UsageError(what, where=found.folder.url, fix=f"--keep {' or --keep '.join(sorted(found.shards))}")
-    return next(iter(found.shards))
-
-
-def _two_datasets(found: _Found, manifest: Manifest, begun: str) -> UsageError:
-    there = f"a dataset ({manifest.counts.episodes} episodes in {len(manifest.shards)} shards)"
-    what = f"{there} was being overwritten, and {len(found.shards[begun])} complete shards of the new one are here"
-    fix = "--keep old for the one that was there, --keep new for what there is of the new one; the other goes to quarantine/"
-    return UsageError(what, where=found.folder.url, fix=fix)
-
-
-def _parts_of(manifest: Manifest) -> dict[str, Any]:
-    return {name: getattr(manifest, name) for name in ("format", "observation_space", "action_space", *DEFAULTS)}
-
-
-def _facts_of_note(note: WritingNote, committed: _Found | None, where: str) -> _Facts:
-    """From the options that `DatasetWriter` keeps in its note; what it has counted is in the manifest, once it is `committed`.
-
-    Raises BadData where they do not say format and spaces.
-    """
-    parts = {"provenance": {"commands": [note.command], "started": note.started}, **_known(note.options)}
-    if "format" not in parts:
-        what = "the note of the writer has no readable format or spaces"
-        raise BadData(what, where=where, fix=f"the command that wrote it, with --overwrite: {note.command}")
-    if committed is not None and committed.manifest is not None:
-        parts |= {name: getattr(committed.manifest, name) for name in ("assumptions", "provenance", "episodes_lost")}
-    return _Facts("note", {**DEFAULTS, **parts}, resumes=note)
-
-
-def _facts_of_broken(manifest: bytes | None) -> _Facts | None:
-    """What can be read of a broken manifest; None where format or spaces cannot."""
+def _parsed(manifest: bytes | None) -> Mapping[str, Any]:
+    """What can be read of a broken manifest."""
     try:
         document = orjson.loads(manifest or b"")
     except ValueError:
-        return None
-    parts = _known(document) if isinstance(document, dict) else {}
-    return _Facts("manifest", {**DEFAULTS, **parts}) if "format" in parts else None
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _known(document: Mapping[str, Any]) -> dict[str, Any]:
     """Parts of a document that a manifest may have; no format where that, or the spaces, cannot be read."""
-    parts = valid_parts(document, ("format", "observation_space", "action_space", *DEFAULTS))
-    spaces = [parts.get(name) for name in ("observation_space", "action_space")]
-    if len(parts.keys() & {"observation_space", "action_space"}) < 2 or (parts.get("format") == "columns" and None in spaces):
+    parts = valid_parts(document, PARTS)
+    spaces = [parts.get(name) for name in PARTS[1:3]]
+    if len(parts.keys() & set(PARTS[1:3])) < 2 or (parts.get("format") == "columns" and None in spaces):
         parts.pop("format", None)
     if parts.get("compression") not in COMPRESSIONS:
         parts.pop("compression", None)
     return parts
-
-
-def _facts_of_shards(folder: Location, shards: Sequence[Location], asked: AskedEnvironment | None) -> _Facts:
-    """Format by the columns, spaces as `convert` would have them of the same files. `asked`: an environment whose spaces are
-    theirs. Raises BadData where none can be read, BadConfig where spaces are not known.
-    """
-    readable = [place for place in shards if _opens(place)]
-    if not readable:
-        raise BadData("none of the shards can be read", where=folder.url, fix=RESTORE)
-    first = readable[0]
-    with opened(first) as file:
-        packed = Columns.ITEM in file.schema_arrow.names
-        codec = str(file.metadata.row_group(0).column(0).compression).lower()
-    env = None if asked is None else asked.among([(folder.url, None)])
-    source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, folder.url)
-    try:
-        stream = read_opened([source], on_error="skip", env=env, env_spaces=None if env is None else spaces_of_env(env))
-    except NoData as err:
-        raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
-    stream.close()  # only its spaces are needed
-    parts: dict[str, Any] = {
-        "format": "episodes" if packed else "columns",
-        "observation_space": stream.observation_space,
-        "action_space": stream.action_space,
-        "spaces_inferred": stream.spaces_inferred,
-        "action_scale": stream.action_scale,
-        "environment": Environment.of(env),
-        **({"compression": codec} if codec in COMPRESSIONS else {}),
-    }
-    facts = _Facts("shards", {**DEFAULTS, **parts})
-    try:
-        with opened(first) as file:
-            ShardReader(parts["format"], *facts.spaces).check_columns(file, first)
-    except BadData as err:
-        what = f"the spaces of the dataset are unknown, and they do not follow from its columns: {err.what}"
-        raise BadConfig(what, where=first.url, fix="name the environment with --env") from err
-    return facts
 
 
 def _opens(place: Location) -> bool:
@@ -399,166 +507,3 @@ def _opens(place: Location) -> bool:
             return bool(file.metadata.num_rows > 0)
     except BadData:
         return False
-
-
-# ---- what is to be done ----
-
-
-@dataclass(slots=True, eq=False)
-class _Plan:
-    """One repair."""
-
-    found: _Found
-    shards: list[Location]  # in reading order
-    expected: Mapping[str, Shard]  # by path: what they must be to the last byte
-    facts: _Facts
-    broken: list[Broken]
-    command: str
-    sound: list[Adopted] = field(default_factory=list)
-    statistics: EpisodeStatistics = field(default_factory=EpisodeStatistics)
-    rows: RowFormat = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rows = row_format(self.facts.parts["format"], *self.facts.spaces, Tally())
-
-    def read(self, on_progress: OnProgress) -> None:
-        """Read each shard to its last episode: broken are those that cannot be read, are not the manifest's, or repeat one."""
-        reader, ids = ShardReader(self.facts.parts["format"], *self.facts.spaces), set[str]()
-        for number, place in enumerate(self.shards):
-            check()
-            try:
-                adopted = adopt(place, reader, self.rows, statistics := EpisodeStatistics(), lambda _: None)
-                self._refuse_other(adopted, place, ids)
-            except BadData as error:
-                self.broken.append((place, error.what))
-            else:
-                self.sound.append(adopted)
-                self.statistics.include(statistics)
-                ids.update(adopted.ids)
-            on_progress(Progress("reading shards", number + 1, len(self.shards), "shards"))
-
-    def _refuse_other(self, adopted: Adopted, place: Location, ids: set[str]) -> None:
-        """Raise BadData where the shard is not the manifest's, or has an episode that is there already."""
-        said, have = self.expected.get(place.path), adopted.shard
-        if said is not None and (said.bytes, said.sha256) != (have.bytes, have.sha256):
-            what = f"its sha256 is {have.sha256[:12]}..., the manifest says {said.sha256[:12]}..."
-            raise BadData(what, where=place.url, fix="")
-        if again := ids.intersection(adopted.ids) or {name for name, times in Counter(adopted.ids).items() if times > 1}:
-            raise BadData(f"episode {min(again)!r} is in it, and was before", where=place.url, fix="")
-
-    @property
-    def kept(self) -> Manifest | None:
-        """The manifest that is right as it is."""
-        manifest = self.found.manifest
-        mine = [adopted.shard.path for adopted in self.sound]
-        return manifest if manifest and not self.broken and mine == [shard.path for shard in manifest.shards] else None
-
-    @property
-    def aside(self) -> list[Location]:
-        """Files in `data/` that go to quarantine."""
-        sound = {adopted.shard.path for adopted in self.sound}
-        files = [place for numbers in self.found.shards.values() for place in numbers.values()]
-        rest = (place for place in [*files, *self.found.others] if f"{DATA}/{place.name}" not in sound)
-        return sorted(rest, key=lambda place: place.path)
-
-    @property
-    def resumable(self) -> bool:
-        """Whether `--resume` of the command that began it would continue."""
-        if (kept := self.kept) is not None:
-            return not kept.complete and UNFINISHED_WRITING in kept.provenance
-        return self.facts.resumes is not None and not self.broken
-
-    @property
-    def adopted(self) -> int:
-        """How many shards no manifest listed before."""
-        return sum(self.found.folder.join(one.shard.path).path not in self.found.listed for one in self.sound)
-
-    def manifest(self, shards: Sequence[Shard]) -> Manifest:
-        """The one that will be written."""
-        parts, left_out, resumes = dict(self.facts.parts), len(self.broken), self.facts.resumes
-        assumptions = {**parts.pop("assumptions"), **({LEFT_OUT: left_out} if left_out else {})}
-        provenance = {name: value for name, value in parts.pop("provenance").items() if name != UNFINISHED_WRITING}
-        repairs = provenance.get("repaired")
-        this = {"at": now(), "command": self.command, "based_on": self.facts.said_by, "adopted": self.adopted}
-        this["broken"] = [place.name for place, _ in self.broken]
-        provenance["repaired"] = [*(repairs if isinstance(repairs, list) else []), this]
-        if self.resumable and resumes is not None:
-            environment = parts["environment"]
-            provenance[UNFINISHED_WRITING] = resumes.within_manifest(environment and environment.as_json())
-        lost = parts.pop("episodes_lost")
-        return Manifest(
-            **parts,
-            complete=False,  # of what was asked for, shards say nothing
-            counts=self.statistics.counts(assumptions),
-            shards=tuple(shards),
-            statistics=self.statistics.as_json(),
-            assumptions=assumptions,
-            provenance=with_defaults(provenance, started=now()),
-            episodes_lost=None if left_out else lost,  # the ones in a shard that is gone are unknown
-        )
-
-    def result(self, *, dry_run: bool, seconds: float) -> RepairResult:
-        """The report to the caller."""
-        manifest, aside = self.kept or self.manifest([adopted.shard for adopted in self.sound]), self.aside
-        removed = (*(file.url for file in self.found.half_written), *map(str, self.found.uploads))
-        there = {place.path for place in aside}
-        gone = sum(place.path not in there for place, _ in self.broken)
-        return RepairResult(
-            out=self.found.folder.url,
-            format=manifest.format,
-            episodes=manifest.counts.episodes,
-            steps=manifest.counts.steps,
-            shards=len(manifest.shards),
-            adopted=self.adopted,
-            dropped=len(removed) + len(aside) + gone,
-            changed=self.kept is None or self.found.note_bytes is not None or bool(aside or removed),
-            complete=manifest.complete,
-            resumable=self.resumable,
-            broken=tuple({"path": place.url, "why": why} for place, why in self.broken),
-            removed=removed,
-            set_aside=tuple(place.url for place in aside),
-            based_on=self.facts.said_by,
-            dry_run=dry_run,
-            seconds=seconds,
-        )
-
-    def act(self) -> None:
-        """Carry it out. Raises Locked where another process was faster, StorageError."""
-        found, folder, lock = self.found, self.found.folder, WritingLock(self.found.folder)
-        before = found.note
-        kept = ("", {}, 0) if before is None else (before.generation, before.options, before.first_quarantine)
-        lock.acquire(WritingNote.of_this_process(*kept, self.command), instead_of=found.note_bytes)
-        try:
-            for file in found.half_written:
-                file.remove()
-            for upload in found.uploads:
-                upload.abort()
-            if self.kept is None:
-                self._write_manifest(lock)
-            for file in self.aside:
-                with lock.guard():
-                    set_aside(file, folder)
-            keep_moves(self.aside, folder)
-            keep_names(folder.join(DATA))  # files without bytes have gone from it
-            lock.release()
-        finally:
-            if lock.held and found.note_bytes is not None:
-                lock.leave()  # it describes the dataset as the one that it replaced
-            elif lock.held:
-                lock.release()
-
-    def _write_manifest(self, lock: WritingLock) -> None:
-        folder = self.found.folder
-        sequence = ShardSequence(folder, "", compression=self.facts.parts["compression"], guard=lock.guard)
-        for adopted in self.sound:
-            sequence.adopt(adopted.shard, adopted.schema)
-        sequence.complete(self.rows)
-        manifest = self.manifest(sequence.finished)
-        keep_names(folder.join(DATA), folder.join(QUARANTINE))  # whose writer may have been killed before that
-        with lock.guard():  # shards may have taken long
-            if self.found.manifest_bytes is not None:
-                copy = free_place(folder, MANIFEST)
-                folder.join(QUARANTINE).make_folder()
-                write_whole(copy, self.found.manifest_bytes, folder=folder)
-            write_whole(folder.join(MANIFEST), manifest.to_bytes(), folder=folder)
-            write_card(folder, manifest)

@@ -41,15 +41,13 @@ def working(*, quiet: bool) -> Iterator[Display]:
 
     Notes, and warnings of Python, are shown in one line each; a program's own logging gets the records as usual.
     """
-    from offline_cli.storage.timeouts import waits_told_to
-
     listener = nullcontext(no_progress) if quiet else Bars() if is_terminal(sys.stderr) else Lines(sys.stderr)
     notes = _Notes(logging.WARNING)
     logger, formatting = logging.getLogger("offline_cli"), warnings.formatwarning
     warnings.formatwarning = _of_warning
     logger.addHandler(notes)
     try:
-        with redirect_stdout(sys.stderr), listener as on_progress, nullcontext() if quiet else waits_told_to(_tell_wait):
+        with redirect_stdout(sys.stderr), listener as on_progress:
             yield Display(on_progress, notes.texts)
     finally:
         warnings.formatwarning = formatting
@@ -75,10 +73,6 @@ def _of_warning(message: Warning | str, category: type[Warning], filename: str, 
 
 def _line(text: str) -> str:
     return printable(COLOUR.sub("", text)) + "\n"
-
-
-def _tell_wait(url: str, waited: float, limit: float) -> None:
-    write(sys.stderr, _line(f"{url}: no answer for {waited:.0f} s; the client tries again, for {limit:.0f} s in all"))
 
 
 def _figures(report: Progress, rate: float | None) -> str:

@@ -44,7 +44,7 @@ _CONFIG = """\
 
 `offline-cli train ... --config FILE` and `train-bc` take a TOML file with any of these keys; its JSON Schema is
 `schemas/config.v1.json`. An option of the command line wins over the file, the file over the run that is resumed, and that over
-the default; only two different sizes of one network, `--hidden` and `hidden` of the file, are exit code 2. `RUN/config.toml`
+the default; a `--network` or `--algorithm` beside a file that names another is exit code 4. `RUN/config.toml`
 holds what a run was made with, and may itself be given as FILE.
 
 ```toml

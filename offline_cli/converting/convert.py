@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import (
     COMPRESSION,
-    EXTRAS,
     MAX_BYTES_PER_FILE,
     TABLE_MEMORY_LIMIT,
     ActionScale,
@@ -37,20 +36,26 @@ from offline_cli.choices import (
     Extras,
     OnBadRow,
 )
-from offline_cli.converting.appending import added_to, base_of, environment_of_all
+from offline_cli.converting.fitting import as_space, extra_dtypes
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.converting.sink import OURS, Sink, SinkContext, Written, committed, opened_sink, sink_named
-from offline_cli.converting.whole_episodes import CHOSEN
+from offline_cli.converting.reset_rows import ResetKind, without_reset
+from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink_named
+from offline_cli.converting.whole_episodes import CHOSEN, AddedTo
 from offline_cli.datasets.appending import Base
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.lock import unlock
-from offline_cli.datasets.target_folder import check_apart, exclusive
+from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.target_folder import check_apart, dataset_to_append_to, exclusive
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import Interrupted
+from offline_cli.episodes.fit import conform
+from offline_cli.episodes.known_episodes import EarlierEpisodes
+from offline_cli.errors import Interrupted, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.frames import placed
 from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.opening import info_of
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.progress import OnProgress, no_progress
@@ -160,7 +165,7 @@ def convert(
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    With `limit`, no other episode and no bad row after these is counted (docs/assumptions.md). With `dry_run`, what would
+    With `limit`, no other episode is counted (docs/assumptions.md). With `dry_run`, what would
     raise raises, and `preview` of the result shows what would be written. `command`: for provenance.
 
     Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which reports what was kept and how
@@ -170,31 +175,23 @@ def convert(
     started = time.monotonic()
     sources = placed(sources)
     sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    tables, to = TableOptions.of(options), options["to"] or "episodes"
-    engine_spec = EngineSpec.of(options)
-    sink = sink_named(to)
+    tables, engine_spec, asked_env = TableOptions.of(options), EngineSpec.of(options), AskedEnvironment.of(options)
+    sink, limit = sink_named(options["to"] or "episodes"), options["limit"]
     if options["from_"] != AUTO:
         reader_named(options["from_"])
-    storage_options, limit = options["storage_options"], options["limit"]
-    asked_env = AskedEnvironment.of(options)
-    read_as: tuple[Any, ...] = options["from_"], options["on_error"], options["env"], options["action_scale"], limit
-    read_as += () if options["extras"] == EXTRAS else (options["extras"],)
-    read_as += ("drop_reset_rows",) if options["drop_reset_rows"] else ()
-    read_as += tuple(sorted(options["drop"]))
     said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
     target = open_location(out, storage_options, beside=sources)
     if options["resume"] and options["overwrite"]:
         raise exclusive(target.url, "dataset")
     places = expand(sources, storage_options, beside=out)
     check_apart(places, target)
-    base = base_of(target, options)
+    base = _base_of(target, options)
     if base is None:
         if options["force_unlock"]:
             unlock(target)
         sink.check(target, overwrite=options["overwrite"], resume=options["resume"])
     elif options["to"] is None:
-        to = base.manifest.format
-        sink = OURS[to]
+        sink = OURS[base.manifest.format]
     sink.check_options(options)
     with read_episodes(
         places,
@@ -207,58 +204,77 @@ def convert(
         tables=tables,
         episode_limit=EpisodeLimit.within(tables.memory_limit),
         extras=CHOSEN[options["extras"]],
-        added_to=None if base is None else added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
+        added_to=None if base is None else _added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
         drop_reset_rows=options["drop_reset_rows"],
         drop=options["drop"],
         engine=engine_spec,
         storage_options=storage_options,
         on_progress=on_progress,
     ) as stream:
-        asked = {"a source": listed(places), "an option of reading": read_as, "the mapping": said_of_tables}
-        wrappers = () if env is None or stream.environment is None else stream.environment.wrappers
-        identity = {name: content_hash_of(value) for name, value in {**asked, "--wrapper": wrappers}.items()}
-        context = _context(stream, options, base, provenance_of(places, stream, command), identity)
+        names = ("from_", "on_error", "env", "action_scale", "limit", "extras", "drop_reset_rows", "drop")
+        identity = {
+            "a source": listed(places),
+            "an option of reading": [options[name] for name in names],
+            "the mapping": said_of_tables,
+            "--wrapper": () if env is None or stream.environment is None else stream.environment.wrappers,
+        }
+        known = None if base is None else base.manifest
+        context = SinkContext(
+            observation_space=stream.observation_space,
+            action_space=stream.action_space,
+            action_scale=stream.action_scale,
+            environment=_environment(stream, base, env),
+            meanings=stream.meanings,
+            spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
+            provenance=provenance_of(places, stream, command),
+            compression=options["compression"] or (COMPRESSION if known is None else known.compression),
+            max_rows_per_file=options["max_rows_per_file"],
+            max_bytes_per_file=options["max_bytes_per_file"],
+            temp_dir=checked_folder(options["temp_dir"]),
+            base=base,
+            tally=stream.tally,
+            identity={name: content_hash_of(value) for name, value in identity.items()},
+            overwrite=options["overwrite"],
+            resume=options["resume"],
+        )
+        writer = sink.open(target, context)  # raises for a dataset of another format, spaces or scale
+        shown = None
+        before = sum(shard.episodes for shard in base.shards) if base is not None else 0
         if options["dry_run"]:
-            stream.set_aside_to(lambda _: None)
             alone = replace(context, overwrite=False, resume=False, base=None)
-            if base is not None:
-                opened_sink(sink, target, context)  # raises for another format, spaces or scale
-            shown = _preview(stream, lambda place: opened_sink(sink, place, alone))
-            return _result(stream, target, to, (shown.episodes, shown.steps, 0), started, shown, base)
-        written = _written(opened_sink(sink, target, context), stream, target)
-        counts = written.episodes, written.steps, written.files
-        return _result(stream, target, to, counts, started, None, base)
+            shown = _preview(stream, lambda place: sink.open(place, alone))
+            there = () if base is None else base.shards
+            counts = shown.episodes + before, shown.steps + sum(shard.steps for shard in there), len(there)
+        else:
+            counts = _write(stream, writer, target)
+        return ConvertResult(
+            out=target.url,
+            format=sink.name,
+            episodes=counts[0],
+            episodes_appended=None if base is None else counts[0] - before,
+            steps=counts[1],
+            shards=counts[2],
+            rows_in=stream.tally.rows_in,
+            duplicates_dropped=stream.tally.duplicates_dropped,
+            fragments_stitched=stream.tally.fragments_stitched,
+            rows_quarantined=stream.rejects.count,
+            episodes_lost=stream.episodes_lost,
+            rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
+            rejected_in_all=stream.rejects.problems,
+            assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
+            dropped_columns=tuple(stream.tally.dropped_columns),
+            dropped_reasons=dict(stream.tally.dropped_columns),
+            action_scale=stream.action_scale,
+            spaces_inferred=stream.spaces_inferred,
+            on_error=str(stream.rejects.on_error),
+            dry_run=options["dry_run"],
+            preview=shown,
+            seconds=time.monotonic() - started,
+        )
 
 
-def _context(
-    stream: EpisodeStream,
-    options: Mapping[str, Any],
-    base: Base | None,
-    provenance: Mapping[str, Any],
-    identity: Mapping[str, Any],
-) -> SinkContext:
-    known = None if base is None else base.manifest
-    return SinkContext(
-        observation_space=stream.observation_space,
-        action_space=stream.action_space,
-        action_scale=stream.action_scale,
-        environment=environment_of_all(stream, base, options["env"]),
-        meanings=stream.meanings,
-        spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
-        provenance=provenance,
-        compression=options["compression"] or (COMPRESSION if known is None else known.compression),
-        max_rows_per_file=options["max_rows_per_file"],
-        max_bytes_per_file=options["max_bytes_per_file"],
-        temp_dir=checked_folder(options["temp_dir"]),
-        base=base,
-        tally=stream.tally,
-        identity=identity,
-        overwrite=options["overwrite"],
-        resume=options["resume"],
-    )
-
-
-def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
+def _write(stream: EpisodeStream, writer: Sink, target: Location) -> tuple[int, int, int]:
+    """Write and commit all of `stream`; how many episodes, steps and files there are. Raises Interrupted for Ctrl-C."""
     try:
         with writer:
             stream.set_aside_to(writer.quarantine)
@@ -269,7 +285,8 @@ def _written(writer: Sink, stream: EpisodeStream, target: Location) -> Written:
                 elif left.any():
                     writer.write(batch.select(np.flatnonzero(left)))
             stream.rejects.hand_on()
-            return committed(writer, assumptions=assumptions_of(stream), episodes_lost=stream.episodes_lost)
+            written = committed(writer, assumptions=assumptions_of(stream), episodes_lost=stream.episodes_lost)
+            return written.episodes, written.steps, written.files
     except KeyboardInterrupt as interrupt:
         raise interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
 
@@ -317,53 +334,67 @@ def listed(places: Sequence[Location]) -> list[Any]:
 
 def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
     """The commands that made the sources, where they are datasets of ours, and then this one; the mappings of tables."""
-    known: dict[str, Any] = {"sources": [place.url for place in places], "source_formats": stream.formats}
-    if stream.declared:
-        known["declared"] = list(stream.declared)
-    if stream.mapping_documents:
-        known["mappings"] = list(stream.mapping_documents)
-    if command:
-        known["commands"] = [*stream.commands, shlex.join(command)]
-    return known
+    known = {
+        "sources": [place.url for place in places],
+        "source_formats": stream.formats,
+        "declared": [document for one in stream.sources for document in one.declared],
+        "mappings": stream.mapping_documents,
+        "commands": [*stream.commands, shlex.join(command)] if command else [],
+    }
+    return {name: value for name, value in known.items() if value}
 
 
-def _result(
-    stream: EpisodeStream,
-    target: Location,
-    to: str,
-    counts: tuple[int, int, int],
-    started: float,
-    shown: Preview | None,
-    base: Base | None = None,
-) -> ConvertResult:
-    there = () if base is None else base.shards
-    before = sum(shard.episodes for shard in there)
-    if shown is not None:
-        counts = counts[0] + before, counts[1] + sum(shard.steps for shard in there), len(there)
-    return ConvertResult(
-        out=target.url,
-        format=to,
-        episodes=counts[0],
-        episodes_appended=None if base is None else counts[0] - before,
-        steps=counts[1],
-        shards=counts[2],
-        rows_in=stream.tally.rows_in,
-        duplicates_dropped=stream.tally.duplicates_dropped,
-        fragments_stitched=stream.tally.fragments_stitched,
-        rows_quarantined=stream.rejects.count,
-        episodes_lost=stream.episodes_lost,
-        rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
-        rejected_in_all=stream.rejects.problems,
-        assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
-        dropped_columns=tuple(stream.tally.dropped_columns),
-        dropped_reasons=dict(stream.tally.dropped_columns),
-        action_scale=stream.action_scale,
-        spaces_inferred=stream.spaces_inferred,
-        on_error=str(stream.rejects.on_error),
-        dry_run=shown is not None,
-        preview=shown,
-        seconds=time.monotonic() - started,
-    )
+# ---- adding to a dataset ----
+
+
+def _base_of(target: Location, options: Mapping[str, Any]) -> Base | None:
+    """The dataset at `target`, if `append` is asked for.
+
+    Raises UsageError for options that exclude it, and as `dataset_to_append_to` does.
+    """
+    if not options["append"]:
+        return None
+    if options["to"] not in (None, *OURS):
+        fix = "leave out --append, or --to"
+        raise UsageError("--append adds to datasets of ours alone", where=f"--to {options['to']}", fix=fix)
+    if options["overwrite"]:
+        fix = "--append to add to the dataset, or --overwrite to replace it"
+        raise UsageError("--append and --overwrite are mutually exclusive", where=target.url, fix=fix)
+    return dataset_to_append_to(target, resume=options["resume"], force_unlock=options["force_unlock"])
+
+
+def _added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo:
+    """The dataset at `target` as reading needs it. Raises BadData, StorageError.
+
+    `drop_reset_rows`: it may have been written without the resets that its sources have.
+    """
+    manifest = base.manifest
+    dataset = Dataset(target, manifest, base.shards)
+    with dataset.batches() as batches:
+        first = next(iter(batches), None)
+    observation, action = manifest.observation_space, manifest.action_space
+    dtypes = {} if first is None else extra_dtypes(first)
+
+    def stored(batch: EpisodeBatch) -> EpisodeBatch:
+        if drop_reset_rows:
+            batch = EpisodeBatch.concat([batch, *(without_reset(batch, kind, np.ones(1, np.bool_)) for kind in ResetKind)])
+        if observation is None or action is None:
+            return batch
+        shaped = replace(batch, obs=as_space(batch.obs, observation), actions=as_space(batch.actions, action))
+        return conform(shaped, observation, action, dtypes)
+
+    ids = tuple(name for names in base.ids(target) for name in names)
+    info = replace(info_of(manifest, target.url), said_by="the dataset")
+    return AddedTo(info, EarlierEpisodes(target.url, ids, dataset.batches, stored), first)
+
+
+def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> Environment | None:
+    """That of all episodes; with `env`, those that were there keep theirs: it says where the new ones are from."""
+    said = Environment.of(stream.environment)
+    if base is None or env is None:
+        return said
+    known = base.manifest.environment
+    return known if known is not None and said is not None and known.id == said.id else None
 
 
 # ---- what a dry run shows ----
@@ -376,6 +407,7 @@ def _preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Previ
     """
     first: Mapping[str, Any] = {}
     found = steps = size = sampled = written = 0
+    stream.set_aside_to(lambda _: None)
     with tempfile.TemporaryDirectory(prefix="offline-cli-") as folder, writer(open_location(folder).join("sample")) as sample:
         for batch in stream:
             first = first or _described(batch)
@@ -395,7 +427,7 @@ def _preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Previ
         estimated_bytes=round(written * size / sampled) if sampled else 0,
         observation_space=describe(stream.observation_space),
         action_space=describe(stream.action_space),
-        mappings=tuple(stream.mappings),
+        mappings=tuple(one.columns for one in stream.sources if one.columns is not None),
         first_episode=first,
     )
 

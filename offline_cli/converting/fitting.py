@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +25,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadEpisode, BadMapping, SpaceMismatch
 from offline_cli.formats.action_shapes import as_shape
-from offline_cli.formats.source import THE_SOURCE, Source, SourceInfo
+from offline_cli.formats.source import THE_SOURCE, SourceInfo
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
@@ -36,9 +36,7 @@ __all__ = [
     "as_space",
     "check_fits",
     "check_same_extra",
-    "check_same_extra_names",
     "check_same_shapes",
-    "check_same_values",
     "declared",
     "extra_dtypes",
     "extra_kinds",
@@ -71,29 +69,18 @@ def misfits(data: Space, environment: Space, *, inferred: bool, what: str) -> li
 
 
 def _fits(data: Space, environment: Space, inferred: bool) -> bool:
-    if inferred and isinstance(data, (spaces.Discrete, spaces.MultiDiscrete)):
-        return _counted_fits(data, environment)
-    if inferred and isinstance(environment, spaces.MultiBinary) and data.shape == environment.shape:
-        return True  # zeros and ones read as integers
     if isinstance(data, spaces.Box) and isinstance(environment, spaces.Box):
         return data.shape == environment.shape
+    if inferred and isinstance(data, spaces.Discrete) and isinstance(environment, spaces.Discrete):
+        return int(data.n) <= int(environment.start) + int(environment.n)
+    if inferred and isinstance(data, spaces.MultiDiscrete) and isinstance(environment, spaces.MultiDiscrete):
+        return data.shape == environment.shape and bool(np.all(data.nvec <= environment.start + environment.nvec))
+    counted = isinstance(environment, spaces.Box) and isinstance(data, spaces.Discrete | spaces.MultiDiscrete)
+    if inferred and (counted or isinstance(environment, spaces.MultiBinary)):
+        return data.shape == environment.shape  # zeros and ones, or whole numbers, were read as choices
     if isinstance(data, spaces.Discrete) and isinstance(environment, spaces.Discrete):
         return bool((data.n, data.start) == (environment.n, environment.start))
     return bool(data == environment)
-
-
-def _counted_fits(data: Space, environment: Space) -> bool:
-    """Whether the largest choice seen, counted from 0, is one of the environment's."""
-    if isinstance(data, spaces.Discrete) and isinstance(environment, spaces.Discrete):
-        return int(data.n) <= int(environment.start) + int(environment.n)
-    if isinstance(data, spaces.MultiDiscrete) and isinstance(environment, spaces.MultiDiscrete):
-        return data.shape == environment.shape and all(
-            seen <= start + count
-            for seen, start, count in zip(
-                data.nvec.ravel().tolist(), environment.start.ravel().tolist(), environment.nvec.ravel().tolist(), strict=True
-            )
-        )
-    return isinstance(environment, (spaces.MultiBinary, spaces.Box)) and data.shape == environment.shape
 
 
 MOST_CHOICES: Final = 1 << 16  # different actions that are counted
@@ -114,18 +101,15 @@ class Extremes:
 
     def see(self, batch: EpisodeBatch) -> None:
         """Add one more batch."""
-        if batch.num_steps:
-            self.see_values(batch.obs, batch.actions)
-            self.see_extra(extra_dtypes(batch))
-
-    def see_values(self, obs: Tree, actions: Tree) -> None:
-        """Add some observations and actions, at least one of each."""
-        self._obs.append(map_leaves(_extremes, obs))
-        self._actions.append(map_leaves(_extremes, actions))
-        for name, tree in ((Columns.OBS, obs), (Columns.ACTIONS, actions)):
+        if not batch.num_steps:
+            return
+        self._obs.append(map_leaves(_extremes, batch.obs))
+        self._actions.append(map_leaves(_extremes, batch.actions))
+        for name, tree in ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions)):
             if isinstance(tree, np.ndarray) and tree.shape[1:] in ((), (1,)) and tree.dtype.kind in "iu":
                 known = self.choices.get(name, tree[:0])
                 self.choices[name] = np.union1d(known, tree) if len(known) <= MOST_CHOICES else known
+        self.see_extra(extra_dtypes(batch))
 
     def see_extra(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
         """Numbers of two dtypes get one that holds both."""
@@ -144,40 +128,27 @@ class Extremes:
 
 def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
     """Raise BadEpisode, naming the first episode of each, where no dataset can have both; dtypes of numbers may differ."""
-    if first is not other:
-        where = f"episodes {first.ids[0]} and {other.ids[0]}"
-        check_same_values(first, other.obs, other.actions, where=where)
-        check_same_extra(first, other)
+    if first is other:
+        return
+    for name, mine, theirs in (("obs", first.obs, other.obs), ("actions", first.actions, other.actions)):
+        if _shapes(mine) != _shapes(theirs):
+            what = f"two kinds of episodes: {name} is {_in_words(mine)}, and {_in_words(theirs)}"
+            raise BadEpisode(what, where=f"episodes {first.ids[0]} and {other.ids[0]}", fix=TWO_DATASETS)
+    check_same_extra(first, other)
 
 
 def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
     """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
-    _check_same_extra(extra_kinds(first.extra), extra_kinds(other.extra), f"episodes {first.ids[0]} and {other.ids[0]}")
+    mine, theirs = extra_kinds(first.extra), extra_kinds(other.extra)
+    if mine != theirs:
+        path = next(path for path in (*mine, *theirs) if mine.get(path) != theirs.get(path))
+        what = f"two kinds of episodes: extra {path} is {mine.get(path, 'missing')}, and {theirs.get(path, 'missing')}"
+        raise BadEpisode(what, where=f"episodes {first.ids[0]} and {other.ids[0]}", fix=OTHER_EXTRAS)
 
 
 def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
     """Of the extra model outputs, by dotted path of the leaf."""
     return {path: leaf.dtype for name, tree in batch.extra.items() for path, leaf in flatten(tree, name)}
-
-
-def check_same_extra_names(first: EpisodeBatch, paths: Collection[str], *, where: str) -> None:
-    """Raise BadEpisode where the extra model outputs are others than those with leaves at `paths`."""
-    _check_same_extra(dict.fromkeys(extra_kinds(first.extra), "there"), dict.fromkeys(paths, "there"), where)
-
-
-def _check_same_extra(mine: Mapping[str, str], theirs: Mapping[str, str], where: str) -> None:
-    if mine != theirs:
-        path = next(path for path in (*mine, *theirs) if mine.get(path) != theirs.get(path))
-        what = f"extra {path} is {mine.get(path, 'missing')} in one and {theirs.get(path, 'missing')} in the other"
-        raise BadEpisode(f"two kinds of episodes: {what}", where=where, fix=OTHER_EXTRAS)
-
-
-def check_same_values(first: EpisodeBatch, obs: Tree, actions: Tree, *, where: str) -> None:
-    """Raise BadEpisode where no space has values of both shapes."""
-    for name, mine, theirs in (("obs", first.obs, obs), ("actions", first.actions, actions)):
-        if _shapes(mine) != _shapes(theirs):
-            what = f"two kinds of episodes: {name} is {_in_words(mine)}, and {_in_words(theirs)}"
-            raise BadEpisode(what, where=where, fix=TWO_DATASETS)
 
 
 def extra_kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
@@ -250,56 +221,38 @@ def check_fits(
     """
     problems = list(_problems(tree, space, name, meanings))
     if problems:
+        what, row = problems[0]
+        other = "or correct what it says" if not said_by.startswith("--env ") else "or leave --env out to infer spaces"
         raise SpaceMismatch(
-            f"{problems[0].what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
-            where=where(problems[0].row),
-            fix=_other_space(said_by),
-            details={"problems": [problem.what for problem in problems]},
+            f"{what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
+            where=where(row),
+            fix=f"name the environment that was recorded with --env, {other}",
+            details={"problems": [what for what, _ in problems]},
         )
 
 
-class _Problem(NamedTuple):
-    what: str
-    row: int | None = None  # of the first value that does not fit; None: all rows are alike
-
-
-def _other_space(said_by: str) -> str:
-    if said_by.startswith("--env "):
-        return f"name the environment that was recorded in place of {said_by}, or leave --env out to infer spaces from the data"
-    return f"name the environment that was recorded with --env, or correct what {said_by} says"
-
-
-def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterator[_Problem]:
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-        have = tree if isinstance(tree, dict) else dict(enumerate(tree)) if isinstance(tree, tuple) else None
-        if have is None or set(have) != set(parts) or isinstance(tree, dict) != isinstance(space, spaces.Dict):
-            yield _Problem(f"{name} has other parts")
-            return
-        for key, part in parts.items():
-            yield from _problems(have[key], part, f"{name}.{key}", meanings)
-    elif isinstance(tree, (dict, tuple)):
-        yield _Problem(f"{name} has parts")
-    elif tree.shape[1:] != tuple(space.shape or ()):
-        yield _Problem(f"{name} has values of shape {tree.shape[1:]}, not {tuple(space.shape or ())}")
-    elif not isinstance(space, spaces.Box):
-        yield from _categories(tree, space, name, meanings)
-
-
-def _categories(leaf: NDArray[Any], space: Space, name: str, meanings: Meanings) -> Iterator[_Problem]:
-    if leaf.dtype.kind not in "biuf":
-        yield _Problem(f"{name} holds {leaf.dtype} values that are not whole numbers")
+def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterator[tuple[str, int | None]]:
+    """What does not fit, and the row of the first such value; None: all rows are alike."""
+    leaves, parts = dict(flatten(tree, name)), leaf_spaces(space, name)
+    if leaves.keys() != parts.keys():
+        yield f"{name} has other parts", None
         return
-    if leaf.dtype.kind == "f" and (broken := leaf != np.floor(leaf)).any():  # true of NaN too
-        row, at, value = _first(leaf, broken)
-        which = meanings.column(name, at, leaf.shape[1:])
-        yield _Problem(f"{name} holds {value}, which is not a whole number, in {leaf.dtype}{which}", row)
-        return
-    low, high = category_bounds(space)
-    bad = (leaf < low) | (leaf > high)
-    if bad.any():
-        row, at, value = _first(leaf, bad)
-        yield _Problem(f"{name} holds {value}, which is not a category{meanings.column(name, at, leaf.shape[1:])}", row)
+    for path, part in parts.items():
+        leaf = leaves[path]
+        if leaf.shape[1:] != tuple(part.shape or ()):
+            yield f"{path} has values of shape {leaf.shape[1:]}, not {tuple(part.shape or ())}", None
+        elif isinstance(part, spaces.Box):
+            continue
+        elif leaf.dtype.kind not in "biuf":
+            yield f"{path} holds {leaf.dtype} values that are not whole numbers", None
+        else:
+            low, high = category_bounds(part)
+            bad = (leaf < low) | (leaf > high)
+            if leaf.dtype.kind == "f":
+                bad |= leaf != np.floor(leaf)  # true of NaN too
+            if bad.any():
+                row, at, value = _first(leaf, bad)
+                yield f"{path} holds {value}, which is not a category{meanings.column(path, at, leaf.shape[1:])}", row
 
 
 def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Sequence[int], Any]:
@@ -341,7 +294,7 @@ class Declared:
 
 
 def declared(
-    sources: Sequence[Source],
+    sources: Sequence[SourceInfo],
     first: EpisodeBatch,
     env: str | None,
     env_spaces: tuple[Space, Space] | None,
@@ -351,24 +304,21 @@ def declared(
 
     Raises SpaceMismatch.
     """
-    said = [source.info for source in sources]
     alone = env_spaces is None and added_to is None
-    certain = [one for one in said if alone or not one.spaces_inferred]
-    known = [(one.said_by, one.location, (one.observation_space, one.action_space)) for one in certain]
-    if added_to is not None:
-        known.insert(0, (added_to.said_by, added_to.location, added_to.spaces))
-    if not said[0].spaces_inferred:
-        known.append((THE_SOURCE, said[0].location, (first.observation_space, first.action_space)))
-    one, other = (
+    certain = [one for one in sources if alone or not one.spaces_inferred]
+    known = [(one.said_by, one.location, one.spaces) for one in ([] if added_to is None else [added_to]) + certain]
+    if not sources[0].spaces_inferred:
+        known.append((THE_SOURCE, sources[0].location, (first.observation_space, first.action_space)))
+    found = [
         _one_space(
             name,
             [_Said(by, where, pair[part]) for by, where, pair in known],
             env_spaces and _Said(f"--env {env}", "", env_spaces[part]),
         )
         for part, name in enumerate(("observation", "action"))
-    )
-    by_env = env_spaces is not None and (one.space is env_spaces[0] or other.space is env_spaces[1])
-    return Declared(one.space, other.space, (one.by, other.by), by_env)
+    ]
+    by_env = env_spaces is not None and any(one.space is space for one, space in zip(found, env_spaces, strict=True))
+    return Declared(found[0].space, found[1].space, (found[0].by, found[1].by), by_env)
 
 
 def _one_space(name: str, said: Sequence[_Said], of_env: _Said | None) -> _Said:

@@ -13,13 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Self
 
-import numpy as np
-
-from offline_cli.converting.open_episode import changed
-from offline_cli.datasets.dataset import Dataset
 from offline_cli.engines.engine import Engine, EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.formats.opening import OwnSource
 from offline_cli.formats.source import BYTES, Fragments, ReadOptions, Source, WrappedSource
 from offline_cli.progress import no_progress
 from offline_cli.scopes import Scope
@@ -59,7 +54,6 @@ class _Read:
     tally: Tally
     rejects: RejectsAhead
     done: int
-    before: int  # entries of the partition before these: the same when it is read again in place of a dead worker
 
 
 @dataclass(slots=True)
@@ -76,25 +70,14 @@ class PartitionedSource(WrappedSource):
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`."""
-        self.done = 0
-        own = _dataset_of(self.source)
-        ends = np.zeros(2, np.int64)
-        spaces, entries = _SpacesOnce(), 0
+        self.done, spaces = 0, _SpacesOnce()
         with self.scope.part() as held:
             for read in held.enter(self.engine.streamed(partial(_reads, rejects.on_error), self.parts)):
-                if read.before != entries:
-                    raise changed(f"{self.info.location}: a part gave {read.before} episodes or pieces, and {entries} before")
-                entries = 0 if read.fragments is None else entries + len(read.fragments.batch)
                 tally.merge(read.tally)
                 read.rejects.tell(rejects)
                 self.done += read.done
-                if read.fragments is None:
-                    continue
-                fragments = replace(read.fragments, batch=spaces.of(read.fragments.batch))
-                ends += fragments.batch.terminated.sum(), fragments.batch.truncated.sum()
-                yield fragments
-        if own is not None:
-            own.check_ends(*ends.tolist())
+                if read.fragments is not None:
+                    yield replace(read.fragments, batch=spaces.of(read.fragments.batch))
 
     def partitions(self, count: int) -> Sequence[Self]:
         """See `Source`."""
@@ -104,13 +87,6 @@ class PartitionedSource(WrappedSource):
         """See `Source`."""
         self.scope.close()
         self.source.close()
-
-
-def _dataset_of(source: Any) -> Dataset | None:
-    """The dataset of ours that a source reads, however an operation changes what it reads."""
-    while not isinstance(source, OwnSource) and getattr(source, "source", None) is not None:
-        source = source.source
-    return source.dataset if isinstance(source, OwnSource) else None
 
 
 class _SpacesOnce:
@@ -131,12 +107,12 @@ class _SpacesOnce:
 
 def _reads(on_error: OnError, source: Source) -> Iterator[_Read]:
     """What is read of one partition, piece by piece."""
-    tally, ahead, done, entries = Tally(), RejectsAhead(on_error), 0, 0
+    tally, ahead, done = Tally(), RejectsAhead(on_error), 0
     with closing(source):
         for fragments in source.fragments(tally, ahead):
-            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done, entries)
-            done, entries = source.done, entries + len(fragments.batch)
-    yield _Read(None, _taken(tally), _told(ahead), source.done - done, entries)
+            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done)
+            done = source.done
+    yield _Read(None, _taken(tally), _told(ahead), source.done - done)
 
 
 def _taken(tally: Tally) -> Tally:
@@ -152,9 +128,7 @@ def _told(ahead: RejectsAhead) -> RejectsAhead:
     found = RejectsAhead(ahead.on_error)
     ahead.pass_on(found)
     keeps = ahead.on_error is OnError.QUARANTINE
-    found.told = [(error, _plain(raw) if keeps else b"", rows) for error, raw, rows in found.told]
+    found.told = [
+        (error, (raw if isinstance(raw, str) else bytes(raw)) if keeps else b"", rows) for error, raw, rows in found.told
+    ]
     return found
-
-
-def _plain(raw: Any) -> str | bytes:
-    return raw if isinstance(raw, str) else bytes(raw)

@@ -25,7 +25,7 @@ from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
 from offline_cli.converting.partition_reading import on_workers
-from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WaitingRejects, WholeEpisodes
+from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
@@ -65,33 +65,24 @@ class EpisodeStream:
     action_scale: str  # "env" | "normalized" | "unknown"
     meanings: Meanings  # of columns: what the sources say together
     environment: EnvironmentSpec | None  # that was asked for, or what all sources agree in
-    formats: list[str]  # of the sources, in their order
-    locations: list[str]
-    commands: list[str]  # that made those of the sources which are datasets of ours
-    complete: bool  # False: a dataset among the sources was committed before all that was asked for was in it
-    mappings: list[Mapping[str, str]]  # of those of the sources which are mapped tables: columns by ours
-    declared: Sequence[Mapping[str, Any]]  # what foreign sources say of themselves besides, for a sink of the same format
-    mapping_documents: Sequence[Mapping[str, Any]]  # whole ones, each once: those of datasets among the sources too
+    sources: Sequence[SourceInfo]  # what each declares, in their order
     tally: Tally
     rejects: Rejects
-    _waiting: WaitingRejects
-    _extra_dtypes: Mapping[str, np.dtype[Any]]
     _episodes: WholeEpisodes
     _said_by: tuple[str, str]  # who declares each space
     _all_say_spaces: bool  # a batch may declare no others
-    _sources: Scope
-    _made_from: Sequence[Manifest]  # of the datasets among the sources
+    _held: Scope  # the sources, open
     _started: bool = False
 
     def close(self) -> None:
         """Stop reading."""
-        self._sources.close()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._sources.__exit__(kind, error, trace)
+        self._held.__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         if self._started:
@@ -106,7 +97,7 @@ class EpisodeStream:
                 yield fitted
                 del batch, fitted
                 self._episodes.give_back()
-        if falls := self.tally.assumptions[T_FALLS] - sum(one.info.inherited[T_FALLS] for one in self._episodes.sources):
+        if falls := self.tally.assumptions[T_FALLS] - sum(one.inherited[T_FALLS] for one in self.sources):
             tell_falls(falls)
 
     def drawn_from(self) -> str:
@@ -114,9 +105,40 @@ class EpisodeStream:
         return self._episodes.location
 
     @property
+    def locations(self) -> list[str]:
+        """Of the sources."""
+        return [one.location for one in self.sources]
+
+    @property
+    def formats(self) -> list[str]:
+        """Of the sources."""
+        return [one.format for one in self.sources]
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """Of those of the sources that are datasets of ours."""
+        return [one.manifest for one in self.sources if one.manifest is not None]
+
+    @property
+    def commands(self) -> list[str]:
+        """That made those of the sources which are datasets of ours."""
+        return [line for one in self.sources for line in one.commands]
+
+    @property
+    def mapping_documents(self) -> list[Mapping[str, Any]]:
+        """Whole mappings, each once: those of datasets among the sources too."""
+        found = [document for one in self.sources for document in one.mappings]
+        return [document for number, document in enumerate(found) if document not in found[:number]]
+
+    @property
+    def complete(self) -> bool:
+        """False: a dataset among the sources was committed before all that was asked for was in it."""
+        return all(manifest.complete for manifest in self.manifests)
+
+    @property
     def recorded_in(self) -> EnvironmentSpec | None:
         """The environment of all sources, made in one way; None: not known, or not one."""
-        said = [source.info.environment for source in self._episodes.sources]
+        said = [one.environment for one in self.sources]
         return said[0] if all(one == said[0] for one in said) else None
 
     @property
@@ -127,39 +149,36 @@ class EpisodeStream:
     @property
     def incomplete(self) -> list[str]:
         """A note on each dataset among the sources that lacks episodes, or was made from one that does."""
-        made = [(one.info.location, one.info.manifest) for one in self._episodes.sources]
-        lacking = [(place, known) for place, known in made if known is not None and not known.complete]
-        copied = [place for place, known in made if known is not None and known.complete and known.assumptions.get(INCOMPLETE)]
-        return [
-            *(
-                f"{place} is incomplete: its writing ended early, after {known.counts.episodes:,} episodes"
-                for place, known in lacking
-            ),
-            *(f"{place} was made from an incomplete dataset" for place in copied),
-        ]
+        notes = []
+        for place, known in ((one.location, one.manifest) for one in self.sources):
+            if known is not None and not known.complete:
+                notes.append(f"{place} is incomplete: its writing ended early, after {known.counts.episodes:,} episodes")
+            elif known is not None and known.assumptions.get(INCOMPLETE):
+                notes.append(f"{place} was made from an incomplete dataset")
+        return notes
 
     @property
     def without_rewards(self) -> tuple[str, int] | None:
         """The first source known to have steps without reward, which count as 0, and how many; more are known as it is read."""
-        before = ((one.info.location, one.info.inherited[MISSING_REWARDS]) for one in self._episodes.sources)
+        before = ((one.location, one.inherited[MISSING_REWARDS]) for one in self.sources)
         here = self.tally.location, self.tally.assumptions[MISSING_REWARDS]
         return next((one for one in (*before, here) if one[1]), None)
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
         """Episodes of the sources that are not in the stream, as far as they are known; by `Lost`."""
-        said = Counter({kind.value: sum(one.assumptions.get(kind, 0) for one in self._made_from) for kind in Lost})
+        said = Counter({kind.value: sum(one.assumptions.get(kind, 0) for one in self.manifests) for kind in Lost})
         return self.rejects.lost + said
 
     @property
     def episodes_lost(self) -> int | None:
         """How many in all, more than by reason where a dataset gives fewer; None where one does not record how many it lost."""
-        before = [manifest.episodes_lost for manifest in self._made_from]
+        before = [manifest.episodes_lost for manifest in self.manifests]
         return None if None in before else sum(filter(None, before)) + self.rejects.lost.total()
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
         """Pass the rows set aside to `keep`: those so far now, later ones in groups, the last with `rejects.hand_on()`."""
-        self._waiting.hand_to(keep)
+        self._episodes.waiting.hand_to(keep)
         self.rejects.keep = keep
 
     def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
@@ -168,7 +187,7 @@ class EpisodeStream:
             _check_same_spaces(batch, self.observation_space, self.action_space)
         batch = _structured(batch, (self.observation_space, self.action_space))
         _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of, self.meanings)
-        return conform(batch, self.observation_space, self.action_space, self._extra_dtypes)
+        return conform(batch, self.observation_space, self.action_space, self._episodes.extra_dtypes)
 
 
 def read_episodes(
@@ -249,17 +268,21 @@ def read_opened(
     episode_limit: EpisodeLimit | None = None,
     extras: Extras = None,
     added_to: AddedTo | None = None,
-    distinct: bool = False,
     drop_reset_rows: bool = False,
     engine: EngineSpec | None = None,
     temp_dir: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
-    """As `read_episodes`, of open sources; `env_spaces` are those of `env`; `distinct`: no id is known to come twice."""
+    """As `read_episodes`, of open sources; `env_spaces` are those of `env`."""
     name = None if env is None else env.id
     with Scope() as scope:
-        opened = _prepared(opened, engine, ReadOptions(env_spaces, workers, limit, on_progress, memory_limit), scope)
+        options = ReadOptions(env_spaces, workers, limit, on_progress, memory_limit)
+        for source in [scope.enter(closing(one)) for one in opened]:
+            source.prepare(options)
+        if engine is not None and limit is None:
+            opened = on_workers(opened, engine, options, scope)
         said = [source.info for source in opened]
+        everywhere = said if added_to is None else [added_to.info, *said]
         episodes = WholeEpisodes(
             opened,
             OnError(on_error),
@@ -270,23 +293,26 @@ def read_opened(
             temp_dir=temp_dir,
             extras=None if extras is None else extras(opened),
             added_to=added_to,
-            distinct=distinct,
             drop_reset_rows=drop_reset_rows,
         )
         scope.enter(closing(episodes.waiting))
         first = episodes.first()
-        documents = [document for one in said for document in one.mappings]
-        mappings = [document for number, document in enumerate(documents) if document not in documents[:number]]
-        everywhere = said if added_to is None else [added_to.info, *said]
         meanings, assumed = joined([(one.location, one.meanings) for one in everywhere], _columns_of(first))
         if env_spaces is not None:
             _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, meanings)
-        known = declared(opened, first, name, env_spaces, None if added_to is None else added_to.info)
+        known = declared(said, first, name, env_spaces, None if added_to is None else added_to.info)
         observation, action = known.observation, known.action
         inferred = observation is None or action is None
         if observation is None or action is None:
-            guessed = _inferred_spaces(episodes, said, observation, action)
+            guessed = episodes.inferred_spaces()
             observation, action = observation or guessed[0], action or guessed[1]
+            for column, kind, was in (
+                (Columns.OBS, "observations", known.observation),
+                (Columns.ACTIONS, "actions", known.action),
+            ):
+                space, choices = guessed[column == Columns.ACTIONS], episodes.extremes.choices.get(column)
+                unused = 0 if was is not None else unused_choices(space, choices, said, column)
+                episodes.tally.assume(f"unused-{kind}", unused)
         else:
             spaces = observation, action
             episodes.compare_later_sources(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
@@ -296,7 +322,6 @@ def read_opened(
         played_in = [one.environment for one in everywhere if one.environment is not None]
         episodes.tally.assume("mixed-environments", sum(env is None and one != played_in[0] for one in played_in))
         spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in said))
-        made_from = [one.manifest for one in said if one.manifest is not None]
         return EpisodeStream(
             observation_space=observation,
             action_space=action,
@@ -304,49 +329,20 @@ def read_opened(
             action_scale=_scale(everywhere, action, action_scale),
             meanings=meanings,
             environment=env or _environment(everywhere),
-            formats=[one.format for one in said],
-            locations=[one.location for one in said],
-            commands=[line for one in said for line in one.commands],
-            complete=all(manifest.complete for manifest in made_from),
-            mappings=[one.columns for one in said if one.columns is not None],
-            declared=[document for one in said for document in one.declared],
-            mapping_documents=mappings,
+            sources=said,
             tally=episodes.tally,
             rejects=episodes.rejects,
-            _waiting=episodes.waiting,
-            _extra_dtypes=episodes.extra_dtypes,
             _episodes=episodes,
             _said_by=known.said_by,
             _all_say_spaces=not known.by_env and not spaces_inferred,
-            _made_from=made_from,
-            _sources=scope.moved(),
+            _held=scope.moved(),
         )
-
-
-def _prepared(opened: Sequence[Source], engine: EngineSpec | None, options: ReadOptions, scope: Scope) -> Sequence[Source]:
-    """The sources, which `scope` owns; read by an engine's workers, unless there is a limit of episodes."""
-    for source in [scope.enter(closing(one)) for one in opened]:
-        source.prepare(options)
-    return opened if engine is None or options.limit is not None else on_workers(opened, engine, options, scope)
 
 
 def _columns_of(batch: EpisodeBatch) -> set[str]:
     """The paths of all columns that can have a meaning."""
     trees = (Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions), *batch.extra.items()
     return {Columns.REWARDS, Columns.T, *(path for name, tree in trees for path, _ in flatten(tree, name))}
-
-
-def _inferred_spaces(
-    episodes: WholeEpisodes, said: Sequence[SourceInfo], observation: Space | None, action: Space | None
-) -> tuple[Space, Space]:
-    """Those of the data; `observation`, `action`: those that are declared, if any. Raises BadMapping for ids as actions."""
-    guessed = episodes.inferred_spaces()
-    choices = {} if episodes.extremes is None else episodes.extremes.choices
-    for name, space, known in ((Columns.OBS, guessed[0], observation), (Columns.ACTIONS, guessed[1], action)):
-        if known is None:
-            unused = unused_choices(space, choices.get(name), said, name)
-            episodes.tally.assume("unused-actions" if name == Columns.ACTIONS else "unused-observations", unused)
-    return guessed
 
 
 def _check_same_spaces(batch: EpisodeBatch, observation: Space, action: Space) -> None:

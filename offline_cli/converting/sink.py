@@ -12,10 +12,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -28,7 +27,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.errors import BadConfig, UsageError
 from offline_cli.formats import registry
 from offline_cli.formats.hdf5.d3rlpy import D3RLPY_SINK
 from offline_cli.formats.hdf5.d4rl import D4RL_SINK
@@ -39,10 +38,9 @@ from offline_cli.formats.npz.flat import NPZ_SINK
 from offline_cli.formats.npz.ogbench import OGBENCH_SINK
 from offline_cli.formats.reader import Reader
 from offline_cli.formats.rllib.input_reader import Maker
-from offline_cli.formats.sink import OPTIONS, Sink, SinkContext, SinkKind, Written, refuse_existing
+from offline_cli.formats.sink import OPTIONS, ForeignSink, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.storage.locations import Location
-from offline_cli.tally import Reject
 from offline_cli.trees import map_leaves
 
 __all__ = [
@@ -57,12 +55,10 @@ __all__ = [
     "Written",
     "committed",
     "known_formats",
-    "opened_sink",
     "refuse_existing",
     "sink_named",
 ]
 
-MEMBERS: Final = ("__enter__", "__exit__", "write", "rehearse", "quarantine", "commit", "ids_written")
 PACKAGE: Final = "offline-cli"
 
 
@@ -70,25 +66,9 @@ def _dataset(row_format: RowFormat) -> Callable[[Location, SinkContext], Sink]:
     """Opens a dataset of ours."""
 
     def opened(target: Location, context: SinkContext) -> Sink:
-        return DatasetWriter(
-            target,
-            format=row_format,
-            observation_space=context.observation_space,
-            action_space=context.action_space,
-            action_scale=context.action_scale,
-            environment=context.environment,
-            meanings=context.meanings,
-            spaces_inferred=context.spaces_inferred,
-            provenance=context.provenance,
-            compression=context.compression,
-            max_rows_per_file=context.max_rows_per_file,
-            max_bytes_per_file=context.max_bytes_per_file,
-            base=context.base,
-            tally=context.tally,
-            identity=context.identity,
-            overwrite=context.overwrite,
-            resume=context.resume,
-        )
+        known = {one.name: getattr(context, one.name) for one in fields(context)}  # the writer's own names
+        del known["temp_dir"]
+        return DatasetWriter(target, format=row_format, **known)
 
     return opened
 
@@ -126,22 +106,6 @@ OURS: Final = {
 def sink_named(name: str) -> SinkKind:
     """The sink that `--to` names. Raises as `named_plugin` does."""
     return named_plugin(SINKS, name, OURS, SinkKind, option="--to", made=output_writer)
-
-
-def opened_sink(kind: SinkKind, target: Location, context: SinkContext) -> Sink:
-    """The sink that `kind` opens. Raises BadConfig where it is not a Sink, and what opening raises."""
-    sink: Any = kind.open(target, context)
-    missing = [name for name in MEMBERS if not hasattr(type(sink), name)]
-    if missing:
-        what = f"the sink {kind.name!r} opens a {type(sink).__name__}, which is not a Sink: it lacks {', '.join(missing)}"
-        raise BadConfig(what, where=f"--to {kind.name}", fix="define what offline_cli.converting.sink.Sink lists")
-    try:
-        inspect.signature(sink.commit).bind(assumptions={}, episodes_lost=None)
-    except TypeError as error:
-        fix = "def commit(self, *, assumptions, episodes_lost)"
-        raise BadConfig(f"commit() of the sink {kind.name!r}: {error}", where=f"--to {kind.name}", fix=fix) from error
-    opened: Sink = sink
-    return opened
 
 
 def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
@@ -206,7 +170,7 @@ def output_writer(found: Any, name: str) -> SinkKind:
     """A `SinkKind` for a maker of objects with `write()`. Raises BadConfig for one that cannot be called."""
     maker = Maker(found, f"--to {name}", "writer", "OutputWriter", "write", "SinkKind")
     return SinkKind(
-        name, f"what {name} writes", lambda target, context: OutputWriterSink(target, maker, name), _refuse_resuming
+        name, f"what {name} writes", lambda target, context: OutputWriterSink(target, context, maker, name), _refuse_resuming
     )
 
 
@@ -217,50 +181,36 @@ def _refuse_resuming(target: Location, *, overwrite: bool, resume: bool) -> None
     refuse_existing(target, overwrite=False, resume=False)
 
 
-class OutputWriterSink:
+class OutputWriterSink(ForeignSink):
     """Hands each episode to an object with `write(batch)`, and closes it where it has a `close`."""
 
-    def __init__(self, target: Location, maker: Maker, name: str) -> None:
-        self._target, self._maker, self._name = target, maker, name
+    def __init__(self, target: Location, context: SinkContext, maker: Maker, name: str) -> None:
+        super().__init__(target, context, name)
+        self._maker = maker
         self._writer: Any = None
-        self._episodes = self._steps = 0
-
-    @property
-    def ids_written(self) -> frozenset[str]:
-        """None: nothing is resumed."""
-        return frozenset()
 
     def __enter__(self) -> Self:
-        config = {"output": self._name, "output_config": {"path": self._target.url}, "output_compress_columns": []}
-        self._writer = self._maker.made(f"{self._name}: making it", self._target.url, config)
+        config = {"output": self.name, "output_config": {"path": self.target.url}, "output_compress_columns": []}
+        self._writer = self._maker.made(f"{self.name}: making it", self.target.url, config)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         close = getattr(self._writer, "close", None)
         self._writer = None
         if callable(close):
-            self._maker.called(f"{self._name}: close()", close)
+            self._maker.called(f"{self.name}: close()", close)
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
         for episode in range(len(batch)):
             write = partial(self._writer.write, _columns(batch, episode))
-            self._maker.called(f"{self._name}: write() of episode {batch.ids[episode]}", write)
-        self._episodes, self._steps = self._episodes + len(batch), self._steps + batch.num_steps
-
-    def rehearse(self, batch: EpisodeBatch) -> None:
-        """See `Sink`: what such a writer refuses is unknown."""
-
-    def quarantine(self, rejects: list[Reject]) -> None:
-        """See `Sink`. Raises BadData: such a writer has no place for rows."""
-        if rejects:
-            fix = "--on-error skip, or --to episodes"
-            raise BadData("rows were set aside, and this writer has no place for them", where=f"--to {self._name}", fix=fix)
+            self._maker.called(f"{self.name}: write() of episode {batch.ids[episode]}", write)
+        self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`: closes the writer; how many files and bytes it wrote is not known."""
         self.__exit__(None, None, None)
-        return Written(self._episodes, self._steps, 0, 0)
+        return Written(self.episodes, self.steps, 0, 0)
 
 
 def _columns(batch: EpisodeBatch, episode: int) -> Any:

@@ -18,10 +18,11 @@ Decisions:
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,6 @@ from offline_cli.converting.open_episode import (
     as_json,
     broken,
     chains,
-    changed,
     gap,
     lacks_final,
     start_kind,
@@ -43,6 +43,7 @@ from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import Fragments, Origins, StartKind
 from offline_cli.tally import (
+    ANOTHER_PART,
     CONFLICT,
     GAP,
     LOST,
@@ -59,8 +60,6 @@ from offline_cli.tally import (
 
 __all__ = ["Stitcher"]
 
-SEARCHES = 100  # for the place of an earlier episode: each takes time linear in the number of episodes
-
 
 @dataclass(slots=True)
 class Stitcher:
@@ -70,79 +69,65 @@ class Stitcher:
     rejects: Rejects
     limit: EpisodeLimit | None = None  # on the size of one episode
     earlier: EarlierEpisodes | None = None  # of a dataset that the episodes are added to
-    distinct: bool = False  # the sources were looked through, and no id is twice in them: none needs a fingerprint
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
     _passed: KnownIds = field(default_factory=KnownIds)  # of every episode passed on, in their order
     _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order; no `earlier` ones
-    _passed_from: list[tuple[int, Origins | None, str]] = field(default_factory=list)  # how many, and where; in the same order
-    _searches: int = 0
+    _places: list[tuple[Origins | None, str]] = field(default_factory=list)  # of each batch passed on: origins, or its place
+    _ends: list[int] = field(default_factory=list)  # how many episodes were passed on with the end of each of these batches
     _refused: set[str] = field(default_factory=set)  # their further fragments are set aside too
 
     def __post_init__(self) -> None:
         if self.earlier is not None:
-            self._passed.add(self.earlier.ids)
-            self._passed_from.append((len(self.earlier.ids), None, self.earlier.location))
-
-    def _is_repeated(self, batch: EpisodeBatch, entry: int, fingerprint: int | None = None) -> bool:
-        """Whether an episode, whose id was passed on, is the one passed on. Raises BadData where all were known to differ."""
-        if self.distinct:
-            raise changed(f"two episodes have the id {batch.ids[entry]}, and had not when the sources were looked through")
-        number = self._passed.number(batch.ids[entry])
-        before = 0 if self.earlier is None else len(self.earlier.ids)
-        if self.earlier is None or number >= before:
-            own = int(fingerprints(batch.select([entry]))[0]) if fingerprint is None else fingerprint
-            return self._prints[number - before] == own
-        return self.earlier.is_same(number, batch.select([entry]))
-
-    def _repeats_earlier(self, name: str, episode: OpenEpisode) -> bool:
-        """Whether an unfinished episode is one that a dataset has, as a truncated one."""
-        number = self._passed.number(name)
-        if self.earlier is None or number >= len(self.earlier.ids):
-            return False
-        return self.earlier.is_same(number, replace(episode.joined(), truncated=np.ones(1, np.bool_)))
+            self._note(self.earlier.ids, None, self.earlier.location)
 
     def feed(self, fragments: Fragments, location: str) -> Iterator[EpisodeBatch]:
         """The episodes that are whole with `fragments`, of the source `location`."""
-        batch, places = fragments.batch, fragments.origins
+        batch, origins = fragments.batch, fragments.origins
         self.tally.location = location
         if self.limit is not None:
             self.limit.check(batch, location)
-        whole = _whole(batch)
-        plain = whole & self._first_and_only(batch)
-        entries = np.flatnonzero(plain)
+        new, again = self._whole_ones(batch)
+        entries = np.flatnonzero(new)
         if len(entries):
             chosen = batch if len(entries) == len(batch) else batch.select(entries)
-            yield self._pass(chosen, entries, places, location)
-        if len(entries) < len(batch):
-            yield from _gather(self._others(batch, plain, whole, places, location))
+            yield self._pass(chosen, origins and origins.taken(entries), location)
+        if len(entries) == len(batch):
+            return
+        place: Any = [location] * len(batch) if origins is None else origins
+        rest = ~new
+        for entry, own in zip(again, fingerprints(batch.select(again)).tolist() if again else (), strict=True):
+            if self._is_passed(batch, entry, own):
+                self._drop_duplicate(batch, entry, place[entry])
+                rest[entry] = False
+        taken = (self._take(batch.select([entry]), place[entry]) for entry in np.flatnonzero(rest).tolist())
+        yield from _gather([episode for completed in taken for episode in completed])
 
-    def _others(
-        self, batch: EpisodeBatch, plain: NDArray[np.bool_], whole: NDArray[np.bool_], places: Origins | None, location: str
-    ) -> list[EpisodeBatch]:
-        """The episodes that the entries which are not `plain` complete, each of them by itself."""
-        again = np.flatnonzero(whole & ~plain)
-        repeated = _Repeated.of(batch, again)
-        done: list[EpisodeBatch] = []
-        for entry in np.flatnonzero(~plain).tolist():
-            place = location if places is None else places[entry]
+    def _whole_ones(self, batch: EpisodeBatch) -> tuple[NDArray[np.bool_], list[int]]:
+        """(E,) the whole episodes whose ids are new; and the entries of whole ones whose ids are not. An id with fragments, or
+        that was refused, is in neither.
+        """
+        whole = _whole(batch)
+        names = set(batch.ids)
+        fragments = {name for held in (self._open, self._refused, self.rejects.incomplete) for name in names if name in held}
+        fragments |= {batch.ids[entry] for entry in np.flatnonzero(~whole).tolist()}
+        known, again = self._passed.met(names), list[int]()
+        if not known and not fragments and len(names) == len(batch):
+            return whole, again
+        for entry in np.flatnonzero(whole).tolist():
             name = batch.ids[entry]
-            if entry in repeated.prints and not self._is_under_way(name):
-                if name not in self._passed:
-                    repeated.passed.append(entry)
-                    self._note([name], np.zeros(1, np.int64), None, place)
-                    self._prints.append(repeated.prints[entry])
-                    self._count_final(batch, entry, place)
-                    continue
-                if self._is_repeated(batch, entry, repeated.prints[entry]):
-                    self._drop_duplicate(batch, entry, place)
-                    continue
-            completed = self._take(batch.select([entry]), place)
-            done += [*repeated.taken(), *completed] if completed else []
-        return [*done, *repeated.taken()]
+            if name in fragments or name in known:
+                whole[entry] = False
+                again += [entry] if name not in fragments else []
+            else:
+                known.add(name)
+        return whole, again
 
-    def _is_under_way(self, name: str) -> bool:
-        """Whether the id has more than episodes passed on."""
-        return name in self._open or name in self._refused or name in self.rejects.incomplete
+    def _is_passed(self, batch: EpisodeBatch, entry: int, own: int) -> bool:
+        """Whether an episode of `batch`, with the fingerprint `own`, is the one of its id that was passed on."""
+        number, earlier = self._passed.number(batch.ids[entry]), 0 if self.earlier is None else len(self.earlier.ids)
+        if self.earlier is not None and number < earlier:
+            return self.earlier.is_same(number, batch.select([entry]))
+        return self._prints[number - earlier] == own
 
     def finish(self, limit: int | None = None) -> Iterator[EpisodeBatch]:
         """The episodes without an end, as truncated ones, once every source has been read; the first `limit` of them."""
@@ -162,7 +147,7 @@ class Stitcher:
                 self._refuse(episode, after_end(name, episode.place, what))
             elif episode.waiting:
                 self._refuse(episode, gap(name, episode))
-            elif name in self._passed and self._repeats_earlier(name, episode):
+            elif name in self._passed and self._is_earlier(name, episode):
                 self._drop_duplicate(episode.joined(), 0, episode.place)
             elif name in self._passed:
                 self._refuse(episode, self._two_episodes(name, episode.place))
@@ -181,68 +166,48 @@ class Stitcher:
         if names:
             self.rejects.lose_episodes(Lost.BAD_ROW, len(names) - len(self._passed.met(names)))
 
-    # ---- whole batches ----
+    def _is_earlier(self, name: str, episode: OpenEpisode) -> bool:
+        """Whether an unfinished episode is one that a dataset has, as a truncated one."""
+        number = self._passed.number(name)
+        if self.earlier is None or number >= len(self.earlier.ids):
+            return False
+        return self.earlier.is_same(number, replace(episode.joined(), truncated=np.ones(1, np.bool_)))
 
-    def _first_and_only(self, batch: EpisodeBatch) -> NDArray[np.bool_]:
-        """(E,) true for episodes whose id is seen here for the first time and only once."""
-        names = set(batch.ids)
-        seen = (self._open, self._refused, self.rejects.incomplete)
-        met = self._passed.met(names) | {name for known in seen if known for name in names if name in known}
-        if len(names) != len(batch):
-            met |= {name for name, times in Counter(batch.ids).items() if times > 1}
-        if not met:
-            return np.ones(len(batch), np.bool_)
-        return np.fromiter((name not in met for name in batch.ids), np.bool_, len(batch))
+    # ---- whole episodes, passed on or dropped as duplicates ----
 
-    def _pass(self, batch: EpisodeBatch, entries: NDArray[np.int64], places: Origins | None, location: str) -> EpisodeBatch:
-        self._note(batch.ids, entries, places, location)
-        if not self.distinct:
-            self._prints.frombytes(fingerprints(batch).tobytes())
-        self._count_finals(batch, entries, places, location)
+    def _pass(self, batch: EpisodeBatch, origins: Origins | None, location: str) -> EpisodeBatch:
+        self._note(batch.ids, origins, location)
+        self._prints.frombytes(fingerprints(batch).tobytes())
+        self._count_finals(batch, origins, location)
         return _as_whole(batch)
 
-    def _note(self, names: Sequence[str], entries: NDArray[np.int64], places: Origins | None, location: str) -> None:
-        """Record the ids and places of episodes that are passed on; their fingerprints are the caller's."""
+    def _note(self, names: Sequence[str], origins: Origins | None, location: str) -> None:
+        """Record the ids and places of episodes that are passed on."""
         self._passed.add(names)
-        self._passed_from.append((len(names), None if places is None else places.taken(entries).compact(), location))
+        self._places.append((None if origins is None else origins.compact(), location))
+        self._ends.append(len(self._passed))
 
     def place_of(self, name: str, step: int = 0) -> str:
-        """The place of a step of the episode of that id that was passed on; takes time linear in the number of episodes."""
-        ordinal = self._passed.number(name)
-        for count, places, location in self._passed_from:
-            if ordinal < count:
-                return location if places is None else places.of_step(ordinal, step)
-            ordinal -= count
-        raise AssertionError(name)
+        """The place of a step of the episode of that id that was passed on."""
+        number = self._passed.number(name)
+        at = bisect_right(self._ends, number)
+        origins, location = self._places[at]
+        return location if origins is None else origins.of_step(number - (self._ends[at - 1] if at else 0), step)
 
-    def _place_of(self, name: str) -> str:
-        """As `place_of`, for the first messages only."""
-        self._searches += 1
-        return self.place_of(name) if self._searches <= SEARCHES else "an earlier place"
+    def _count_finals(self, batch: EpisodeBatch, origins: Origins | None, location: str) -> None:
+        """Count final observations that nobody recorded, at their `origins`, or else at `location`."""
+        missing = [] if batch.final_missing is None else np.flatnonzero(batch.final_missing).tolist()
 
-    # ---- what is counted of whole episodes, passed on or dropped as duplicates ----
-
-    def _count_finals(self, batch: EpisodeBatch, entries: NDArray[np.int64], places: Origins | None, location: str) -> None:
-        """`entries` and `places`, or else `location`, give the places of the episodes of `batch`."""
-        if batch.final_missing is None:
-            return
-        missing = np.flatnonzero(batch.final_missing).tolist()
-
-        def in_words() -> Iterator[EpisodePlace]:
+        def places() -> Iterator[EpisodePlace]:
             last = (batch.lengths - 1).tolist()
-            return (
-                _at(location if places is None else places.of_step(int(entries[e]), last[e]), batch.ids[e]) for e in missing
-            )
+            return (_at(location if origins is None else origins.of_step(e, last[e]), batch.ids[e]) for e in missing)
 
-        self.tally.assume(MISSING_FINAL, len(missing), places=in_words)
-
-    def _count_final(self, batch: EpisodeBatch, entry: int, place: str) -> None:
-        if batch.final_missing is not None and batch.final_missing[entry]:  # to select one takes as long as to stitch many
-            self._count_finals(batch.select([entry]), np.zeros(1, np.int64), None, place)
+        self.tally.assume(MISSING_FINAL, len(missing), places=places)
 
     def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
         """Its assumptions are counted as those of the first one: counts are of everything read."""
-        self._count_final(batch, entry, place)
+        if batch.final_missing is not None and batch.final_missing[entry]:
+            self._count_finals(batch.select([entry]), None, place)
         self.tally.drop_duplicate(partial(_at, place, batch.ids[entry]))
 
     # ---- one fragment ----
@@ -254,7 +219,9 @@ class Stitcher:
             self.tally.assume("zero-length-episode", places=_place(place, name))
             return []
         if name in self._refused:
-            self._set_aside(broken(name, "another part of it was set aside", place, LOST), [piece])
+            error = broken(name, "another part of it was set aside", place, LOST)
+            error.details[ANOTHER_PART] = True
+            self._set_aside(error, [piece])
             return []
         episode = self._open.setdefault(name, OpenEpisode(place=place, location=self.tally.location))
         episode.after_end |= start_kind(piece) == StartKind.AFTER_END
@@ -284,7 +251,7 @@ class Stitcher:
         if name not in self._passed:
             return [self._close(name)]
         whole = episode.joined()
-        if not self._is_repeated(whole, 0):
+        if not self._is_passed(whole, 0, int(fingerprints(whole)[0])):
             self._refuse(episode, self._two_episodes(name, episode.place))
         else:
             self._count_joints(episode)
@@ -299,7 +266,7 @@ class Stitcher:
         whole = episode.joined()
         if truncated:
             whole = replace(whole, truncated=np.ones(1, np.bool_))
-        return self._pass(whole, np.zeros(1, np.int64), None, episode.place)
+        return self._pass(whole, None, episode.place)
 
     def _count_joints(self, episode: OpenEpisode) -> None:
         self.tally.fragments_stitched += len(episode.pieces) - 1
@@ -337,35 +304,13 @@ class Stitcher:
     def _two_episodes(self, name: str, place: str) -> BadData:
         if self._open[name].after_end:
             return after_end(name, place)
-        first = self._place_of(name) if name in self._passed else self._open[name].place
+        first = self.place_of(name) if name in self._passed else self._open[name].place
         return BadEpisode(
             f"two different episodes have the id {name}",
             where=f"{first} and {place}",
             fix="give each recording its own ids, or --on-error skip to leave the second one out",
             details={PROBLEM: CONFLICT},
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Repeated:
-    """The whole episodes of a batch whose ids are seen more than once: recorders write episodes again."""
-
-    batch: EpisodeBatch
-    prints: dict[int, int]  # of these episodes, by their entries in the batch
-    passed: list[int] = field(default_factory=list)  # entries passed on, and not taken yet
-
-    @classmethod
-    def of(cls, batch: EpisodeBatch, entries: NDArray[np.int64]) -> _Repeated:
-        prints = fingerprints(batch.select(entries)).tolist() if len(entries) else []
-        return cls(batch, dict(zip(entries.tolist(), prints, strict=True)))
-
-    def taken(self) -> list[EpisodeBatch]:
-        """Those passed on as one batch, if there are any."""
-        if not self.passed:
-            return []
-        chosen = self.batch.select(self.passed)
-        self.passed.clear()
-        return [_as_whole(chosen)]
 
 
 def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:

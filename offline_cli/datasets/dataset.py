@@ -2,8 +2,8 @@
 
 A folder without a manifest, or with a broken one, raises.
 
-An index is looked up in the manifest's counts, then in the shard: in its footer (`episodes`), or among the ids of its steps
-(`columns`), once. The run of row groups that holds the episode is read, and the last few are kept.
+An index is looked up in the manifest's counts, then among the ids of the shard, which are read once. The row groups that hold
+the episode are read, and the last few are kept.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, get_args, overload
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
 from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
-from offline_cli.datasets.lock import APPENDS_TO, WritingNote
+from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
-from offline_cli.datasets.reading import Blocks, Rows, ShardReader
+from offline_cli.datasets.reading import Rows, ShardReader
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -48,7 +49,7 @@ __all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dat
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
 TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
-KEPT: Final = 4  # blocks, of some 8 MiB or one episode each
+KEPT: Final = 4  # row groups, of some 8 MiB or one episode each
 Per = Literal["step", "episode"]
 T = TypeVar("T")
 FIX: Final = "write the dataset again from its source"
@@ -68,7 +69,7 @@ class Dataset:
     location: Location  # its folder
     manifest: Manifest
     part: Sequence[Shard] | None = None  # of its shards, those that are read; None: all
-    _cache: BlockCache = field(default_factory=lambda: BlockCache(), compare=False)
+    _cache: RowGroups = field(default_factory=lambda: RowGroups(), compare=False)
 
     def __repr__(self) -> str:
         known = self.manifest
@@ -243,40 +244,35 @@ class Dataset:
         return np.where(indices < 0, indices + len(self), indices)
 
     def _selected(self, indices: NDArray[np.int64]) -> EpisodeBatch:
-        """The episodes of these indices, in their order; each block that holds one is read once."""
+        """The episodes of these indices, in their order; each row group that holds one is read once."""
         if not len(indices):
             return self._selected(np.zeros(1, np.int64)).select(slice(0, 0)) if len(self) else self._empty()
         first = np.cumsum([0, *(shard.episodes for shard in self.shards)])
         of_shard = np.searchsorted(first, indices, side="right") - 1
-        parts: list[EpisodeBatch] = []
-        places: list[NDArray[np.int64]] = []
-        for number in np.unique(of_shard).tolist():
-            at = np.flatnonzero(of_shard == number)
-            for rows, batch in self._read(self.shards[number], indices[at] - first[number]):
-                parts.append(batch)
-                places.append(at[rows])
-        order, whole = np.concatenate(places), EpisodeBatch.concat(parts)
+        order = np.argsort(of_shard, kind="stable")
+        numbers = np.unique(of_shard).tolist()
+        parts = [self._read(self.shards[number], indices[of_shard == number] - first[number]) for number in numbers]
+        whole = EpisodeBatch.concat([batch for part in parts for batch in part])
         return whole if (np.diff(order) > 0).all() else whole.select(np.argsort(order))
 
-    def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], EpisodeBatch]]:
-        """The episodes of a shard in parts, each with its places in `episodes`."""
-        place, reader, found = self.location.join(shard.path), self._reader(), []
-        with self._told_if_replaced(shard), self._cache.lock, ExitStack() as stack:
+    def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[EpisodeBatch]:
+        """The episodes of a shard with these numbers, in their order."""
+        place, reader, kept = self.location.join(shard.path), self._reader(), self._cache
+        with self._told_if_replaced(shard), kept.lock, ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
-            blocks = self._cache.blocks.get(place.url)
-            if blocks is None:
-                blocks = self._cache.blocks[place.url] = reader.blocks(file(), place)
-            self._check_count(shard, "episodes", int(blocks.episodes[-1]))
-            of_block = np.searchsorted(blocks.episodes, episodes, side="right") - 1
-            for number in np.unique(of_block).tolist():
-                batches = self._cache.block((place.url, number), partial(reader.block, file, place, blocks, number))
-                rows = np.flatnonzero(of_block == number)
-                wanted, first = episodes[rows] - blocks.episodes[number], np.cumsum([0, *map(len, batches)])
-                of_batch = np.searchsorted(first, wanted, side="right") - 1
-                for one in np.unique(of_batch).tolist():
-                    at = np.flatnonzero(of_batch == one)
-                    found.append((rows[at], batches[one].select(wanted[at] - first[one])))
-        return found
+            if place.url not in kept.starts:
+                kept.starts[place.url] = reader.starts(file(), place), row_group_ends(file())
+            starts, ends = kept.starts[place.url]
+            self._check_count(shard, "episodes", len(starts) - 1)
+            lengths = starts[episodes + 1] - starts[episodes]
+            begins = np.cumsum([0, *lengths])
+            rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
+            groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
+            tables = [kept.table(place.url, one, lambda one: reader.table(file(), place, one)) for one in groups.tolist()]
+            sizes = np.array([table.num_rows for table in tables])
+            moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
+            table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
+            return list(reader.decoded(Rows(table, begins), rows, place))
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -366,24 +362,29 @@ class Dataset:
         return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
 
 
-class BlockCache:
-    """Where shards have their blocks, and the last few blocks that were read. It is pickled without either."""
+class RowGroups:
+    """Where shards have their episodes and row groups, and the last few groups that were read. It is pickled without them."""
 
     def __init__(self) -> None:
-        self.blocks: dict[str, Blocks] = {}  # by URL of the shard
+        self.starts: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # by URL: rows of episodes' starts, and of groups' ends
         self.lock = threading.Lock()
-        self._held: OrderedDict[tuple[str, int], list[EpisodeBatch]] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
-    def __reduce__(self) -> tuple[type[BlockCache], tuple[()]]:
-        return BlockCache, ()
+    def __reduce__(self) -> tuple[type[RowGroups], tuple[()]]:
+        return RowGroups, ()
 
-    def block(self, key: tuple[str, int], read: Callable[[], list[EpisodeBatch]]) -> list[EpisodeBatch]:
-        """A block by the URL of its shard and its number."""
-        batches = self._held.pop(key, None)
-        self._held[key] = found = read() if batches is None else batches
+    def table(self, url: str, group: int, read: Callable[[int], Any]) -> Any:
+        """The pa.Table of a row group of the shard at `url`, by its number; `read` gives it where it is not held."""
+        table = self._held.pop((url, group), None)
+        self._held[url, group] = found = read(group) if table is None else table
         if len(self._held) > KEPT:
             self._held.popitem(last=False)
         return found
+
+
+def row_group_ends(file: OpenShard) -> NDArray[Any]:
+    """(G,) the row of an opened shard after the last of each row group."""
+    return np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
 
 
 def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
@@ -403,21 +404,17 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
         note = WritingNote.read(folder)
     except BadData:  # a broken note says no less that nobody has finished
         note = None
-    began = f": {note.command}, since {note.started}, process {note.pid} on {note.host}" if note else ""
+    began = "" if note is None else f": {note.command}, since {note.started}, process {note.pid} on {note.host}"
+    what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}{began}"
     if note is not None and note.is_at_work is not False:
-        what, fix = (
-            f"a writer has not finished this {note.writes}, and is at work on it",
-            "wait until it ends, then run this again",
-        )
+        fix = "wait until it ends, then run this again"
         if note.is_at_work is None:
-            what = f"a writer has not finished this {note.writes}, and may be at work"
             fix += "; where it has ended, the same command with --resume --force-unlock"
-        return Uncommitted(f"{what}{began}", where=folder.url, fix=fix, details={"holder": note.holder})
+        return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})
     if note is not None and note.writes != DATASET.noun:
         fix = "run the same command again with --overwrite, and read the recordings that it reads"
-        return Uncommitted(f"a writer has not finished this {note.writes}{began}", where=folder.url, fix=fix)
+        return Uncommitted(what, where=folder.url, fix=fix)
     fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if has_manifest:
-        done = "added to" if note is not None and APPENDS_TO in note.options else "overwritten"
-        fix += f"; or offline-cli repair --keep old to go back to the dataset that was being {done}"
-    return Uncommitted(f"{NOT_FINISHED}{began}", where=folder.url, fix=fix)
+        fix += "; or offline-cli repair --keep old to go back to the dataset as it was before"
+    return Uncommitted(what, where=folder.url, fix=fix)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from offline_cli.columns import Columns
-from offline_cli.datasets.step_tables import INFO_COLUMNS, StepRows, step_schema
+from offline_cli.datasets.step_tables import StepRows, step_schema
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.scopes import Reading
@@ -20,15 +20,14 @@ from offline_cli.tally import Tally
 __all__ = ["episode_frames", "lazy_frame", "step_frames", "whole_frame"]
 
 MULTI_AGENT_ID: Final = "multi_agent_id"  # of the episode in which an agent's was played
-FURTHER: Final = (Columns.INFOS, Columns.FINAL_OBS_ASSUMED)  # what frames have columns of from the start
-OPTIONAL: Final = ((MULTI_AGENT_ID,), INFO_COLUMNS, (Columns.FINAL_OBS_ASSUMED,))
+OPTIONAL: Final = ((MULTI_AGENT_ID,), (Columns.INFOS, Columns.RESET_INFOS), (Columns.FINAL_OBS_ASSUMED,), (Columns.SOURCE_ID,))
 """Columns that whole frames have only where one of them says something."""
 Frames = Callable[[Iterable[EpisodeBatch]], Iterator[Any]]
 
 
 def step_frames(observation_space: Space | None, action_space: Space | None, *, where: str) -> Frames:
     """Makes pl.DataFrames of steps, one for each batch that has any, but at least one; with the columns of the format
-    `columns`, `infos`, `reset_infos` and `final_obs_assumed` included, and the id of each agent's multi-agent episode.
+    `columns`, and the id of each agent's multi-agent episode.
 
     Arrays of several axes are Arrays of Polars, the parts of a Tuple fields '0', '1', ... They raise BadData without spaces,
     BadEpisode where extra model outputs change.
@@ -38,12 +37,12 @@ def step_frames(observation_space: Space | None, action_space: Space | None, *, 
         if observation_space is None or action_space is None:
             fix = "offline-cli convert with --env, which says the spaces; or to_polars(per='episode')"
             raise BadData("the dataset does not say its spaces, which columns follow from", where=where, fix=fix)
-        rows, count = StepRows(observation_space, action_space, Tally(), further=FURTHER), 0
+        rows, count = StepRows(observation_space, action_space, Tally()), 0
         for prepared in filter(len, map(rows.prepare, batches)):
             count += 1
             yield _with_multi_agent_ids(_frame(rows.table(prepared, where=where)), prepared)
         if not count:
-            empty = _frame(step_schema(observation_space, action_space, further=FURTHER).empty_table())
+            empty = _frame(step_schema(observation_space, action_space).empty_table())
             yield _with_multi_agent_ids(empty, EpisodeBatch.from_episodes([]))
 
     return frames

@@ -1,9 +1,9 @@
 """One writer at a time: `_writing.json`, created only if absent, is the lock; it says who writes, and with which options.
 
 A writer is its host, process id and the process's start time: ids are used again. Where that process has ended, or its writer
-has said so (`left`), the next writer takes the note over; of several, the one that creates `_writing.json.next` does. A writer
-of another host cannot be asked: `--resume --force-unlock` (`unlock`) is the user's word that it has ended. Before anything that
-counts (a shard, the manifest) a writer looks whether the note is still its own, and stops with TakenOver where it is not.
+has said so (`left`), the next writer replaces the note by its own. A writer of another host cannot be asked: `--resume
+--force-unlock` (`unlock`) is the user's word that it has ended. Before anything that counts (a shard, the manifest) a writer
+looks whether the note is still its own, and stops with TakenOver where it is not: so of two that take over at once one goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from offline_cli.datasets.file_names import DATASET, WRITING
-from offline_cli.datasets.ownership import is_regular, keep_names
+from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
 from offline_cli.running_processes import began, runs
 from offline_cli.source_code import allowed_changes
@@ -33,11 +33,10 @@ from offline_cli.storage.blanking import without_folders
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import create_only, whole_file, write_whole
 
-__all__ = ["APPENDS_TO", "WritingLock", "WritingNote", "is_note", "meanwhile", "refuse_if_at_work", "unlock"]
+__all__ = ["APPENDS_TO", "WritingLock", "WritingNote", "meanwhile", "refuse_if_at_work", "unlock"]
 
 APPENDS_TO: Final = "appends_to"  # among the options of a note: the dataset that the writer adds to
 FIX: Final = "write the dataset again, with --overwrite"
-NEXT: Final = ".next"  # after the name of a note: what the writer that takes it over creates first, as only one can
 AT_WORK: Final[set[str]] = set()
 """Tokens of the writers in this process, which runs whether they do or not."""
 
@@ -185,11 +184,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def is_note(place: Location) -> bool:
-    """Whether a writer's note is here: other JSON belongs to the user."""
-    return WritingNote.if_any(whole_file(place) if is_regular(place) else None, where=place.url) is not None
-
-
 def refuse_if_at_work(note: WritingNote, place: Location) -> None:
     """Raise Locked where the writer of `note`, at `place`, is at work, or may be: it is of another machine."""
     if note.is_at_work:
@@ -208,12 +202,12 @@ def meanwhile(folder: Location) -> Locked:
     return Locked("another process began or ended here meanwhile", where=folder.url, fix="run the same command again")
 
 
-def unlock(folder: Location, name: str = WRITING, *, remove: bool = False, dry_run: bool = False) -> bool:
+def unlock(folder: Location, *, remove: bool = False, dry_run: bool = False) -> bool:
     """What `--force-unlock` does: mark the writer of a note as ended, or remove the note (`remove`); whether one was there.
 
     Raises Locked where its process runs on this machine, BadData for a broken note that is not to be removed.
     """
-    place = folder.join(name)
+    place = folder.join(WRITING)
     data = whole_file(place) if folder.exists() else None
     if data is None:
         return False
@@ -225,17 +219,15 @@ def unlock(folder: Location, name: str = WRITING, *, remove: bool = False, dry_r
         keep_names(folder)
     elif not dry_run:
         write_whole(place, replace(note or WritingNote.of_bytes(data, where=place.url), left=True).to_bytes(), folder=folder)
-    if not dry_run and folder.join(f"{name}{NEXT}").exists():
-        folder.join(f"{name}{NEXT}").remove()
     return True
 
 
 class WritingLock:
     """The note of one writer, from `acquire` to one of `release` and `leave`."""
 
-    def __init__(self, folder: Location, name: str = WRITING) -> None:
-        """`folder`: the dataset's, or whatever else one writer at a time may write; `name` of the note in it."""
-        self._folder, self._place, self._next = folder, folder.join(name), folder.join(f"{name}{NEXT}")
+    def __init__(self, folder: Location) -> None:
+        """`folder`: the dataset's, or whatever else one writer at a time may write."""
+        self._folder, self._place = folder, folder.join(WRITING)
         self._note: WritingNote | None = None  # None: not held, or not any more
         self._lost: TakenOver | None = None
 
@@ -254,46 +246,27 @@ class WritingLock:
 
         Raises Locked where its writer is, or may be, at work, or another one was faster.
         """
-        before = WritingNote.if_any(instead_of, where=self._place.url)
-        if before is not None:
-            refuse_if_at_work(before, self._place)
         AT_WORK.add(note.token)
         try:
-            if instead_of is not None:
-                self._take_over(note, instead_of)
-            elif whole_file(self._place) is not None or not create_only(self._place, note.to_bytes(), folder=self._folder):
-                raise self._refused(self._place)
+            there = whole_file(self._place)
+            before = WritingNote.if_any(there, where=self._place.url)
+            if before is not None:
+                refuse_if_at_work(before, self._place)
+            if there != instead_of:
+                raise meanwhile(self._folder)
+            if there is not None:
+                write_whole(self._place, note.to_bytes(), folder=self._folder)
+            elif not create_only(self._place, note.to_bytes(), folder=self._folder):
+                faster = WritingNote.read(self._folder)
+                if faster is not None:
+                    refuse_if_at_work(faster, self._place)
+                raise meanwhile(self._folder)
             self._note = note
         except StorageNotFound as error:
             raise meanwhile(self._folder) if self._folder.is_local else error from error  # the other one left no trace
         finally:
             if self._note is None:
                 AT_WORK.discard(note.token)
-
-    def _take_over(self, note: WritingNote, before: bytes) -> None:
-        """Replace the note in one step, so that a kill leaves one or the other; only one writer at a time can."""
-        data = note.to_bytes()
-        while not create_only(self._next, data, folder=self._folder):
-            refused = self._refused(self._next)
-            if refused.details:
-                raise refused
-            self._next.remove()  # its writer was killed
-        try:
-            if whole_file(self._place) != before:
-                raise self._refused(self._place)
-            write_whole(self._place, data, folder=self._folder)
-        finally:
-            self._next.remove()
-
-    def _refused(self, place: Location) -> Locked:
-        """The error for the note that is there instead; without details where its writer has ended."""
-        theirs = WritingNote.if_any(whole_file(place), where=place.url)
-        try:
-            if theirs is not None:
-                refuse_if_at_work(theirs, place)
-        except Locked as error:
-            return error
-        return meanwhile(self._folder)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

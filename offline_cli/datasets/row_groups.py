@@ -2,7 +2,7 @@
 
 A block becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of blocks
 within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Episodes of two
-structures are never joined (`same_structure`): the writer ends the block where the structure changes.
+structures are never joined: the writer ends the block where the structure changes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
-from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +21,7 @@ from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import UsageError
 from offline_cli.parquet.shard_writing import BLOCK_BYTES
-from offline_cli.trees import Tree, flatten, leaves
+from offline_cli.trees import Tree, leaves
 
 __all__ = [
     "Block",
@@ -34,15 +32,11 @@ __all__ = [
     "joined_batch",
     "joined_batches",
     "raw_bytes",
-    "same_structure",
 ]
 
 JOINED: Final = 1 << 16  # single episodes and steps in a batch
 ROW_OVERHEAD: Final = 64  # bytes: id, t, reward and flags of a step
-LARGE: Final = 64 << 10  # bytes of one value in an info that are counted
-MAY_BE_LARGE: Final = frozenset({np.ndarray, bytes, str, list})
-VALUES: Final = methodcaller("values")
-INFO_KEY_BYTES: Final = 64  # of JSON text, an estimate: infos are counted by their keys, so as not to write them twice
+KEY_BYTES: Final = 64  # of one value in an info, as JSON text
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,40 +122,21 @@ def _count(sums: NDArray[Any], first: int, room: int | None) -> int:
     return max(0, int(np.searchsorted(sums, sums[first] + room, side="right")) - 1 - first)
 
 
-def same_structure(left: EpisodeBatch, right: EpisodeBatch) -> bool:
-    """Whether both can share a block; quick where they come from one reader, as nearly all do."""
-    if left.observation_space is right.observation_space and left.action_space is right.action_space:
-        return _signature(left) == _signature(right)
-    return not left.structure_difference(right)
-
-
-def _signature(batch: EpisodeBatch) -> list[tuple[str, Any, tuple[int, ...]]]:
-    trees = (("obs", batch.obs), ("actions", batch.actions), *((f"extra {name}", tree) for name, tree in batch.extra.items()))
-    found = [(path, leaf.dtype, leaf.shape[1:]) for name, tree in trees for path, leaf in flatten(tree, name)]
-    return sorted(found, key=lambda part: part[0])
-
-
 def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
     """(E,) bytes of each episode before compression; observations count twice, as in a row, and infos are estimated."""
     step = ROW_OVERHEAD + 2 * _row_bytes(batch.obs) + _row_bytes(batch.actions) + sum(map(_row_bytes, batch.extra.values()))
     sizes: NDArray[np.int64] = (batch.lengths + 1) * step
     if batch.infos is not None:
-        keys = np.fromiter(map(len, batch.infos), np.int64, len(batch.infos))
-        told = INFO_KEY_BYTES * keys
-        if not MAY_BE_LARGE.isdisjoint(map(type, chain.from_iterable(map(VALUES, batch.infos)))):
-            told += np.fromiter(map(_large_bytes, batch.infos), np.int64, len(batch.infos))
-        sizes = sizes + np.add.reduceat(told, batch.obs_starts[:-1])
+        sizes = sizes + np.add.reduceat(np.fromiter(map(_info_bytes, batch.infos), np.int64), batch.obs_starts[:-1])
     return sizes
 
 
-def _large_bytes(info: Mapping[str, Any]) -> int:
-    """Of an info's values that are LARGE or more: pictures, say, of which a few fill the memory."""
-    size = 0
-    for value in info.values():
-        if type(value) in MAY_BE_LARGE:
-            nbytes = value.nbytes if isinstance(value, np.ndarray) else len(value) * (8 if type(value) is list else 1)
-            size += nbytes if nbytes >= LARGE else 0
-    return size
+def _info_bytes(info: Mapping[str, Any]) -> int:
+    """An estimate: pictures, of which a few fill the memory, count as they are."""
+    return sum(
+        KEY_BYTES + (value.nbytes if isinstance(value, np.ndarray) else len(value) if isinstance(value, str | bytes) else 0)
+        for value in info.values()
+    )
 
 
 def _row_bytes(tree: Tree) -> int:

@@ -36,7 +36,7 @@ from offline_cli.datasets.lock import APPENDS_TO
 from offline_cli.datasets.manifest import CHANGES, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.reading import Rows, ShardReader, row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes, same_structure
+from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes
 from offline_cli.datasets.shard_sequence import ShardSequence, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
 from offline_cli.datasets.target_folder import TargetFolder
@@ -100,19 +100,28 @@ class DatasetWriter:
         location = self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
         self._spaces = observation_space, action_space
-        self._spaces_inferred = spaces_inferred
-        self._action_scale = action_scale
-        self._environment = environment
-        self._meanings = meanings
-        self._given_provenance = dict(provenance or {})
-        self._compression = check_compression(compression)
-        self._overwrite = overwrite
-        self._resume = resume
-        self._base = base
         self._rows = row_format(format, observation_space, action_space, self._tally)
-        self._max_rows, self._max_bytes = max_rows_per_file, max_bytes_per_file
-        self._identity, self._allow_changes = dict(identity), allow_changes
+        if base is not None:
+            base.refuse_other(location, format, check_compression(compression), self._spaces, action_scale)
+            meanings, _ = joined([(location.url, base.manifest.meanings), ("what is added", meanings)])
+        self._known: dict[str, Any] = {  # of the manifest, what is known from the start
+            "format": format,
+            "environment": environment,
+            "observation_space": observation_space,
+            "action_space": action_space,
+            "spaces_inferred": spaces_inferred,
+            "action_scale": action_scale,
+            "meanings": meanings,
+            "compression": check_compression(compression),
+        }
+        self._given_provenance = dict(provenance or {})
+        self._limits = {"max_rows_per_file": max_rows_per_file, "max_bytes_per_file": max_bytes_per_file}
+        self._begin: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "base": base, "allow_changes": allow_changes}
+        self._base = base
+        self._identity = dict(identity)
         self._changes: list[str] = []  # of the identity, in words
+        if base is not None and allow_changes is not None:
+            self._changes += base.changes_to(self._identity, location, allow_changes)
         self._cutter = BlockCutter(max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
         self._last: EpisodeBatch | None = None  # whose structure the open block has
         self._statistics = EpisodeStatistics()
@@ -125,12 +134,6 @@ class DatasetWriter:
         self._ids = set[str]()  # of the episodes there, adopted ones and those of `base` included
         self._episodes = 0  # taken, adopted ones included
         self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
-        if base is not None:
-            base.refuse_other(location, self._rows.name, self._compression, self._spaces, action_scale)
-            said = (location.url, base.manifest.meanings), ("what is added", self._meanings)
-            self._meanings, _ = joined(said)
-            if allow_changes is not None:
-                self._changes += base.changes_to(self._identity, location, allow_changes)
 
     def __enter__(self) -> Self:
         """Write the note.
@@ -139,14 +142,13 @@ class DatasetWriter:
         (broken shards), which `base` may have too.
         """
         self._started = now()
-        kind: dict[str, Any] = {"base": self._base, "allow_changes": self._allow_changes}
-        self._target.begin(self._options(), overwrite=self._overwrite, resume=self._resume, **kind)
+        self._target.begin(self._options(), **self._begin)
         self._changes += self._target.changes
         if self._changes:
             self._tally.assume(CHANGED, len(self._changes))
             _log.warning("note: what is there was recorded before these changes: %s", "; ".join(self._changes))
         generation, guard = self._target.generation, self._target.guard
-        self._shards = ShardSequence(self.location, generation, compression=self._compression, guard=guard)
+        self._shards = ShardSequence(self.location, generation, compression=self._known["compression"], guard=guard)
         try:
             if self._base is not None:
                 self._adopt_base(self._base)
@@ -196,16 +198,14 @@ class DatasetWriter:
     def _options(self) -> dict[str, Any]:
         """What must be equal for a write to be resumed; plain JSON values."""
         obs, actions = (space and space_to_json(space) for space in self._spaces)
+        environment = self._known["environment"]
         return {
-            "format": self._rows.name,
-            "compression": self._compression,
-            "max_rows_per_file": self._max_rows,
-            "max_bytes_per_file": self._max_bytes,
+            **{name: self._known[name] for name in ("format", "compression", "action_scale")},
+            **self._limits,
             "observation_space": obs,
             "action_space": actions,
-            "action_scale": self._action_scale,
-            "environment": self._environment and self._environment.as_json(),
-            "meanings": self._meanings.as_json(),
+            "environment": environment and environment.as_json(),
+            "meanings": self._known["meanings"].as_json(),
             "identity": self._identity,
             **({} if self._base is None else {APPENDS_TO: self._base.identity}),
         }
@@ -226,23 +226,7 @@ class DatasetWriter:
         if not len(batch):
             return
         self._take_ids(batch.ids)
-        while (first := self._rows.first_change(batch)) is not None:  # a table cannot change its columns half way
-            if self._base is not None and self._base.shards:
-                what = (
-                    f"episode {batch.ids[first]} has infos, or an assumed last observation; the dataset has no columns for them"
-                )
-                fix = f"offline-cli merge {self.location.url} and the new recordings into another dataset"
-                raise BadEpisode(what, where=self.location.url, fix=fix)
-            self._push(batch.select(slice(0, first)))
-            self._put(self._cutter.begin_shard())
-            self._rows.add_columns(batch)
-            batch = batch.select(slice(first, len(batch)))
-        self._push(batch)
-
-    def _push(self, batch: EpisodeBatch) -> None:
-        if not len(batch):
-            return
-        if self._last is not None and not same_structure(self._last, batch):
+        if self._last is not None and self._last.structure_difference(batch):  # which one table cannot hold
             self._put(self._cutter.flush())
         self._last = batch
         self._put(self._cutter.push(batch, self._rows.rows_of(batch), raw_bytes(batch)))
@@ -265,7 +249,7 @@ class DatasetWriter:
 
     def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` with the spaces of the manifest, where both have some: readers refuse episodes that contradict it."""
-        if self._spaces_inferred:
+        if self._known["spaces_inferred"]:
             return batch
         observations, actions = (
             said if own is not None and said is not None and own is not said and not same_space(own, said) else own
@@ -352,9 +336,17 @@ class DatasetWriter:
         shards = self._open_shards()
         self._put(self._cutter.flush())
         shards.close()
-        shards.complete(self._rows)
-        counted = self._tally.assumptions if assumptions is None else assumptions
-        manifest = self._manifest(shards, complete, {**counted, **(self._not_finite or {})}, episodes_lost)
+        counted = {**(self._tally.assumptions if assumptions is None else assumptions), **(self._not_finite or {})}
+        manifest = Manifest(
+            **self._known,
+            complete=complete,
+            counts=self._statistics.counts(counted),
+            shards=tuple(shards.finished),
+            statistics=self._statistics.as_json(),
+            assumptions=counted,
+            provenance=self._provenance(complete=complete),
+            episodes_lost=episodes_lost,
+        )
         if self._base is not None:
             manifest = self._base.with_added(manifest)
         with self._target.guard():
@@ -363,27 +355,6 @@ class DatasetWriter:
             self._target.finish()
         self._committed = True
         return manifest
-
-    def _manifest(
-        self, shards: ShardSequence, complete: bool, assumptions: Mapping[str, int], episodes_lost: int | None
-    ) -> Manifest:
-        return Manifest(
-            format=self._rows.name,
-            complete=complete,
-            environment=self._environment,
-            observation_space=self._spaces[0],
-            action_space=self._spaces[1],
-            spaces_inferred=self._spaces_inferred,
-            action_scale=self._action_scale,
-            compression=self._compression,
-            counts=self._statistics.counts(assumptions),
-            shards=tuple(shards.finished),
-            statistics=self._statistics.as_json(),
-            assumptions=dict(assumptions),
-            provenance=self._provenance(complete=complete),
-            episodes_lost=episodes_lost,
-            meanings=self._meanings,
-        )
 
     def _provenance(self, *, complete: bool) -> dict[str, Any]:
         known = with_defaults(self._given_provenance, started=self._started)
@@ -398,7 +369,7 @@ class DatasetWriter:
         see = None if self._not_finite is None else self._see
         for place in self._target.own_shards():
             adopted = adopt(place, reader, self._rows, self._statistics, see)
-            shards.adopt(adopted.shard, adopted.schema)
+            shards.finished.append(adopted.shard)
             self._take_ids(adopted.ids)
             ids.update(adopted.ids)
         self._adopted_ids = frozenset(ids)

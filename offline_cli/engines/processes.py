@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
-from offline_cli.engines.window import called, in_order, packed
+from offline_cli.engines.window import Engine, called, packed
 from offline_cli.errors import BadData
 from offline_cli.import_path import guard_hint
-from offline_cli.scopes import Reading
 from offline_cli.stop_signals import StopRequested, check, signals_noted
 
 __all__ = ["ProcessEngine", "WorkerContext", "safely_started"]
@@ -32,32 +30,37 @@ LOOK: Final = 0.5  # seconds between two looks at whether to stop
 GRACE: Final = 5.0  # seconds for workers to end by themselves
 SAFE: Final = "PYTHONSAFEPATH"
 T = TypeVar("T")
-R = TypeVar("R")
 
 
-class ProcessEngine:
+class ProcessEngine(Engine):
     """See `Engine`."""
 
-    is_local: Final = False
+    is_local = False
 
     def __init__(self, workers: int) -> None:
-        self._count, self._context = workers, WorkerContext()
+        self.workers, self._context = workers, WorkerContext()
         self._pool: ProcessPoolExecutor | None = None
 
-    def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
-        """See `Engine`."""
-        return Reading(lambda _: in_order(partial(self._begun, function), _ended, items, ahead=2 * self._count))
-
-    def _begun(self, function: Callable[[T], Iterable[Any]], item: T) -> Future[bytes]:
+    def _begin(self, function: Callable[[T], Iterable[Any]], item: T) -> Future[bytes]:
         with safely_started():
-            self._pool = self._pool or ProcessPoolExecutor(self._count, self._context)
+            self._pool = self._pool or ProcessPoolExecutor(self.workers, self._context)
             try:
                 return self._pool.submit(called, packed(function, item))
             except BrokenProcessPool as error:
                 raise _died() from error
 
-    def __enter__(self) -> Self:
-        return self
+    def _ended(self, call: Future[bytes]) -> bytes:
+        """Raises BadData where the process has died, and StopRequested once a signal has come."""
+        while True:
+            check()
+            try:
+                return call.result(LOOK)
+            except TimeoutError:
+                continue
+            except (BrokenProcessPool, StopRequested) as error:  # StopRequested: a signal that a worker got
+                time.sleep(LOOK / 10)  # it may still be on its way here
+                check()
+                raise _died() from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         pool, self._pool = self._pool, None
@@ -72,20 +75,6 @@ class ProcessEngine:
         for worker in self._context.workers:
             if worker.pid is not None:  # it was started
                 how(worker)
-
-
-def _ended(call: Future[bytes]) -> bytes:
-    """Raises BadData where the process has died, and StopRequested once a signal has come."""
-    while True:
-        check()
-        try:
-            return call.result(LOOK)
-        except TimeoutError:
-            continue
-        except (BrokenProcessPool, StopRequested) as error:  # StopRequested: a signal that a worker got
-            time.sleep(LOOK / 10)  # it may still be on its way here
-            check()
-            raise _died() from error
 
 
 def _died() -> BadData:

@@ -12,15 +12,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from socket import create_connection
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
-from offline_cli.engines.window import answer, called, in_order, packed
+from offline_cli.engines.window import Engine, answer, called, packed
 from offline_cli.errors import ClusterLost, MissingPackage, UsageError
 from offline_cli.import_path import path_for_workers
-from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check
 
 __all__ = ["RayEngine"]
@@ -29,13 +27,12 @@ RETRIES: Final = 5  # of a task, by Ray
 CONNECTING: Final = 20.0  # seconds for a cluster's head to take a connection; Ray itself tries for minutes
 LOOK: Final = 0.5  # seconds between two looks at whether to stop
 T = TypeVar("T")
-R = TypeVar("R")
 
 
-class RayEngine:
+class RayEngine(Engine):
     """See `Engine`."""
 
-    is_local: Final = False
+    is_local = False
 
     def __init__(self, address: str | None, workers: int) -> None:
         """`address`: of a cluster, as Ray takes it; None: one is started. Raises UsageError, and MissingPackage without Ray."""
@@ -44,16 +41,12 @@ class RayEngine:
             raise UsageError("addresses of Ray Client cannot be used", where=f"--engine-address {address}", fix=fix)
         if importlib.util.find_spec("ray") is None:
             raise MissingPackage("the package ray is missing", where="--engine ray", fix="pip install 'offline-cli[ray]'")
-        self._address, self._workers = address, workers
+        self._address, self.workers = address, workers
         self._where = "--engine ray" if address is None else f"--engine-address {address}"
         self._ray: Any = None
         self._is_ours = False  # whether this engine has connected, and not the program that calls us
 
-    def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
-        """See `Engine`."""
-        return Reading(lambda _: in_order(partial(self._begun, function), self._ended, items, ahead=2 * self._workers))
-
-    def _begun(self, function: Callable[[T], Iterable[Any]], item: T) -> Any:
+    def _begin(self, function: Callable[[T], Iterable[Any]], item: T) -> Any:
         from offline_cli import __version__
 
         if self._ray is None:
@@ -82,7 +75,7 @@ class RayEngine:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns
         self._ray = importlib.import_module("ray")  # by name: the types that it declares are those of one of its versions
         place: dict[str, Any] = {"address": self._address or "local", "log_to_driver": False, "logging_level": "error"}
-        place |= {} if self._address else {"num_cpus": self._workers, "include_dashboard": False}
+        place |= {} if self._address else {"num_cpus": self.workers, "include_dashboard": False}
         before = signal.getsignal(signal.SIGTERM)
         try:
             if self._address is not None and ":" in self._address:
@@ -101,9 +94,6 @@ class RayEngine:
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)  # in place of Ray's
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._is_ours:

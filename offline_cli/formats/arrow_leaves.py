@@ -50,44 +50,23 @@ def unpacked_size(column: pa.ChunkedArray) -> int:
 
 def why_no_numbers(column: pa.ChunkedArray, field: pa.Field) -> str:
     """What keeps `tree_of` from making arrays of the column, by its type or the first of its texts or bytes; "": nothing."""
-    kind = field.type
-    if is_text(kind) or _is_bytes(kind):
-        first = pc.index(column.is_valid(), True).as_py()
-        return _why_no_cell(column[first].as_py()) if first >= 0 else f"no value in the first {len(column)} rows"
-    return "" if _holds_numbers(kind) else f"{_in_words(kind)}, and not numbers"
-
-
-def _why_no_cell(first: Any) -> str:
-    if looks_packed(first):
-        return ""
-    if not is_pickle(first):
-        return f"{'text' if isinstance(first, str) else 'bytes'}, and not numbers"
+    if pa.types.is_struct(field.type):
+        return next(filter(None, map(why_no_numbers, column.flatten(), field.type)), "")
     try:
-        tree_of_value(unpack(first, where=""), where="")
+        if not (is_text(field.type) or _is_bytes(field.type)):
+            tree_of(column.slice(0, 0), field, where=lambda _: "")
+            return ""
+        first = pc.index(column.is_valid(), True).as_py()
+        if first < 0:
+            return f"no value in the first {len(column)} rows"
+        cell = column[first].as_py()
+        if is_pickle(cell):
+            tree_of_value(unpack(cell, where=""), where="")
+        elif not looks_packed(cell):
+            return f"{'text' if isinstance(cell, str) else 'bytes'}, and not numbers"
     except BadData as error:
         return error.what
     return ""
-
-
-def _holds_numbers(kind: pa.DataType) -> bool:
-    while isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
-        kind = kind.storage_type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return True
-    if pa.types.is_struct(kind):
-        return all(_holds_numbers(kind.field(i).type) for i in range(kind.num_fields))
-    return _is_number(kind)
-
-
-def _in_words(kind: pa.DataType) -> str:
-    return str(kind)[:80]
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    types = pa.types
-    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -96,9 +75,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def why_no_infos(kind: pa.DataType) -> str:
     """What keeps `infos_of` from making dicts of a column of this type; "": nothing."""
-    return (
-        "" if is_text(kind) or _is_bytes(kind) or pa.types.is_struct(kind) else f"{_in_words(kind)}, and neither JSON nor dicts"
-    )
+    is_one = is_text(kind) or _is_bytes(kind) or pa.types.is_struct(kind)
+    return "" if is_one else f"{str(kind)[:80]}, and neither JSON nor dicts"
 
 
 def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[dict[str, Any]] | None:
@@ -119,15 +97,12 @@ def _info(text: str | bytes, place: str, name: str) -> dict[str, Any]:
     try:
         is_packed = is_pickle(text) or looks_packed(text)
         value = unpack(text, where=place, object_lists=True) if is_packed else from_json(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds {type(value).__name__}, not a dict")
     except ValueError as error:
-        raise _bad_info(f"is not JSON: {error}", place, name) from error
-    if not isinstance(value, dict):
-        raise _bad_info(f"holds {type(value).__name__}, not a dict", place, name)
+        fix = "write infos as JSON objects, or leave the column out"
+        raise BadEpisode(f"column {name} is not JSON of a dict: {error}", where=place, fix=fix) from error
     return value
-
-
-def _bad_info(what: str, place: str, name: str) -> BadEpisode:
-    return BadEpisode(f"column {name} {what}", where=place, fix="write infos as JSON objects, or leave the column out")
 
 
 def tree_of(column: pa.ChunkedArray | pa.Array, field: pa.Field, *, where: Where) -> Tree:
@@ -205,11 +180,8 @@ def _numbers(array: pa.Array, name: str, where: Where) -> NDArray[Any]:
         return np.asarray(array.to_numpy(zero_copy_only=False))
     if pa.types.is_temporal(kind):
         return _microseconds(array)
-    raise BadData(
-        f"column {name} holds {kind}, not numbers",
-        where=where(0),
-        fix="leave the column out, or write it as numbers",
-    )
+    fix = "leave the column out, or write it as numbers"
+    raise BadData(f"{str(kind)[:80]}, and not numbers, in column {name}", where=where(0), fix=fix)
 
 
 def _microseconds(array: pa.Array) -> NDArray[Any]:
@@ -236,11 +208,11 @@ def _one_length(array: pa.Array, name: str, where: Where) -> int:
 
 def _ray_tensor(storage: pa.Array, name: str, shape: tuple[int, ...] | None, column: str, where: Where) -> NDArray[Any]:
     if name.startswith(RAY_VARIABLE):
-        if not pa.types.is_struct(storage.type) or {part.name for part in storage.type} != {"data", "shape"}:
-            raise _no_tensor(column, storage.type, where(0))
-        shapes = _numbers(storage.field("shape"), column, where)
+        is_one = pa.types.is_struct(storage.type) and {part.name for part in storage.type} == {"data", "shape"}
+        shapes = _numbers(storage.field("shape"), column, where) if is_one else np.zeros(0)
         if shapes.ndim != 2:
-            raise _no_tensor(column, storage.type, where(0))
+            fix = "write the column as a list of numbers, or leave it out"
+            raise BadData(f"column {column} is called a tensor of Ray's, and holds {storage.type}", where=where(0), fix=fix)
         other = np.flatnonzero((shapes != shapes[:1]).any(axis=1))
         if len(other):
             raise _ragged(column, shapes[0].tolist(), shapes[other[0]].tolist(), where(int(other[0])))
@@ -252,11 +224,6 @@ def _ray_tensor(storage: pa.Array, name: str, shape: tuple[int, ...] | None, col
     if math.prod(shape) * len(values) != values.size or (0 in shape and max(shape) > MAX_EMPTY):
         raise _ragged(column, list(shape), list(values.shape[1:]), where(0))
     return values.reshape(len(values), *shape)
-
-
-def _no_tensor(column: str, kind: pa.DataType, place: str) -> BadData:
-    fix = "write the column as a list of numbers, or leave it out"
-    return BadData(f"column {column} is called a tensor of Ray's, and holds {kind}", where=place, fix=fix)
 
 
 def _shape_of(kind: Any) -> tuple[int, ...] | None:

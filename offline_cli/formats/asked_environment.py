@@ -68,54 +68,49 @@ class AskedEnvironment:
         """
         known = [(place, spec) for place, spec in declared if spec is not None]
         same = [(place, spec) for place, spec in known if self._is(spec)]
-        others = {self._apart(spec, alone=not same): place for place, spec in known if not self._is(spec)}
-        notes = [f"{place} is of {apart}" for apart, place in others.items()]
-        kwargs, wrappers = self.kwargs, self.wrappers
-        otherwise: dict[str, list[str]] = {}
-        for place, spec in same:
-            otherwise.setdefault(self._otherwise(spec), []).append(place)
-        notes += [f"{_places(places)} of {self.id} with {text}" for text, places in otherwise.items() if text]
-        if not same or (kwargs is not None and wrappers is not None):
-            return EnvironmentSpec(self.id, kwargs or {}, tuple(wrappers or ())), [*map(blanked, notes)]
+        said_of = {self._note(spec): place for place, spec in reversed(known)}  # the first place of each note
+        notes = [blanked(f"{place} is of {note}") for note, place in reversed(said_of.items()) if note]
+        given: dict[str, Any] = {"kwargs": self.kwargs, "wrappers": self.wrappers}
+        asks = {name: value is None for name, value in given.items()}
+        if not same or not any(asks.values()):
+            return EnvironmentSpec(self.id, self.kwargs or {}, tuple(self.wrappers or ())), notes
         place, said = same[0]
-        asks = {"kwargs": kwargs is None, "wrappers": wrappers is None}
         for other, spec in same:
-            apart = {name: wanted and getattr(spec, name) != getattr(said, name) for name, wanted in asks.items()}
+            apart = {name: asks[name] and getattr(spec, name) != getattr(said, name) for name in asks}
             if any(apart.values()):
                 what = f"the data is of {self.id} made in two ways"
                 raise BadConfig(what, where=f"{place} and {other}", fix=f"say in which, for example {said.flags(**apart)}")
         wrong = dict(zip(asks, refused(said), strict=True))
-        needed = {name: wanted and bool(wrong[name]) for name, wanted in asks.items()}
+        needed = {name: asks[name] and bool(wrong[name]) for name in asks}
         if any(needed.values()):
             reasons = [f"{reason}: not taken from data" for name in asks if needed[name] for reason in wrong[name]]
             raise BadConfig.of(reasons, where=place, fix=f"if you trust it, give it yourself: {said.flags(**needed)}")
-        taken = {name: wanted and bool(getattr(said, name)) for name, wanted in asks.items()}
+        taken = {name: asks[name] and bool(getattr(said, name)) for name in asks}
         if any(taken.values()):
-            notes.append(f"--env {self.id} is made as {place} says: {said.flags(**taken)}")
-        kwargs, wrappers = said.kwargs if kwargs is None else kwargs, said.wrappers if wrappers is None else wrappers
-        return EnvironmentSpec(self.id, kwargs, tuple(wrappers)), [*map(blanked, notes)]
+            notes.append(blanked(f"--env {self.id} is made as {place} says: {said.flags(**taken)}"))
+        given |= {name: getattr(said, name) for name in asks if asks[name]}
+        return EnvironmentSpec(self.id, given["kwargs"], tuple(given["wrappers"])), notes
 
     def _is(self, spec: EnvironmentSpec) -> bool:
         """Whether data is of this environment, of which it says a file, and not its folder."""
         return bool(without_folders(spec.id) == without_folders(self.id))
 
-    def _otherwise(self, spec: EnvironmentSpec) -> str:
-        """What data of this very environment says that was asked to be otherwise; empty: nothing."""
+    def _note(self, spec: EnvironmentSpec) -> str:
+        """What data says otherwise than was asked for: another environment, or this one made otherwise; empty: nothing."""
+        if not self._is(spec):
+            left = {
+                "kwargs": self.kwargs is None and bool(spec.kwargs),
+                "wrappers": self.wrappers is None and bool(spec.wrappers),
+            }
+            more = f": the data's {_words(left)} are not taken; if they belong here, add {spec.flags(**left)}"
+            return f"{spec.id}, and --env is {self.id}{more if any(left.values()) else ''}"
         said, mine = Environment.of(spec), Environment(self.id, self.kwargs or {}, tuple(self.wrappers or ()))
         assert said is not None, "of a record"
         differs = {
             "kwargs": self.kwargs is not None and mine.kwargs != said.kwargs,
             "wrappers": self.wrappers is not None and [*map(_call, mine.wrappers)] != [*map(_call, said.wrappers)],
         }
-        return f"other {_words(differs)}: {said.flags(**differs)}" if any(differs.values()) else ""
-
-    def _apart(self, spec: EnvironmentSpec, *, alone: bool) -> str:
-        """Of which other environment data is, and, where nothing else says how this one is made (`alone`), what is left out."""
-        told = f"{spec.id}, and --env is {self.id}"
-        left = {"kwargs": self.kwargs is None and bool(spec.kwargs), "wrappers": self.wrappers is None and bool(spec.wrappers)}
-        if not alone or not any(left.values()):
-            return told
-        return f"{told}: the data's {_words(left)} are not taken; if they belong here, add {spec.flags(**left)}"
+        return f"{self.id} with other {_words(differs)}: {said.flags(**differs)}" if any(differs.values()) else ""
 
     def among(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> EnvironmentSpec:
         """`chosen`, with the notes logged."""
@@ -129,10 +124,6 @@ def _call(text: str) -> Any:
     """A wrapper with its arguments, however these are written; a text that is no call as it stands."""
     name, arguments, mistakes = call_of(text)
     return text if mistakes else (name, arguments)
-
-
-def _places(places: Sequence[str]) -> str:
-    return f"{places[0]} is" if len(places) == 1 else f"{places[0]} and {len(places) - 1:,} more are"
 
 
 def _words(parts: Mapping[str, bool]) -> str:

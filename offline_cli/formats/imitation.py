@@ -8,7 +8,7 @@ that is not `terminal` was truncated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -85,27 +85,66 @@ class ImitationSource(FileSource):
                 for batch in record_batches(file, self.scope, memory_limit=self.read_options.memory_limit):
                     tally.rows_in += batch.num_rows
                     _count_left_out(batch, tally)
-                    batch = _without_dropped(batch, self.drop, tally)
-                    ids = [f"{prefix}-{number + at}" for at in range(batch.num_rows)]
-                    yield from _episodes(batch, ids, file.url, row, tally, rejects)
+                    for first, found in self._episodes(batch, file.url, row, tally, rejects):
+                        ids = tuple(f"{prefix}-{number + first + at}" for at in range(len(found)))
+                        rows = row + first + np.arange(len(ids))
+                        yield Fragments(replace(found, ids=ids), Origins((file.url,), np.zeros(len(ids), np.int64), rows))
                     row, number = row + batch.num_rows, number + batch.num_rows
             except BadData as error:
                 rejects.add(error)
                 rejects.lose_episodes(Lost.UNREADABLE)
             self.done += file.size()
 
+    def _episodes(
+        self, batch: pa.RecordBatch, url: str, row: int, tally: Tally, rejects: Rejects
+    ) -> Iterator[tuple[int, EpisodeBatch]]:
+        """Trajectories of a record batch, which begins at a row of its file, and which of them is the first."""
+        try:
+            yield 0, self._made(batch, f"{url} row {row}", tally)
+            return
+        except BadData:
+            singles = [batch.slice(at, 1) for at in range(batch.num_rows)]
+        for at, single in enumerate(singles):
+            try:
+                yield at, self._made(single, f"{url} row {row + at}", tally)
+            except BadData as error:
+                rejects.add(error)
+                rejects.lose_episodes(Lost.UNREADABLE)
 
-def _without_dropped(batch: pa.RecordBatch, drop: frozenset[str], tally: Tally) -> pa.RecordBatch:
-    column = batch[OBS] if OBS in batch.schema.names else None
-    if not drop or column is None or not _is_list(column.type):
-        return batch
-    inner = pa.field(OBS, column.type.value_type)
-    names = [f"{OBS}.{one.name}" for one in inner.type] if pa.types.is_struct(inner.type) else []
-    for name in drop.intersection(names):
-        tally.drop_column(name, LEFT_OUT)
-    values, _ = without_leaves(column.values, inner, OBS, drop)
-    kept = type(column).from_arrays(column.offsets, values, mask=column.is_null())
-    return batch.set_column(batch.schema.get_field_index(OBS), OBS, kept)
+    def _made(self, batch: pa.RecordBatch, where: str, tally: Tally) -> EpisodeBatch:
+        """The episodes, without ids."""
+        lengths, has_rewards = _lengths(batch, ACTS, where), REWS in batch.schema.names
+        for name, more in ((OBS, 1), (REWS, 0)):
+            have = _lengths(batch, name, where) - more if has_rewards or name == OBS else lengths
+            if (have != lengths).any():
+                at = int(np.argmax(have != lengths))
+                what = f"{have[at]} {'observations, less one,' if more else 'rewards'} for {lengths[at]} actions"
+                raise BadEpisode(what, where=where, fix=FIX)
+        if TERMINAL not in batch.schema.names or batch[TERMINAL].null_count or not pa.types.is_boolean(batch[TERMINAL].type):
+            raise BadEpisode("terminal is no flag", where=where, fix=FIX)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rewards = np.asarray(self._values(batch, REWS, where, tally)) if has_rewards else np.zeros(starts[-1])
+        terminal = np.asarray(batch[TERMINAL].to_numpy(zero_copy_only=False))
+        made = EpisodeBatch(
+            ids=("",) * len(lengths),
+            starts=starts,
+            obs=self._values(batch, OBS, where, tally),
+            actions=choices(self._values(batch, ACTS, where, tally)),
+            rewards=one_number_each(rewards, "rewards", where=where, fix=FIX).astype(np.float64),
+            terminated=terminal,
+            truncated=~terminal,
+        )
+        tally.assume(MISSING_REWARDS, 0 if has_rewards else int(starts[-1]))
+        return made
+
+    def _values(self, batch: pa.RecordBatch, name: str, where: str, tally: Tally) -> Any:
+        """(M, ...) of all trajectories, without the parts that are dropped."""
+        inner = batch[name].flatten()
+        for part in inner.type if pa.types.is_struct(inner.type) else ():
+            if f"{name}.{part.name}" in self.drop:
+                tally.drop_column(f"{name}.{part.name}", LEFT_OUT)
+        kept, kind = without_leaves(inner, pa.field(name, inner.type), name, self.drop)
+        return tree_of(kept, kind, where=lambda _: where)
 
 
 def _count_left_out(batch: pa.RecordBatch, tally: Tally) -> None:
@@ -116,59 +155,11 @@ def _count_left_out(batch: pa.RecordBatch, tally: Tally) -> None:
             tally.drop_column(name, "texts of jsonpickle, which are never decoded")
 
 
-def _episodes(
-    batch: pa.RecordBatch, ids: Sequence[str], url: str, row: int, tally: Tally, rejects: Rejects
-) -> Iterator[Fragments]:
-    """The trajectories of a batch, whose first one is in row `row` of its file."""
-    try:
-        made = _made(batch, ids, f"{url} row {row}", tally)
-    except BadData as error:
-        if batch.num_rows == 1:
-            rejects.add(error)
-            rejects.lose_episodes(Lost.UNREADABLE)
-        for at in range(batch.num_rows if batch.num_rows > 1 else 0):
-            yield from _episodes(batch.slice(at, 1), ids[at : at + 1], url, row + at, tally, rejects)
-        return
-    yield Fragments(made, Origins((url,), np.zeros(len(ids), np.int64), row + np.arange(len(ids))))
-
-
-def _made(batch: pa.RecordBatch, ids: Sequence[str], where: str, tally: Tally) -> EpisodeBatch:
-    lengths = _lengths(batch, ACTS, where)
-    for name, more in ((OBS, 1), (REWS, 0)):
-        have = _lengths(batch, name, where) - more if name in batch.schema.names or name == OBS else lengths
-        if (have != lengths).any():
-            at = int(np.argmax(have != lengths))
-            what = f"{have[at]} {'observations, less one,' if more else 'rewards'} for {lengths[at]} actions"
-            raise BadEpisode(what, where=where, fix=FIX)
-    if TERMINAL not in batch.schema.names or batch[TERMINAL].null_count or not pa.types.is_boolean(batch[TERMINAL].type):
-        raise BadEpisode("terminal is no flag", where=where, fix=FIX)
-    steps = int(lengths.sum())
-    rewards = _values(batch, REWS, where) if REWS in batch.schema.names else np.zeros(steps)
-    terminal = np.asarray(batch[TERMINAL].to_numpy(zero_copy_only=False))
-    made = EpisodeBatch(
-        ids=tuple(ids),
-        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        obs=_values(batch, OBS, where),
-        actions=choices(_values(batch, ACTS, where)),
-        rewards=one_number_each(np.asarray(rewards), "rewards", where=where, fix=FIX).astype(np.float64),
-        terminated=terminal,
-        truncated=~terminal,
-    )
-    tally.assume(MISSING_REWARDS, 0 if REWS in batch.schema.names else steps)
-    return made
-
-
 def _lengths(batch: pa.RecordBatch, name: str, where: str) -> NDArray[np.int64]:
     column = batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows)
     if not _is_list(column.type) or column.null_count:
         raise BadEpisode(f"column {name} is no list in each row", where=where, fix=FIX)
     return np.asarray(pc.list_value_length(column).to_numpy(zero_copy_only=False)).astype(np.int64)
-
-
-def _values(batch: pa.RecordBatch, name: str, where: str) -> Any:
-    """(M, ...) of all trajectories."""
-    inner = batch[name].flatten()
-    return tree_of(inner, pa.field(name, inner.type), where=lambda _: where)
 
 
 def _is_list(kind: pa.DataType) -> bool:

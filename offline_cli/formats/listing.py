@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Final
 
 import pyarrow as pa
@@ -24,10 +23,8 @@ from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.parquet_files import schema_of
 from offline_cli.formats.rllib.batch_lines import is_batch
 from offline_cli.formats.rllib.columns import NEEDED
-from offline_cli.formats.rllib.json_lines import Line, lines_of
-from offline_cli.formats.step_rows import END_FLAGS
+from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.tables.packing import is_named_csv, looks_like_csv, packing_of, unpacked_head
-from offline_cli.json_documents import from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.storage.timeouts import ReadingPool
@@ -57,7 +54,6 @@ KINDS: Final = {
     "ogbench": "OGBench's NumPy archives",
     "imitation": "imitation's trajectories, a Hugging Face dataset on disk",
     "npy": "NumPy arrays",
-    "tfrecord": "TFRecord files",
     "rlds": "an RLDS dataset in TFRecord files",
     "hf-arrow": "a Hugging Face dataset on disk",
 }
@@ -75,7 +71,6 @@ MAGIC: Final = {
     b"PK\x03\x04": "lines",
     b"PK\x05\x06": "lines",
 }
-ONE_PER_STEP: Final = (Columns.EPS_ID, Columns.T, Columns.REWARDS, *END_FLAGS)
 SETTINGS: Final = (".toml", ".ini", ".cfg")
 PARQUET: Final = ".parquet"
 HEAD_BYTES: Final = 1 << 16
@@ -83,7 +78,6 @@ BOM: Final = b"\xef\xbb\xbf"
 LOOKED_AT: Final = 512  # remote files whose first bytes are read, and local ones named .parquet; of more, evenly spread ones
 LINES_LOOKED_AT: Final = 16  # files whose first line is read, where it is not a batch
 THREADS: Final = 8
-BUNCH: Final = 16  # local files that a thread checks, one after the other, for one call
 
 
 class Listing:
@@ -146,18 +140,12 @@ def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
         return _kinds_of_all(files)
     known = {file.path for file in named}
     others = [file for file in files if file.path not in known]
-    return [*seen, *(_kinds_of_all(others) if others else [])]
+    return [*seen, *_kinds_of_all(others)]
 
 
 def _kinds_of_all(chosen: Sequence[Location]) -> list[tuple[str, Location]]:
-    size = BUNCH if chosen[0].is_local else 1
-    bunches = [chosen[first : first + size] for first in range(0, len(chosen), size)]
-    with ReadingPool(min(THREADS, len(chosen))) as pool:
-        return list(zip(chain.from_iterable(pool.map(_kinds_of, bunches)), chosen, strict=True))
-
-
-def _kinds_of(files: Sequence[Location]) -> list[str]:
-    return [_kind(file) for file in files]
+    with ReadingPool(min(THREADS, max(1, len(chosen)))) as pool:
+        return list(zip(pool.map(_kind, chosen), chosen, strict=True))
 
 
 def _kind(file: Location) -> str:
@@ -174,8 +162,6 @@ def _kind(file: Location) -> str:
         return "other"
     if head.removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
         return _json_kind(file, head)
-    if _is_tfrecord(head):
-        return "tfrecord"
     return "csv" if looks_like_csv(head, file.name) else "other"
 
 
@@ -183,19 +169,6 @@ def _is_npz(head: bytes) -> bool:
     """Whether a zip archive begins with a NumPy array, by the name of its first member."""
     length = int.from_bytes(head[26:28], "little")
     return head[:4] == b"PK\x03\x04" and head[30 : 30 + length].endswith(b".npy")
-
-
-def _is_tfrecord(head: bytes) -> bool:
-    """Whether the length of the first record is followed by its checksum: CRC-32C, rotated by 15 bits, plus a constant."""
-    if int.from_bytes(head[:8], "little") >> 40 or len(head) < 12:  # text, as a length
-        return False
-    crc = 0xFFFFFFFF
-    for byte in head[:8]:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF == int.from_bytes(head[8:12], "little")
 
 
 def _json_kind(file: Location, head: bytes) -> str:
@@ -215,22 +188,23 @@ def _layout(known: Mapping[str, Location]) -> str:
     for layout in LAYOUTS:
         if layout in known:
             return layout
-    (first, one), (second, other), *_ = known.items()
     manifest = next((file for file in known.values() if file.name == MANIFEST), None)
     if manifest is not None:  # what `split` makes, for example
         below = manifest.url.removesuffix(f"/{MANIFEST}")
         folder = below.rpartition("/")[0]
         fix = f"name the one that is wanted, such as {below}, or all of them: '{folder}/*'"
         raise BadData("datasets are below this folder, and it is none itself", where=folder, fix=fix)
-    raise BadData(
-        f"two formats in one folder: {_word(first)} and {_word(second)}",
+    raise _two_formats(known)
+
+
+def _two_formats(known: Mapping[str, Location]) -> BadData:
+    (first, one), (second, other), *_ = known.items()
+    words = {"parquet": "Parquet", "lines": "JSON lines", **KINDS}
+    return BadData(
+        f"two formats in one folder: {words[first]} and {words[second]}",
         where=f"{one.url} and {other.url}",
         fix="give the files of one format, as a glob or with --from, and convert the others by themselves",
     )
-
-
-def _word(kind: str) -> str:
-    return {"parquet": "Parquet", "lines": "JSON lines"}.get(kind) or KINDS[kind]
 
 
 # ---- by columns, by the first line ----
@@ -238,21 +212,12 @@ def _word(kind: str) -> str:
 
 def _parquet_kind(parquet: Sequence[Location], *, as_tables: bool) -> str:
     """By the first file, and by the last, because a folder may have been written to twice."""
-    if as_tables or _is_packed(parquet[0]):  # a table is read by its own reader, packed or not
+    if as_tables or packing_of(parquet[0].start(4)[0]):  # a table is read by its own reader, packed or not
         return "parquet-table"
-    first = _columns_kind(schema_of(parquet[0]))
-    last = _columns_kind(schema_of(parquet[-1])) if len(parquet) > 1 else first
-    if first != last:
-        raise BadData(
-            f"two formats in one folder: {KINDS[first]} and {KINDS[last]}",
-            where=f"{parquet[0].url} and {parquet[-1].url}",
-            fix="give the files of one format, as a glob, and convert the others by themselves",
-        )
+    first, *others = [_columns_kind(schema_of(file)) for file in dict.fromkeys((parquet[0], parquet[-1]))]
+    if others and others[0] != first:
+        raise _two_formats({first: parquet[0], others[0]: parquet[-1]})
     return first
-
-
-def _is_packed(file: Location) -> bool:
-    return bool(packing_of(file.start(4)[0]))
 
 
 def _columns_kind(schema: pa.Schema) -> str:
@@ -280,22 +245,12 @@ def _lines_kind(files: Sequence[Location]) -> str:
         except BadData as error:
             damaged = damaged or error
         else:
-            if line is not None and is_batch(line) and not _is_one_step(line):
+            if line is not None and is_batch(line):
                 return "sample-batch"
             starts |= {_first_letter(file)}
     if damaged is not None:
         raise damaged
     return "json" if b"{" in starts else "zip" if b"P" in starts else "json-array"
-
-
-def _is_one_step(line: Line) -> bool:
-    """Whether a line with RLlib's names is a row of a table: a batch has a list, or packed text, in every column."""
-    try:
-        record = from_json(line.data)
-    except ValueError:
-        return False
-    typed = not isinstance(record, dict) or record.get("type") is not None or "policy_batches" in record
-    return not typed and any(isinstance(record.get(name), (int, float)) for name in ONE_PER_STEP)
 
 
 def _first_letter(file: Location) -> bytes:
@@ -310,7 +265,7 @@ def _hdf5_kind(files: Sequence[Location]) -> str:
     found: dict[str, Location] = {}
     for file in dict.fromkeys((files[0], *files[-2:])):
         with Hdf5File(file) as opened:
-            names = {*opened.top.datasets, *opened.top.groups}
+            names = set(opened.members())
         if {"columns", "num_episodes", "version"} <= names:
             kind = "d3rlpy"
         elif "data" in names:
@@ -321,9 +276,7 @@ def _hdf5_kind(files: Sequence[Location]) -> str:
             kind = "minari" if any(name.startswith("episode_") for name in names) else "hdf5"
         found[kind] = file
     if len(found) > 1:
-        (first, one), (second, other), *_ = found.items()
-        what, fix = f"HDF5 of two layouts: {first} and {second}", "convert the files of each layout by themselves"
-        raise BadData(what, where=f"{one.url} and {other.url}", fix=fix)
+        raise _two_formats(found)
     return next(iter(found))
 
 

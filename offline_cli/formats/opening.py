@@ -30,7 +30,7 @@ from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["OwnSource", "info_of", "infos_of_manifests", "open_source", "open_sources"]
+__all__ = ["OwnSource", "info_of", "infos_of_manifests", "open_sources"]
 
 TABLE: Final = "table"
 UNSAID: Final = TableOptions()
@@ -74,10 +74,9 @@ def open_sources(
     """A source for each folder, and one for each group of files that follow each other, in the order given.
 
     `apart`: each file is a source of its own. `tables`: how to read those that are tables. `drop`: leaves that are left out, by
-    dotted path (`obs.mission`). Raises StorageNotFound for missing
-    places, NoData where nothing is found or no reader recognises it, Uncommitted for a dataset whose writer has not finished,
-    BadData for mixed or damaged files, UsageError for an unknown `from_`, and for a mapping where no source is a table;
-    BadMapping for a table that no mapping explains.
+    dotted path (`obs.mission`). Raises StorageNotFound for missing places, NoData where nothing is found or no reader
+    recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files, UsageError for
+    an unknown `from_`, and for a mapping where no source is a table; BadMapping for a table that no mapping explains.
     """
     asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options, frozenset(drop))
     found: list[Source] = []
@@ -94,14 +93,6 @@ def open_sources(
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
     _refuse_mapping(asked, found)
     return [DroppedLeaves(source, asked.drop) for source in found] if asked.drop else found
-
-
-def open_source(url: str, *, from_: str = SOURCE_FORMAT, storage_options: Mapping[str, Any] | None = None) -> Source:
-    """The one source at `url`. Raises as `open_sources` does, and UsageError where `url` is a glob over several folders."""
-    found = open_sources(url, from_=from_, storage_options=storage_options)
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} sources where one is wanted", where=url, fix="name one folder or file")
-    return found[0]
 
 
 def _of_folder(location: Location, asked: _Asked) -> Source:

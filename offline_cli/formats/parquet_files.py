@@ -2,7 +2,7 @@
 
 Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a file
 per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose columns
-take more than `BIG` bytes is read row group by row group, in batches of bounded size.
+may take more than `BIG` bytes is read row group by row group, in batches of bounded size.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from offline_cli import choices
 from offline_cli.errors import PROBLEM, BadData
-from offline_cli.parquet.bounds import check_bound, check_footer
+from offline_cli.parquet.bounds import check_footer, most_bytes
 from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
-from offline_cli.parquet.shards import arrow_file, dropping, threads_may_read
+from offline_cli.parquet.shards import arrow_file, threads_may_read
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
@@ -105,8 +105,8 @@ def _schema(parquet: ParquetFile, url: str) -> pa.Schema:
 
 
 @contextmanager
-def _damage(file: Location, memory_limit: int | None = None) -> Iterator[None]:
-    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError. `memory_limit`: it is ours."""
+def _damage(file: Location) -> Iterator[None]:
+    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError."""
     with storage_failures(file.url, "reading it"):
         try:
             with extension_failures():
@@ -115,12 +115,8 @@ def _damage(file: Location, memory_limit: int | None = None) -> Iterator[None]:
             if isinstance(error, OSError) and error.errno is not None:  # the storage's; Arrow's own have no number
                 raise
             text = str(error).strip().splitlines()
-            raise BadData(
-                f"not a whole Parquet file: {text[0] if text else type(error).__name__}",
-                where=file.url,
-                fix=FIX if memory_limit is None else f"restore it from a copy, or leave it out: {dropping(file)}",
-                details={PROBLEM: "unreadable-file"},
-            ) from error
+            what = f"not a whole Parquet file: {text[0] if text else type(error).__name__}"
+            raise BadData(what, where=file.url, fix=FIX, details={PROBLEM: "unreadable-file"}) from error
 
 
 # ---- many files to chunks ----
@@ -145,21 +141,19 @@ def chunks(
     columns: Sequence[str] | None = None,
     workers: int = WORKERS,
     first_rows: int | None = None,
-    own_limit: int | None = None,
     on_cut: Callable[[str], None] | None = None,
     scope: Scope | None = None,
 ) -> Iterator[Chunk]:
     """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
 
     `first_rows`: after so many a first chunk ends, others after ever more: a reader that stops early does not wait for
-    thousands of small files. `own_limit`: they are shards of ours, of which a row group may take so many
-    bytes, however well it is packed. `on_cut`: called with a file of which the rest is damaged, after the chunk of its last
-    rows that are not. `scope` owns files and threads while they are read.
+    thousands of small files. `on_cut`: called with a file of which the rest is damaged, after the chunk of its last rows that
+    are not. `scope` owns files and threads while they are read.
     """
     waiting: list[_Part] = []
     rows = size = 0
     most = ROWS if first_rows is None else min(ROWS, first_rows)
-    for part in _parts(files, rejects, columns, workers, own_limit, part_of(scope)):
+    for part in _parts(files, rejects, columns, workers, part_of(scope)):
         follows = not isinstance(part, str) and (not waiting or _follows(part, waiting[0]))
         if waiting and (not follows or rows >= most or size >= BYTES):
             yield _chunk(waiting)
@@ -176,18 +170,13 @@ def chunks(
 
 def _follows(part: _Part, before: _Part) -> bool:
     """Whether both can be in one chunk: they have the same columns, also by the metadata of fields (Ray's tensors)."""
-    mine, theirs = part.table.schema, before.table.schema
-    return (
-        not part.first
-        and not part.lost_before
-        and bool(mine.remove_metadata() == theirs.remove_metadata())
-        and all((one.metadata or {}) == (other.metadata or {}) for one, other in zip(mine, theirs, strict=True))
-    )
+    same = part.table.schema.equals(before.table.schema, check_metadata=True)
+    return bool(same) and not part.first and not part.lost_before
 
 
 def _chunk(parts: list[_Part]) -> Chunk:
     starts = np.cumsum([0, *(part.table.num_rows for part in parts)]).astype(np.int64)
-    table = pa.concat_tables([part.table.replace_schema_metadata(None) for part in parts])
+    table = pa.concat_tables([part.table for part in parts])
     first = parts[0]
     return Chunk(
         table, tuple(part.url for part in parts), starts, first.first, sum(part.nbytes for part in parts), first.lost_before
@@ -195,19 +184,14 @@ def _chunk(parts: list[_Part]) -> Chunk:
 
 
 def _parts(
-    files: Sequence[Location],
-    rejects: Rejects,
-    columns: Sequence[str] | None,
-    workers: int,
-    own_limit: int | None,
-    scope: Scope,
+    files: Sequence[Location], rejects: Rejects, columns: Sequence[str] | None, workers: int, scope: Scope
 ) -> Iterator[_Part | str]:
     """Parts; and the place of a file whose rest is damaged. The next part, and the first of the next files, are read ahead."""
     with scope:
         held = scope.part()  # is closed after the threads have ended
         pool = scope.enter(ReadingPool(min(workers, max(1, len(files)))))
         alone = len(files) == 1  # else each thread of the pool has a file
-        pending = (_parts_of(file, columns, own_limit, held, use_threads=alone) for file in files)
+        pending = (_parts_of(file, columns, held, use_threads=alone) for file in files)
         ahead: deque[tuple[Iterator[_Part], Future[_Part | None]]] = deque()
         lost = ""
         while True:
@@ -231,30 +215,32 @@ def _parts(
                     yield lost
 
 
-def _parts_of(
-    file: Location, columns: Sequence[str] | None, own_limit: int | None, held: Scope, *, use_threads: bool
-) -> Iterator[_Part]:
+def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use_threads: bool) -> Iterator[_Part]:
     """The rows of a file, all at once or batch by batch; each of them may be read by another thread."""
-    with _damage(file, own_limit), held.part() as opened:
+    with _damage(file), held.part() as opened:
         stream = opened.enter(file.open())
         source = opened.enter(arrow_file(stream))
         threads = threads_may_read(source)
-        parquet = ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
+        parquet = ParquetFile(source, pre_buffer=False)
         metadata = parquet.metadata
         stored, total = stream.seek(0, io.SEEK_END), metadata.num_rows
         names = _schema(parquet, file.url).names
         wanted = None if columns is None else [name for name in names if name in columns]
         if _may_be_big(metadata, stored):
             check_footer(metadata)
-            opening = partial(nullcontext, stream)
-            unfolded = check_bound(file, opening, metadata, columns=wanted, memory_limit=own_limit, size=stored)
-            if unfolded.apart or unfolded.nbytes > BIG:
-                yield from _batches(source, metadata, wanted, file.url, stored, max(1, total * BYTES // unfolded.nbytes))
+            opening, groups = partial(nullcontext, stream), range(metadata.num_row_groups)
+            most = most_bytes(opening, metadata, wanted, groups, enough=BIG)
+            if most > BIG:
+                yield from _batches(source, metadata, wanted, file.url, stored, max(1, total * BYTES // most))
                 return
         table = parquet.read(columns=wanted, use_threads=use_threads and threads)
-        table.validate(full=True)  # text that is not UTF-8 is the file's fault
-    if total:
-        yield _Part(without_objects(table), file.url, stored)
+        if total:
+            yield _part(table, file.url, stored)
+
+
+def _part(table: pa.Table, url: str, nbytes: int, first: int = 0, *, is_last: bool = True) -> _Part:
+    table.validate(full=True)  # text that is not UTF-8 is the file's fault
+    return _Part(without_objects(table).replace_schema_metadata(None), url, nbytes, first, is_last)
 
 
 def _may_be_big(metadata: Any, stored: int) -> bool:
@@ -267,11 +253,9 @@ def _batches(source: Any, metadata: Any, wanted: Sequence[str] | None, url: str,
     first, total = 0, metadata.num_rows
     for group in range(metadata.num_row_groups):
         # a reader that fetches row groups ahead keeps what it has of all of them until the last one is read
-        parquet = ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=PAGES, page_checksum_verification=True)
-        batches = parquet.iter_batches(min(rows, ROWS), [group], wanted, use_threads=threads_may_read(source))
-        for batch in batches:
-            batch.validate(full=True)
-            table = without_objects(pa.Table.from_batches([batch]))
+        parquet = ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=PAGES)
+        for batch in parquet.iter_batches(min(rows, ROWS), [group], wanted, use_threads=threads_may_read(source)):
             last = first + batch.num_rows
-            yield _Part(table, url, stored * batch.num_rows // total, first, is_last=last >= total)
+            nbytes = stored * batch.num_rows // total
+            yield _part(pa.Table.from_batches([batch]), url, nbytes, first, is_last=last >= total)
             first = last

@@ -16,7 +16,7 @@ import numpy as np
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.formats.listing import Listing
-from offline_cli.formats.source import Fragments, Source
+from offline_cli.formats.source import Fragments, Source, WrappedSource
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
@@ -31,8 +31,9 @@ SURE: Final = 1.0  # nothing else looks like this
 MEMBERS: Final = ("fragments", "info", "unit", "done", "size", "prepare", "partitions", "close")
 FIX: Final = "correct the reader: docs/extending.md has an example, and episodes/batch.py the form of each array"
 PER_EPISODE: Final = {"terminated": "b", "truncated": "b", "t_started": "i", "start_kind": "u", "final_missing": "b"}
-"""Arrays (E,), by kind of their dtype."""
-WORDS: Final = {"b": "booleans", "i": "integers", "u": "uint8"}
+ARRAYS: Final = {"starts": "i", "rewards": "f", **PER_EPISODE}
+"""Those of a batch, by kind of their dtype."""
+WORDS: Final = {"b": "booleans", "i": "integers", "f": "decimals", "u": "uint8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,7 @@ class OpenContext:
     listing: Listing  # of the files, which answers what they are
     tables: TableOptions = field(default_factory=TableOptions)  # how tables are to be read
     storage_options: Mapping[str, Any] | None = None
-    drop: frozenset[str] = (
-        frozenset()
-    )  # leaves that the caller leaves out, by dotted path: a reader need not be able to read them
+    drop: frozenset[str] = frozenset()  # leaves that the caller leaves out, by dotted path: a reader may be unable to read them
 
     @property
     def location(self) -> str:
@@ -72,53 +71,41 @@ class Reader:
     keeps: str = ""  # what becomes part of episodes and what does not, in a line of `convert --list-formats`
 
 
-class PluginSource:
-    """`source`, of the reader `name`; the members of `Source` that are not defined here are the source's own."""
+@dataclass(slots=True)
+class PluginSource(WrappedSource):
+    """`source`, of another package's reader `name`."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    name: str
+
+    def __post_init__(self) -> None:
         """Raises BadConfig for an object that is not a Source."""
-        missing = [member for member in MEMBERS if not hasattr(source, member)]
+        kind, missing = type(self.source).__name__, [member for member in MEMBERS if not hasattr(self.source, member)]
         if missing:
-            what = f"the reader {name!r} opens a {type(source).__name__}, which is not a Source: it lacks {', '.join(missing)}"
-            raise BadConfig(what, where=f"reader {name}", fix="derive it from offline_cli.formats.source.FileSource")
-        self._source, self._name = source, name
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in MEMBERS:
-            raise AttributeError(name)
-        return getattr(self._source, name)
-
-    def partitions(self, count: int) -> Sequence[PluginSource]:
-        """See `Source`."""
-        return [PluginSource(part, self._name) for part in self._source.partitions(count)]
+            what = f"the reader {self.name!r} opens a {kind}, which is not a Source: it lacks {', '.join(missing)}"
+            raise BadConfig(what, where=f"reader {self.name}", fix="derive it from offline_cli.formats.source.FileSource")
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`. Raises BadData for invalid fragments."""
-        for fragments in self._source.fragments(tally, rejects):
+        for fragments in self.source.fragments(tally, rejects):
             fault = _fault(fragments)
             if fault:
-                raise BadData(f"the reader {self._name!r} yields {fault}", where=self._source.info.location, fix=FIX)
+                raise BadData(f"the reader {self.name!r} yields {fault}", where=self.source.info.location, fix=FIX)
             yield fragments
 
 
 def _fault(fragments: Any) -> str:
     """What is wrong with an item, as text; empty where nothing is."""
+    batch: Any = getattr(fragments, "batch", None)
     if not isinstance(fragments, Fragments):
         return f"{type(fragments).__name__}, not Fragments(batch)"
-    batch: Any = fragments.batch
     if not isinstance(batch, EpisodeBatch):
         return f"Fragments of {type(batch).__name__}, not of an EpisodeBatch"
-    ids: Any = batch.ids
-    if not (isinstance(ids, tuple) and all(isinstance(name, str) for name in ids)):
-        return f"ids that are no tuple of texts: {str(ids)[:80]!r}"
-    if _form(batch.starts) != ("i", 1):
-        return f"starts that are no array (E+1,) of integers: {_in_words(batch.starts)}"
-    if _form(batch.rewards) != ("f", 1):
-        return f"rewards that are no array (N,) of decimals: {_in_words(batch.rewards)}"
-    for name, kind in PER_EPISODE.items():
+    if not (isinstance(batch.ids, tuple) and all(isinstance(name, str) for name in batch.ids)):
+        return f"ids that are no tuple of texts: {str(batch.ids)[:80]!r}"
+    for name, kind in ARRAYS.items():
         value = getattr(batch, name)
-        if value is not None and _form(value) != (kind, 1):
-            return f"{name} that are no array (E,) of {WORDS[kind]}: {_in_words(value)}"
+        if (value is not None or name in ("starts", "rewards")) and _form(value) != (kind, 1):
+            return f"{name} that are no array (N,) of {WORDS[kind]}: {_in_words(value)}"
     trees = (("obs", batch.obs), ("actions", batch.actions), *batch.extra.items())
     for path, leaf in (pair for name, tree in trees for pair in flatten(tree, name)):
         if _form(leaf)[0] not in "biuf":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
@@ -16,7 +15,7 @@ from offline_cli.formats.hdf5.d3rlpy import open_d3rlpy
 from offline_cli.formats.hdf5.d4rl import open_d4rl
 from offline_cli.formats.hdf5.robomimic import open_robomimic
 from offline_cli.formats.imitation import open_imitation
-from offline_cli.formats.lerobot import open_lerobot
+from offline_cli.formats.lerobot.reader import open_lerobot
 from offline_cli.formats.listing import KINDS, LOOKED_AT, NO_DATA, Listing
 from offline_cli.formats.minari.reader import open_minari
 from offline_cli.formats.npz.flat import open_npz
@@ -36,28 +35,14 @@ __all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 AUTO: Final = "auto"
 TABLE: Final = "table"
 Open = Callable[[Sequence[Location], OpenContext], Source]
-TABLES: Final = {"columns": "parquet", "parquet-table": "parquet", "arrow": "arrow", "hf-arrow": "arrow", "csv": "csv"} | {
-    "json": "json",
-    "json-array": "json",
-}
+TABLES: Final = dict.fromkeys(("columns", "parquet-table"), "parquet") | dict.fromkeys(("arrow", "hf-arrow"), "arrow")
+TABLES.update({"csv": "csv", "json": "json", "json-array": "json"})
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 
-RECIPES: Final = {
-    "npy": "numpy-arrays",
-    "tfrecord": "rlds-datasets",
-    "rlds": "rlds-datasets",
-}
+RECIPES: Final = {"npy": "numpy-arrays", "rlds": "rlds-datasets"}
 """Where docs/formats.md has some lines of Python for them."""
 
 _log = logging.getLogger(__name__)
-
-
-def _open_episodes(files: Sequence[Location], context: OpenContext) -> Source:
-    return RllibEpisodesSource(files, context.location)
-
-
-def _open_columns(files: Sequence[Location], context: OpenContext) -> Source:
-    return RllibColumnsSource(files, context.location)
 
 
 def _open_sample_batch(files: Sequence[Location], context: OpenContext) -> Source:
@@ -78,64 +63,46 @@ def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
     return TableSource(files, context.location, options=context.tables, storage_options=context.storage_options, kind=kind)
 
 
-def _reader(name: str, opened: Open, keeps: str, *, takes_mapping: bool = False) -> Reader:
-    """A reader of ours, which is sure of the files that a listing calls by its name, or of tables thinks them likely."""
-    score, kinds = (LIKELY, TABLES) if name == TABLE else (LIKELY if takes_mapping and name == "npz" else SURE, {name})
-    return Reader(name, KINDS[name], opened, lambda one: score if one.kind in kinds else NO, takes_mapping, keeps)
+_READERS: Final[tuple[tuple[str, Open, str], ...]] = (
+    (
+        "episodes",
+        lambda files, one: RllibEpisodesSource(files, one.location),
+        "everything that RLlib packs, of several agents too",
+    ),
+    (
+        "columns",
+        lambda files, one: RllibColumnsSource(files, one.location),
+        "steps, infos, extra columns of numbers; left out by name: others",
+    ),
+    (
+        "sample-batch",
+        _open_sample_batch,
+        "steps, infos, extra columns of a value a step; left out by name: others, such as unroll_id",
+    ),
+    ("minari", open_minari, "everything: infos, seeds, environment, spaces too; frames stored as JPEG with what JPEG lost"),
+    ("d4rl", open_d4rl, "arrays of a row a step, last observations of next_observations; left out by name: metadata"),
+    (
+        "robomimic",
+        open_robomimic,
+        "steps, last observations of next_obs, states, attributes, mask/; left out by name: other rows",
+    ),
+    ("d3rlpy", open_d3rlpy, "everything, which is steps and terminations"),
+    (TABLE, _open_table, "columns of the mapping, others of numbers as extra outputs; left out by name: the rest"),
+    ("npz", open_npz, "arrays of a number a row, last observations of next_observations; left out by name: the rest"),
+    ("ogbench", open_ogbench, "arrays of a number a row, last observations; left out by name: the rest"),
+    ("imitation", open_imitation, "steps, last observations; left out by name: infos, which are objects as text"),
+    ("lerobot", open_lerobot, "state, actions, rewards, ends, tasks, other numbers; left out by name: videos, images, texts"),
+)
+MAPPED: Final = (TABLE, "npz", "lerobot")  # they take a mapping
 
 
-OURS: Final = {
-    reader.name: reader
-    for reader in (
-        _reader("episodes", _open_episodes, "everything that RLlib packs, of several agents too"),
-        _reader("columns", _open_columns, "steps, infos, extra columns of numbers; left out by name: others"),
-        _reader(
-            "sample-batch",
-            _open_sample_batch,
-            "steps, infos, extra columns of a value a step; left out by name: others, such as unroll_id",
-        ),
-        _reader(
-            "minari",
-            open_minari,
-            "everything: infos, seeds, environment, spaces too; frames stored as JPEG with what JPEG lost",
-        ),
-        _reader(
-            "d4rl",
-            open_d4rl,
-            "arrays of a row a step, last observations of next_observations; left out by name: metadata",
-        ),
-        _reader(
-            "robomimic",
-            open_robomimic,
-            "steps, last observations of next_obs, states, attributes, mask/; left out by name: other rows",
-        ),
-        _reader("d3rlpy", open_d3rlpy, "everything, which is steps and terminations"),
-        _reader(
-            TABLE,
-            _open_table,
-            "columns of the mapping, others of numbers as extra outputs; left out by name: the rest",
-            takes_mapping=True,
-        ),
-        _reader(
-            "npz",
-            open_npz,
-            "arrays of a number a row, last observations of next_observations; left out by name: the rest",
-            takes_mapping=True,
-        ),
-        _reader("ogbench", open_ogbench, "arrays of a number a row, last observations; left out by name: the rest"),
-        _reader(
-            "imitation",
-            open_imitation,
-            "steps, last observations; left out by name: infos, which are objects as text",
-        ),
-        _reader(
-            "lerobot",
-            open_lerobot,
-            "state, actions, rewards, ends, tasks, other numbers; left out by name: videos, images, texts",
-            takes_mapping=True,
-        ),
-    )
-}
+def _sniff(name: str) -> Callable[[Listing], float]:
+    """Sure of the files that a listing calls by the reader's name; tables, and archives that may be any, are only likely."""
+    score, kinds = LIKELY if name in (TABLE, "npz") else SURE, TABLES if name == TABLE else (name,)
+    return lambda listing: score if listing.kind in kinds else NO
+
+
+OURS: Final = {name: Reader(name, KINDS[name], opened, _sniff(name), name in MAPPED, keeps) for name, opened, keeps in _READERS}
 """Those that come with us, by name."""
 
 
@@ -156,30 +123,30 @@ class ReaderChoice:
         Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
         certain.
         """
-        errors: list[BadData | MissingPackage] = []
-        best, score = _surest_of_ours(listing, errors)
-        equals: list[Plugin] = []  # that are as certain as `best`, which is the first one's
+        errors: list[BadData | MissingPackage] = []  # of damaged files; a reader of another package may recognise them
+        scores: list[tuple[float, Reader, Plugin | None]] = []
+        try:
+            scores += [(reader.sniff(listing), reader, None) for reader in OURS.values()]
+        except (BadData, MissingPackage) as error:
+            errors.append(error)
         if self._others is None:
             self._others = list(_loaded_readers())
-        for asked in tuple(self._others):
+        for plugin, reader in tuple(self._others):
             try:
-                sure = float(asked[1].sniff(listing))
-            except (BadData, MissingPackage) as error:  # of damaged files, or of an error in our own check of them
+                scores.append((float(reader.sniff(listing)), reader, plugin))
+            except (BadData, MissingPackage) as error:
                 errors.append(error)
-                continue
             except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
-                _log.warning("note: reader %r of the package %s raised %r", asked[0].name, asked[0].package, error)
-                self._others.remove(asked)
-                continue
-            if sure > score:
-                best, score, equals = asked[1], sure, [asked[0]]
-            elif sure == score and equals and not (asked[1] is best and asked[0].package == equals[0].package):  # no alias
-                equals.append(asked[0])
-        if best is None:
+                _log.warning("note: reader %r of the package %s raised %r", plugin.name, plugin.package, error)
+                self._others.remove((plugin, reader))
+        best = max((score for score, _, _ in scores), default=NO)
+        if best <= NO:
             raise errors[0] if errors else no_reader(listing)
-        if len(equals) > 1:
-            raise _undecided(equals, listing)
-        return best
+        surest = [(reader, plugin) for score, reader, plugin in scores if score == best]
+        rivals = {(id(reader), plugin.package): plugin for reader, plugin in surest if plugin is not None}  # without aliases
+        if surest[0][1] is not None and len(rivals) > 1:
+            raise _undecided([*rivals.values()], listing)
+        return surest[0][0]
 
 
 def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
@@ -187,15 +154,6 @@ def _undecided(equals: Sequence[Plugin], listing: Listing) -> UsageError:
     options = list(dict.fromkeys(f"--from {one.name}" for one in equals))
     fix = f"say which: {' or '.join(options)}" if len(options) == len(equals) else "uninstall one of these packages"
     return UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
-
-
-def _surest_of_ours(listing: Listing, errors: list[BadData | MissingPackage]) -> tuple[Reader | None, float]:
-    try:
-        score, best = max(((reader.sniff(listing), reader) for reader in OURS.values()), key=itemgetter(0))
-    except (BadData, MissingPackage) as error:  # a reader of another package may recognise them
-        errors.append(error)
-        return None, NO
-    return (best, score) if score > NO else (None, NO)
 
 
 def _loaded_readers() -> Iterator[tuple[Plugin, Reader]]:

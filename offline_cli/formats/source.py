@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree
 
@@ -59,6 +60,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Openable: TypeAlias = Location  # a file of a source
 
 ROWS: Final = "rows"
 BYTES: Final = "bytes"
@@ -239,24 +241,6 @@ class Scannable(Protocol):
         """Of the extra model outputs, by dotted path of the leaf."""
 
 
-class Openable(Protocol):
-    """What is needed of a storage location."""
-
-    @property
-    def url(self) -> str:
-        """Path or URL, for messages."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether asking for the size costs nothing."""
-
-    def size(self) -> int:
-        """Bytes, as they are stored."""
-
-    def open(self) -> Any:
-        """The bytes, as a seekable file that is a context manager."""
-
-
 @dataclass(slots=True)
 class WrappedSource:
     """A source whose fragments are changed on their way: a `Source` without its `fragments`, all else as `source` has it."""
@@ -305,7 +289,6 @@ class FileSource:
     files: Sequence[Any]  # Location or any Openable
     location: InitVar[str]
     declared: InitVar[SourceInfo | None] = None  # None: only format and location are known
-    own_limit: int | None = None  # bytes of memory that a row group of a shard of ours may take; None: the files are not ours
     info: SourceInfo = field(init=False)
     read_options: ReadOptions = field(default=ReadOptions(), init=False)
     unit: str = field(default=BYTES, init=False)
@@ -325,7 +308,7 @@ class FileSource:
 
     def over(self, files: Sequence[Any]) -> Self:
         """The same source with other files, which can be pickled."""
-        other = type(self)(files, self.info.location, self.info, self.own_limit)
+        other = type(self)(files, self.info.location, self.info)
         other.read_options = replace(self.read_options, on_progress=no_progress)
         return other
 

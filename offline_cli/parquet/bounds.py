@@ -1,9 +1,9 @@
 """Bounds what a Parquet file may unfold to in memory, before it is read.
 
 Parquet run-length encodes equal values and replaces a repeated text by a number: 800 bytes can stand for 200 MiB, and the sizes
-in the file (of encoded pages) do not show it. Here numbers are counted at their size in memory, and texts that a dictionary may
-repeat by its entries. A file may unfold to `MAX_BYTES` whatever its size, and to `MAX_RATIO` times its own bytes: a column that
-never changes takes nearly nothing, and is no bomb. Of our own datasets each row group has to fit into the memory limit.
+in the file (of encoded pages) do not show it. Here numbers are counted at their size in memory, and texts of a dictionary at
+its longest entry. Files of strangers that may unfold to much are read in batches of few rows; of our own datasets each row
+group has to fit into the memory limit.
 
 Arrow's Python asks for a column chunk (`row_group.column(i)`, and all that is built on it) without catching C++ exceptions: one
 changed byte in a footer, a histogram of the wrong length for instance, aborts the process. Arrow's reader builds the same
@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,29 +26,17 @@ import pyarrow.parquet as pq
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.choices import TABLE_MEMORY_LIMIT
-from offline_cli.errors import PROBLEM, MemoryLimitExceeded, UnsafeData
 from offline_cli.parquet.extension_types import ParquetFile
 
-__all__ = ["MAX_BYTES", "MAX_RATIO", "MEMORY_LIMIT", "READING", "Unfolded", "check_bound", "check_footer", "chunks_of"]
-
-Opening = Callable[[], AbstractContextManager[Any]]
+__all__ = ["MEMORY_LIMIT", "READING", "check_footer", "chunks_of", "most_bytes"]
 
 MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # bytes that reading may take by default
-MAX_BYTES: Final = 64 << 20
-MAX_RATIO: Final = 1000
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
 PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
 TEXT: Final = "BYTE_ARRAY"
 WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, TEXT: 5}
 """Bytes that a value takes in memory at least; 5: the place of a text, and whether it is null."""
 SIZE: Final = 1 << 40  # bytes that the file without bytes claims to have: more than any real offset
-
-
-class Unfolded(NamedTuple):
-    """The memory that the checked columns of a file take."""
-
-    nbytes: int  # at least; texts that repeat are counted once, unless `apart`
-    apart: bool  # whether row groups have to be held one at a time: the file is ours, and beyond the bound
 
 
 # ---- footers ----
@@ -100,75 +88,38 @@ def chunks_of(metadata: Any, columns: Collection[str] | None, groups: Iterable[i
 # ---- what a file unfolds to ----
 
 
-def check_bound(
-    location: object,
-    opening: Opening,
+def most_bytes(
+    opening: Callable[[], AbstractContextManager[Any]],
     metadata: Any,
+    columns: Collection[str] | None,
+    groups: Iterable[int],
     *,
-    size: int,
-    columns: Sequence[str] | None = None,
-    group: int | None = None,
-    memory_limit: int | None = None,
-) -> Unfolded:
-    """Refuse a file of `size` bytes at `location`, or one `group` of it, whose `columns` (None: all) unfold to too much.
+    enough: int,
+    exact: bool = False,
+) -> int:
+    """Bytes that `columns` (None: all) of some row groups take in memory at most; a rough bound where that is within `enough`.
 
-    `opening` gives the file, `metadata` its checked footer. `memory_limit`: of a shard of ours, the bytes that reading a row
-    group may take, however well it is packed; None: it is not ours. Raises UnsafeData, MemoryLimitExceeded; Arrow's errors go
-    to the caller.
+    `exact`: beyond it, texts are added up, which takes longer than to read them. `opening` gives the file, `metadata` its
+    checked footer. Raises what Arrow raises.
     """
-    groups = range(metadata.num_row_groups) if group is None else [group]
-    limit = max(MAX_BYTES, MAX_RATIO * size)
-    once, total = _unfolded(opening, metadata, columns, groups, limit)
-    if total <= limit:
-        return Unfolded(once, apart=False)
-    if memory_limit is None:
-        what = f"{size} bytes of Parquet that unfold to at least {total >> 20} MiB"
-        fix = "write the file again from its source"
-        raise UnsafeData(what, where=str(location), fix=fix, details={PROBLEM: "unreadable-file"})
-    whole = 0
-    for number in groups:
-        unfolded = _unfolded(opening, metadata, columns, [number], memory_limit // READING)[1]
-        if READING * unfolded > memory_limit:
-            needs, most = READING * unfolded >> 20, memory_limit >> 20
-            what = f"reading row group {number} may take {needs} MiB, more than the memory limit of {most} MiB"
-            raise MemoryLimitExceeded(what, where=str(location), fix="raise --memory-limit")
-        whole += unfolded
-    return Unfolded(whole, apart=True)
-
-
-def _unfolded(
-    opening: Opening, metadata: Any, columns: Collection[str] | None, groups: Iterable[int], limit: int
-) -> tuple[int, int]:
-    """Bytes in memory of the chosen columns: texts that repeat counted once, and as often as they do.
-
-    The second is an upper bound where that is within `limit`: to add texts up takes longer than to read them, to look at the
-    longest entry of a dictionary next to nothing.
-    """
-    once, repeating = 0, []
+    lengths = {metadata.schema.column(i).path: metadata.schema.column(i).length for i in range(metadata.num_columns)}
+    total, texts = 0, []
     for group, chunk in chunks_of(metadata, columns, groups):
-        kind, packed = chunk.physical_type, chunk.total_uncompressed_size
-        width = WIDTHS.get(kind) or max(1, metadata.schema.column(_number_of(metadata, chunk)).length)
-        once += max(packed, max(chunk.num_values, metadata.row_group(group).num_rows) * width)  # as many are read as rows
-        if kind == TEXT and chunk.has_dictionary_page:
-            repeating.append((chunk.num_values * packed, group, chunk))  # at most: all of its bytes one text that repeats
-    repeating.sort(key=lambda one: one[0], reverse=True)
-    total = once + sum(worst for worst, _, _ in repeating)
-    for count in (_bounded, _added_up):
-        for number, (worst, group, chunk) in enumerate(repeating):
-            if once > limit or total <= limit:
-                return once, min(once, total) if once > limit else total
+        width = WIDTHS.get(chunk.physical_type) or max(1, lengths[chunk.path_in_schema])
+        packed, rows = chunk.total_uncompressed_size, max(chunk.num_values, metadata.row_group(group).num_rows)
+        total += max(packed, rows * width)
+        if chunk.physical_type == TEXT and chunk.has_dictionary_page:
+            texts.append((chunk.num_values * packed, group, chunk))  # at most: all of its bytes one text that repeats
+    for count in (_by_longest, _added_up) if exact else (_by_longest,):
+        if total + sum(worst for worst, _, _ in texts) <= enough:
+            break
+        for number, (worst, group, chunk) in enumerate(texts):
             with opening() as stream:
-                better = min(worst, count(stream, metadata, group, chunk))
-            total += better - worst
-            repeating[number] = (better, group, chunk)
-    return once, total
+                texts[number] = (min(worst, count(stream, metadata, group, chunk, worst)), group, chunk)
+    return int(total + sum(worst for worst, _, _ in texts))
 
 
-def _number_of(metadata: Any, chunk: Any) -> int:
-    return next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == chunk.path_in_schema)
-
-
-def _bounded(stream: Any, metadata: Any, group: int, chunk: Any) -> int:
+def _by_longest(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
     """Bytes that the texts of a chunk cannot exceed, by the longest entry of its dictionary, which comes with the first row.
 
     That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two entries are the chunk's own.
@@ -176,15 +127,20 @@ def _bounded(stream: Any, metadata: Any, group: int, chunk: Any) -> int:
     batch = next(_numbered(stream, metadata, group, chunk, rows=1, buffer_size=PAGE), None)
     column = None if batch is None else batch.column(0)
     if column is None or not pa.types.is_dictionary(column.type) or len(column.dictionary) < 2:
-        return int(chunk.num_values * chunk.total_uncompressed_size)
-    longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
-    return int(chunk.num_values * longest + chunk.total_uncompressed_size)
+        return worst
+    return int(chunk.num_values * (pc.max(pc.binary_length(column.dictionary)).as_py() or 0))
 
 
-def _added_up(stream: Any, metadata: Any, group: int, chunk: Any) -> int:
-    """Bytes of the texts of a chunk."""
-    batches = _numbered(stream, metadata, group, chunk, rows=1 << 16)
-    return sum(_lengths(column) for batch in batches for column in batch.columns)
+def _added_up(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
+    """Bytes of the texts of a chunk; `worst` of texts within lists and structs."""
+    found = 0
+    for batch in _numbered(stream, metadata, group, chunk, rows=1 << 16):
+        column = batch.column(0)
+        if not pa.types.is_dictionary(column.type):
+            return worst
+        sizes = pc.cast(pc.binary_length(column.dictionary), pa.int64())
+        found += pc.sum(sizes.take(column.indices)).as_py() or 0
+    return found
 
 
 def _numbered(stream: Any, metadata: Any, group: int, chunk: Any, *, rows: int, **options: Any) -> Any:
@@ -192,15 +148,3 @@ def _numbered(stream: Any, metadata: Any, group: int, chunk: Any, *, rows: int, 
     path = chunk.path_in_schema
     parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False, **options)
     return parquet.iter_batches(batch_size=rows, row_groups=[group], columns=[path], use_threads=False)
-
-
-def _lengths(array: pa.Array) -> int:
-    types = pa.types
-    if types.is_struct(array.type):
-        return sum(map(_lengths, array.flatten()))
-    if any(is_of(array.type) for is_of in (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_map)):
-        return _lengths(array.flatten())
-    if not types.is_dictionary(array.type):
-        return int(array.nbytes)
-    lengths = pc.binary_length(array.dictionary)
-    return int(pc.sum(pc.cast(lengths, pa.int64()).take(array.indices)).as_py() or 0)

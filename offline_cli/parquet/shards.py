@@ -28,8 +28,8 @@ import pyarrow as pa
 from fsspec.parquet import AlreadyBufferedFile
 from fsspec.utils import merge_offset_ranges
 
-from offline_cli.errors import BadData, StorageNotFound
-from offline_cli.parquet.bounds import MEMORY_LIMIT, check_bound, check_footer, chunks_of
+from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound
+from offline_cli.parquet.bounds import MEMORY_LIMIT, READING, check_footer, chunks_of, most_bytes
 from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
@@ -125,13 +125,17 @@ def read_row_groups(
     `pool`: one of its threads reads the next row group while the caller has the one before.
     """
     numbers = iter(range(file.num_row_groups) if groups is None else groups)
-    bounds: dict[str, Any] = {"size": file.size, "columns": columns, "memory_limit": memory_limit}
 
     def read(group: int) -> Any:
         with _parquet_failures(location):
             part = file if file.is_threaded else _fetched(file, location, group, columns)
             source = nullcontext(file.stream if part is file else part.source)
-            check_bound(location, lambda: source, file.metadata, group=group, **bounds)
+            enough = memory_limit // READING
+            taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=enough, exact=True)
+            if taken > memory_limit:
+                needs, limit = f"{taken / 2**20:,.1f} MiB", f"{memory_limit / 2**20:,.1f} MiB"
+                what = f"reading row group {group} may take {needs}, more than the memory limit of {limit}"
+                raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
             return without_objects(part.read_row_groups([group], columns=columns, use_threads=file.is_threaded))
 
     if pool is None:

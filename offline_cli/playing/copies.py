@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,23 +22,20 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import OfflineCliError
-from offline_cli.playing.infos import KeptInfo, kept_info
+from offline_cli.playing.infos import NOTHING, KeptInfo, kept_info
 from offline_cli.playing.plan import Plan
 from offline_cli.policies.policy import RAISED, fitter, rows_of
-from offline_cli.step_values import FLAGS, REWARDS, flag_of, reward_of
+from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree
 
-__all__ = ["NOTHING", "Copies", "CopyFailed"]
+__all__ = ["Copies", "CopyFailed"]
 
 FAILURE, INFO = "offline_cli failure", "offline_cli info"  # keys of what a copy says of itself
 PATIENCE: Final = 5.0  # seconds for a process that has died to be gone
-NOTHING: Final = KeptInfo({})
-Flags = NDArray[np.bool_]
-Answer = tuple[Tree, NDArray[np.float64], Flags, Flags, list[KeptInfo] | None]
-"""Observations, rewards, whether it terminated, whether it was truncated, infos: of all slots."""
+Infos = list[KeptInfo] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +85,10 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
         try:
             observation, reward, ended, cut, info = self.env.step(action)
             self._last = self._fit(observation)
-            number = float(reward) if type(reward) in REWARDS else reward_of(reward)
-            ended = ended if type(ended) in FLAGS else flag_of(ended)
-            cut = cut if type(cut) in FLAGS else flag_of(cut)
+            number, flags = reward_of(reward), (flag_of(ended), flag_of(cut))
         except RAISED as err:
             return self._last, 0.0, False, False, self._failed("step", err)
-        return self._last, number, ended, cut, self._told("step", info) if info else {}
+        return self._last, number, *flags, self._told("step", info) if info else {}
 
     def _told(self, doing: str, info: Any) -> dict[str, Any]:
         try:
@@ -113,56 +108,40 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Copies:
-    """S copies. All methods raise CopyFailed; leaves (S, ...) that they give change with the next call."""
+    """S copies. All methods raise CopyFailed; observations, leaves (S, ...), and infos are the caller's to keep."""
 
     def __init__(self, environment: Environment, plan: Plan) -> None:
         """Raises what `open_environment` raises."""
         self.count = plan.slots
-        self._timeout, infos = plan.step_timeout, plan.infos
-        self._is_async = plan.vectorize == "async"
-        self._failed = False
-        how: dict[str, Any] = {"copy": False, "autoreset_mode": AutoresetMode.DISABLED}
+        self._timeout = plan.step_timeout
+        self._is_async, self._failed = plan.vectorize == "async", False
         if self._is_async:
-            spec = environment.spec
-            make = partial(_made_copy, spec.id, dict(spec.kwargs), spec.wrappers, infos)
-            self._vector: Any = AsyncVectorEnv([make] * self.count, **how)
+            make = partial(_made_copy, plan.environment, plan.infos)
+            self._vector: Any = AsyncVectorEnv([make] * self.count, autoreset_mode=AutoresetMode.DISABLED)
         else:
-            copies = [Copy(env, infos, closes=False) for env in environment.singles(self.count)]
-            self._vector = SyncVectorEnv([partial(_itself, one) for one in copies], **how)
+            copies = [Copy(env, plan.infos, closes=False) for env in environment.singles(self.count)]
+            self._vector = SyncVectorEnv([partial(_itself, one) for one in copies], autoreset_mode=AutoresetMode.DISABLED)
 
-    def reset(self, seeds: Mapping[int, int | None]) -> tuple[Tree, list[KeptInfo] | None]:
+    def reset(self, seeds: Mapping[int, int | None]) -> tuple[Tree, Infos]:
         """Begin episodes in these slots, with these seeds; None: stand still. Observations and infos of all slots."""
         mask = np.zeros(self.count, np.bool_)
         mask[[*seeds]] = True
         given = {"seed": [seeds.get(slot) for slot in range(self.count)], "options": {"reset_mask": mask}}
-        if not self._is_async:
-            return self._answered(*self._vector.reset(**given))
-        self._vector.reset_async(**given)
-        return self._answered(*self._waited("reset", self._vector.reset_wait))
+        observations, infos = self._answer("reset", **given)
+        return observations, _kept(infos)
 
-    def step(self, actions: Tree) -> Answer:
+    def step(self, actions: Tree) -> tuple[Tree, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Infos]:
         """Step all slots by actions (S, ...); those that stand still get no reward and do not end."""
-        if self._is_async:
-            self._vector.step_async(actions)
-            answer = self._waited("step", self._vector.step_wait)
-        else:
-            answer = self._vector.step(actions)
-        observations, rewards, terminated, truncated, infos = answer
-        observations, found = self._answered(observations, infos)
-        return observations, rewards, terminated, truncated, found
+        *answer, infos = self._answer("step", actions=actions)
+        return *answer, _kept(infos)
 
-    def _answered(self, observations: Tree, infos: Mapping[str, Any]) -> tuple[Tree, list[KeptInfo] | None]:
-        """Infos (S,) as the copies gave them, without those of slots that have none."""
-        if FAILURE in infos:
-            raise next(CopyFailed(slot, failure) for slot, failure in enumerate(infos[FAILURE]) if failure is not None)
-        if INFO not in infos:
-            return observations, None
-        return observations, [NOTHING if info is None else info for info in infos[INFO]]
-
-    def _waited(self, doing: str, wait: Any) -> Any:
-        """What the processes answer. Raises CopyFailed for one that has died, or does not answer in time."""
+    def _answer(self, doing: str, **given: Any) -> Any:
+        """What the vector environment answers. Raises CopyFailed for a process that has died, or does not answer in time."""
+        if not self._is_async:
+            return getattr(self._vector, doing)(**given)
+        getattr(self._vector, f"{doing}_async")(**given)
         try:
-            return wait(timeout=self._timeout)
+            return getattr(self._vector, f"{doing}_wait")(timeout=self._timeout)
         except multiprocessing.TimeoutError:
             self._failed = True
             slot = next(slot for slot, pipe in enumerate(self._vector.parent_pipes) if not pipe.poll(0))
@@ -187,15 +166,22 @@ class Copies:
             self._vector.close(terminate=True) if self._failed and self._is_async else self._vector.close()
 
 
+def _kept(infos: Mapping[str, Any]) -> Infos:
+    """Infos (S,) as the copies gave them; None: no slot has any. Raises CopyFailed."""
+    if FAILURE in infos:
+        raise next(CopyFailed(slot, failure) for slot, failure in enumerate(infos[FAILURE]) if failure is not None)
+    return [NOTHING if info is None else info for info in infos[INFO]] if INFO in infos else None
+
+
 def _itself(one: Copy) -> Copy:
     return one
 
 
-def _made_copy(name: str, kwargs: Mapping[str, Any], wrappers: Sequence[str], infos: str) -> Copy:
+def _made_copy(spec: EnvironmentSpec, infos: str) -> Copy:
     """A copy in a process of its own, which leaves it to its parent to act on Ctrl-C."""
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return Copy(open_environment(name, kwargs, wrappers).singles(1)[0], infos, closes=True)
+        return Copy(open_environment(spec.id, spec.kwargs, spec.wrappers).singles(1)[0], infos, closes=True)
     except OfflineCliError as err:
         raise RuntimeError(str(err)) from err  # gymnasium makes errors again from their text

@@ -7,24 +7,24 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import Count, Device, Whole
-from offline_cli.connectors.pipeline_spec import Given, PipelineSpec
+from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.processes import ProcessEngine
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads
+from offline_cli.playing.loop import opened_policy, played, played_by_workers
 from offline_cli.playing.plan import Plan
-from offline_cli.playing.returns import Played, Returns, played_of, stopped_by_signal
+from offline_cli.playing.returns import Returns, played_of, stopped_by_signal
 from offline_cli.playing.video import check_video, film
-from offline_cli.playing.workers import opened_policy, played, played_by_workers
 from offline_cli.plugins import with_network
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Policy
+from offline_cli.policies.policy import PolicyOptions
 from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.progress import OnProgress, Progress, no_progress
@@ -33,7 +33,6 @@ from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["EvaluateResult", "evaluate"]
 
-WHOLE: Final = ""  # what a gate is for, beside single agents: the mean return
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +54,7 @@ class EvaluateResult:
     seed: int
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
-    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # played between, by side; and what is `unlike_training`
+    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # that a run's policy played between, by side
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
     videos: Sequence[str] = ()  # files that were written
 
@@ -111,82 +110,87 @@ def evaluate(
     BadData where the environment or a piece raises; MissingPackage where it lacks something; MissingDevice; UsageError for
     options outside their limits; TargetNotMet for a mean below `min_return`.
     """
-    options = dict(locals())
     name = run.url if isinstance(run, Location) else os.fspath(run)
-    asked = PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"])
-    if options["num_env_runners"]:
-        asked.check_travels()
-    if options["video"] is not None:
-        check_video(options["video_episodes"], options["episodes"])
-    if is_named(name) and options["network"] is not None:
-        fix = "leave it out" if not options["policy"] else "leave it out, or name a run folder first"
+    others = tuple(policy or ())
+    pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
+    if video is not None:
+        check_video(video_episodes, episodes)
+    if is_named(name) and network is not None:
+        fix = "leave it out" if not others else "leave it out, or name a run folder first"
         raise UsageError(f"--network is the code of a run's network, and {name} is no run folder", where="--network", fix=fix)
     loaded = None
     if not is_named(name):
-        how: dict[str, Any] = {name: options[name] for name in ("plugins", "network")}
-        loaded = load_policy(open_location(run, options["storage_options"]), options["storage_options"], **how)
-    spec = _environment(options, {"environment": None} if loaded is None else loaded.description, name)
+        loaded = load_policy(open_location(run, storage_options), storage_options, plugins=plugins, network=network)
+    asked = {"env": env, "env_kwargs": env_kwargs, "wrappers": wrappers}
+    spec = _environment(asked, {"environment": None} if loaded is None else loaded.description, name)
+    plan = Plan(
+        environment=spec,
+        policies=(name,),
+        opening=PolicyOptions(
+            explore=explore,
+            device=choose_device(device).type,
+            pieces=pieces,
+            plugins=tuple(with_network(plugins, network)),
+            trust_pickle=trust_pickle,
+            storage_options=storage_options,
+            loaded=loaded,
+        ),
+        seed=seed,
+        purpose=Purpose.EVALUATE,
+        episodes=episodes,
+        infos="none" if loaded is None and pieces.is_default else "plain",
+        num_envs=num_envs,
+        threads=1 if loaded is None else choose_threads(loaded.module, num_envs),
+    )
+
+    def report(done: int) -> None:
+        on_progress(Progress("evaluating", done, episodes, "episodes"))
+
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
-        gates = _gates(options["min_return"], environment)
-        plan = _plan(name, options, environment, asked, loaded)
-        opened = opened_policy(plan, environment, loaded=None if environment.agents else loaded)
-        outcome = _played(plan, environment, opened, options, on_progress)
-        videos: list[str] = []
-        if options["video"] is not None:
-            videos = film(plan, opened, options["video"], options["video_episodes"])
-    trained = None if loaded is None else loaded.trained
-    between = _between(asked, trained) if loaded is not None and environment.agents is None else {}
-    result = _result(outcome, plan, None if loaded is None else loaded.checkpoint, between, videos)
-    if outcome.observations_not_finite:
-        counts = ", ".join(f"{kind} {times:,}" for kind, times in outcome.observations_not_finite.items())
+        gates, is_game = _gates(min_return, environment), environment.agents is not None
+        if others and not is_game:
+            what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
+            raise BadConfig(what, where="--policy", fix="leave it out")
+        plan = replace(plan, policies=(f"*={name}", *others)) if is_game else plan
+        opened = opened_policy(plan, environment)
+        if num_env_runners:
+            with (
+                ProcessEngine(num_env_runners) as engine,
+                played_by_workers(plan, Returns, engine, num_env_runners) as outcomes,
+            ):
+                found = played_of(outcomes, episodes, environment, report)
+        else:
+            outcomes_here = played(plan, environment, opened, Returns, stopped=stopped_by_signal)
+            found = played_of(outcomes_here, episodes, environment, report)
+        videos = [] if video is None else film(plan, opened, video, video_episodes)
+    if found.observations_not_finite:
+        counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
+    result = EvaluateResult(
+        episodes=episodes,
+        return_mean=found.mean,
+        return_std=found.std,
+        return_ci95=found.ci95,
+        return_min=float(found.returns.min()),
+        return_max=float(found.returns.max()),
+        length_mean=float(found.lengths.mean()),
+        environment=spec.id,
+        env_kwargs=blanked_values(spec.kwargs),
+        wrappers=[*map(blanked_call, spec.wrappers)],
+        explore=explore,
+        seed=seed,
+        checkpoint=None if loaded is None else loaded.checkpoint,
+        observations_not_finite=found.observations_not_finite,
+        pieces={} if loaded is None or is_game else _pieces(pieces, loaded),
+        return_by_agent=found.return_by_agent,
+        videos=videos,
+    )
     _check_gates(gates, result, where=f"{run} in {environment.name}")
     return result
 
 
-def _between(asked: PlaySpec, trained: PipelineSpec | None) -> Mapping[str, Sequence[str]]:
-    """The pieces that a run's policy plays between; none: it plays without any."""
-    return {} if asked.is_default and trained is None else replace(asked, trained=trained).as_dict()
-
-
-def _plan(
-    name: str, options: Mapping[str, Any], environment: Environment, asked: PlaySpec, loaded: LoadedPolicy | None
-) -> Plan:
-    """Raises BadConfig for policies of agents in an environment of one."""
-    others = tuple(options["policy"] or ())
-    if others and environment.agents is None:
-        what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
-        raise BadConfig(what, where="--policy", fix="leave it out")
-    return Plan(
-        environment=environment.spec,
-        policies=(name,) if environment.agents is None else (f"*={name}", *others),
-        explore=options["explore"],
-        seed=options["seed"],
-        purpose=Purpose.EVALUATE,
-        episodes=options["episodes"],
-        infos="none" if loaded is None and asked.is_default else "plain",
-        pieces=asked,
-        device=choose_device(options["device"]).type,
-        num_envs=options["num_envs"],
-        threads=1 if loaded is None else choose_threads(loaded.module, options["num_envs"]),
-        plugins=tuple(with_network(options["plugins"], options["network"])),
-        trust_pickle=options["trust_pickle"],
-        storage_options=options["storage_options"],
-    )
-
-
-def _played(
-    plan: Plan, environment: Environment, policy: Policy, options: Mapping[str, Any], on_progress: OnProgress
-) -> Played:
-    count, runners = options["episodes"], options["num_env_runners"]
-
-    def report(done: int) -> None:
-        on_progress(Progress("evaluating", done, count, "episodes"))
-
-    if not runners:
-        return played_of(played(plan, environment, policy, Returns, stopped=stopped_by_signal), count, environment, report)
-    with ProcessEngine(runners) as engine, played_by_workers(plan, Returns, engine, runners) as outcomes:
-        return played_of(outcomes, count, environment, report)
+def _pieces(asked: PlaySpec, loaded: LoadedPolicy) -> Mapping[str, Sequence[str]]:
+    return {} if asked.is_default and loaded.trained is None else replace(asked, trained=loaded.trained).as_dict()
 
 
 def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run: str) -> EnvironmentSpec:
@@ -210,7 +214,7 @@ def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run
 
 
 def _gates(given: float | str | Sequence[str] | None, environment: Environment) -> dict[str, float]:
-    """The least mean returns, by agent, or for WHOLE. Raises BadConfig for unknown agents, UsageError for what is no number."""
+    """The least mean returns, by agent; "": of all. Raises BadConfig for unknown agents, UsageError for what is no number."""
     gates: dict[str, float] = {}
     for text in [given] if isinstance(given, str | int | float) else given or ():
         agent, _, number = str(text).rpartition("=")
@@ -231,32 +235,8 @@ def _check_gates(gates: Mapping[str, float], result: EvaluateResult, *, where: s
     for agent, wanted in gates.items():
         found = result.return_by_agent.get(agent, {}).get("return_mean", float("nan")) if agent else result.return_mean
         if not found >= wanted:
-            spread = f" ± {result.return_ci95:.2f}" if agent == WHOLE else f" of {agent}"
+            spread = f" of {agent}" if agent else f" ± {result.return_ci95:.2f}"
             problems.append(f"a mean return of {found:.2f}{spread}, {wanted:g} wanted")
     if problems:
         fix = "train longer or on better data"
         raise TargetNotMet("; ".join(problems), where=where, fix=fix, details=result.as_dict())
-
-
-def _result(
-    played: Played, plan: Plan, checkpoint: int | None, pieces: Mapping[str, Sequence[str]], videos: Sequence[str]
-) -> EvaluateResult:
-    return EvaluateResult(
-        episodes=len(played.returns),
-        return_mean=played.mean,
-        return_std=played.std,
-        return_ci95=played.ci95,
-        return_min=float(played.returns.min()),
-        return_max=float(played.returns.max()),
-        length_mean=float(played.lengths.mean()),
-        environment=plan.environment.id,
-        env_kwargs=blanked_values(plan.environment.kwargs),
-        wrappers=[*map(blanked_call, plan.environment.wrappers)],
-        explore=plan.explore,
-        seed=plan.seed,
-        checkpoint=checkpoint,
-        observations_not_finite=played.observations_not_finite,
-        pieces=pieces,
-        return_by_agent=played.return_by_agent,
-        videos=videos,
-    )

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.errors import BadData
 from offline_cli.tally import Tally
 
-__all__ = ["DROPPED", "KeptInfo", "kept_info"]
+__all__ = ["DROPPED", "NOTHING", "KeptInfo", "kept_info"]
 
 DROPPED: Final = "info-dropped"
 PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
@@ -31,21 +32,36 @@ class KeptInfo:
         self.kept, self.dropped = kept, dropped  # `dropped`: keys, with dots
 
 
+NOTHING: Final = KeptInfo({})
+
+
 def kept_info(info: Any, how: str) -> KeptInfo | None:
     """The info as `how` says; None: nothing is kept or dropped. Raises ValueError, with the key, where `all` cannot be kept."""
     if how == "none" or not info:
         return None
     if not isinstance(info, Mapping):
         raise ValueError(f"an info of type {type(info).__name__}, which is not a mapping")
-    if all(type(key) is str and _is_plain(value) for key, value in info.items()):
-        return KeptInfo(dict(info))  # the usual case
-    if how == "all":
-        try:
-            plain_mapping(info, tally=Tally(), where="info")
-        except BadData as err:
-            raise ValueError(f"an {err.where} with {err.what}, which cannot be stored") from err
     dropped: list[str] = []
-    return KeptInfo(_pruned(info, "", dropped), tuple(dropped))
+    kept = _pruned(info, "", dropped)
+    if dropped and how == "all":
+        raise ValueError(f"an info with {', '.join(dropped)}, which cannot be stored")
+    return KeptInfo(kept, tuple(dropped))
+
+
+def _pruned(info: Mapping[Any, Any], path: str, dropped: list[str]) -> dict[Any, Any]:
+    kept = {}
+    for key, value in info.items():
+        if type(key) is str and _is_plain(value):
+            kept[key] = value
+        elif isinstance(value, Mapping):
+            kept[key] = _pruned(value, f"{path}{key}.", dropped)
+        else:
+            try:
+                plain_mapping({key: value}, tally=Tally(), where="info")
+                kept[key] = deepcopy(value)
+            except BadData:
+                dropped.append(f"{path}{key}")
+    return kept
 
 
 def _is_plain(value: Any) -> bool:
@@ -54,35 +70,3 @@ def _is_plain(value: Any) -> bool:
     if kind is int:
         return bool(-(1 << BITS) <= value < 1 << BITS)
     return kind in PLAIN or (kind is str and value.isascii())
-
-
-def _pruned(info: Mapping[Any, Any], path: str, dropped: list[str]) -> dict[Any, Any]:
-    kept = {}
-    for key, value in info.items():
-        name = f"{path}{key}"
-        if type(key) is str and _is_plain(value):
-            kept[key] = value
-        elif isinstance(value, Mapping):
-            kept[key] = _pruned(value, f"{name}.", dropped)
-        elif _can_be_stored(key, value):
-            kept[key] = _copied(value)
-        else:
-            dropped.append(name)
-    return kept
-
-
-def _can_be_stored(key: Any, value: Any) -> bool:
-    try:
-        plain_mapping({key: value}, tally=Tally(), where="info")
-    except BadData:
-        return False
-    return True
-
-
-def _copied(value: Any) -> Any:
-    """A deep copy of arrays, dicts and lists."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if type(value) is list else value

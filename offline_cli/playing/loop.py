@@ -3,91 +3,83 @@
 `record` writes what comes out of it, `evaluate` and the checks of training keep returns. Episodes begin in the order of their
 numbers, and all that come before one that is kept are kept: nothing favours short ones. A long episode holds back those after
 it, which are whole and wait in memory; beyond HELD_BYTES of them no new one begins until it has ended.
+
+`played` plays a plan in this process, `played_by_workers` on an engine's workers, a block of episodes at a time.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from multiprocessing.util import Finalize
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.engines.engine import Engine
+from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadData
-from offline_cli.playing.copies import NOTHING, Copies, CopyFailed
-from offline_cli.playing.infos import KeptInfo
+from offline_cli.modules.devices import use_threads
+from offline_cli.playing.copies import Copies, CopyFailed
+from offline_cli.playing.infos import NOTHING, KeptInfo
 from offline_cli.playing.plan import Plan
-from offline_cli.policies.policy import (
-    RAISED,
-    ActInput,
-    ActOutput,
-    Policy,
-    State,
-    blamed,
-    put_state,
-    rows_of,
-    state_rows,
-)
-from offline_cli.policies.seeds import uniform
+from offline_cli.policies.by_name import open_policies
+from offline_cli.policies.policy import RAISED, Acted, Policy, State, blamed, rows_of, with_rows
+from offline_cli.policies.seeds import chance_key
+from offline_cli.scopes import Reading
+from offline_cli.stop_signals import check, requested
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["Loop", "Sink"]
+__all__ = ["Loop", "MakeSink", "Sink", "opened_policy", "played", "played_by_workers"]
 
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be handed out
+ROUNDS: Final = 8  # episodes of a copy in one block of a worker, at most
+SHARES: Final = 4  # blocks of each worker, where the number of episodes is known
 Index = NDArray[np.int64]
-Made = TypeVar("Made", covariant=True)
 
 
-class Sink(Protocol[Made]):
-    """What becomes of the steps that are played. Arrays that it is given change with the next step."""
+class Sink(Protocol):
+    """What becomes of the steps that are played, and of the episodes that end."""
 
-    def begin(self, slots: Index, episodes: Index) -> None:
-        """These slots begin these episodes, counted from the plan's first one."""
-
-    def act(self, slots: Index, given: ActInput, infos: Sequence[KeptInfo] | None, acted: ActOutput) -> None:
-        """What the slots have come to, and their actions."""
-
-    def reward(self, slots: Index, rewards: NDArray[np.float64]) -> None:
-        """The answer to the actions of these k slots: (k,)."""
-
-    def end(
-        self,
-        slots: Index,
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        finals: Tree,
-        infos: Sequence[KeptInfo] | None,
+    def step(
+        self, slots: Index, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
-        """The episodes of these k slots are over: flags (k,), last observations (k, ...), infos (k,)."""
+        """What these k slots saw and did, and the rewards for it: leaves (k, ...). The first step of a slot, and the first
+        after an end, begins an episode. Raises BadData."""
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of whole episodes that have not been taken."""
+    def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Any:
+        """The episode of a slot, which has ended with this observation. It has `nbytes`."""
 
-    def take(self, limit: int) -> Made | None:
-        """The whole episodes that come next, up to number `limit`; None: there are none."""
+    def joined(self, numbers: Sequence[int], episodes: Sequence[Any]) -> Any:
+        """What is handed out for whole episodes of these numbers."""
+
+
+MakeSink = Callable[[Plan, int, Environment, Policy], Sink]
+"""From plan, slots, environment and policy to what becomes of the steps."""
 
 
 class Loop:
     """Plays the plan's episodes with `policy` in `copies`."""
 
-    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: Sink[Any], *, stopped: Callable[[], bool]) -> None:
+    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: Sink, *, stopped: Callable[[], bool]) -> None:
         """`stopped` is asked before every step; when it returns True, whole episodes are handed out, and no others."""
         self._plan, self._copies, self._policy, self._sink, self._stopped = plan, copies, policy, sink, stopped
         count = copies.count
         self._live = np.zeros(count, np.bool_)
-        self._episode = np.zeros(count, np.int64)  # number of each slot's, from the plan's first
-        self._t = np.zeros(count, np.int64)  # steps of it so far
-        self._rewards = np.zeros(count)  # of the last step
+        key = chance_key(plan.seed, plan.purpose, plan.round_)
+        self._state = State(np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count), key)  # of all slots
         self._obs: Tree = None
         self._infos: list[KeptInfo] | None = None
-        self._state: State = {}  # of the policy, (slots, ...)
-        self._chance_key = plan.chance_key
-        self._begun = self._whole = 0  # episodes that have begun; and those that are whole with all before them
-        self._taken_steps = self._whole_steps = 0  # steps of all that have begun; and of those whole ones
-        self._lengths: dict[int, int] = {}  # of whole episodes behind one that is not
+        self._begun = self._whole = self._given = plan.first  # numbers: to begin next; first not whole; first not handed out
+        self._taken_steps = self._whole_steps = 0  # steps of all that have begun; and of those that are whole, in order
+        self._ended: dict[int, tuple[Any, int]] = {}  # whole episodes that have not been handed out, with their steps
+        self._held = 0  # bytes of these
 
     def run(self) -> Iterator[Any]:
         """What the sink makes of whole episodes, in order.
@@ -97,68 +89,64 @@ class Loop:
         failure: BadData | None = None
         until = time.monotonic() + REPORT_SECONDS
         try:
-            self._begin(np.arange(len(self._live)))
+            self._begin()
             while not self._has_enough() and not self._stopped():
                 self._step()
-                if time.monotonic() > until or self._sink.held_bytes > HELD_BYTES // 8:
-                    yield from self._given()
+                if time.monotonic() > until or self._held > HELD_BYTES // 8:
+                    yield from self._handed_out()
                     until = time.monotonic() + REPORT_SECONDS
         except CopyFailed as err:
             failure = self._blamed(err)
             failure.__cause__ = err
         except BadData as err:
             failure = err
-        yield from self._given()
+        yield from self._handed_out()
         if failure is not None and not self._stopped():  # a stop often reaches what the environment itself has started, too
             raise failure
 
-    def _given(self) -> Iterator[Any]:
-        taken = self._sink.take(self._whole)
-        if taken is not None:
-            yield taken
+    def _handed_out(self) -> Iterator[Any]:
+        numbers = range(self._given, self._whole)
+        episodes = [self._ended.pop(number)[0] for number in numbers]
+        self._given = self._whole
+        self._held -= sum(one.nbytes for one in episodes)
+        if episodes:
+            yield self._sink.joined(numbers, episodes)
 
     def _has_enough(self) -> bool:
         if self._plan.episodes is not None:
-            return self._whole >= self._plan.episodes
+            return self._whole >= self._plan.first + self._plan.episodes
         return self._whole_steps >= (self._plan.steps or 0)
 
     # ---- a step ----
 
     def _step(self) -> None:
+        state, everybody = self._state, bool(self._live.all())
         live = np.flatnonzero(self._live)
-        everybody = len(live) == len(self._live)
-        acted = self._acted(live, everybody)
-        actions = acted.for_env if everybody else self._spread(acted.for_env, live)
-        self._obs, self._rewards, terminated, truncated, self._infos = self._copies.step(actions)
-        self._sink.reward(live, self._rewards[live])
-        self._t[live] += 1
-        self._taken_steps += len(live)
-        ended = np.flatnonzero(terminated | truncated)
-        if len(ended):
-            self._end(ended, terminated[ended], truncated[ended])
-
-    def _acted(self, live: Index, everybody: bool) -> ActOutput:
-        """What the policy does in these slots, which may be all."""
-        infos = self._infos if self._infos is None or everybody else [self._infos[slot] for slot in live.tolist()]
-        t, episodes, size = self._t[live], self._episode[live] + self._plan.first, self._policy.chance_size
-        given = ActInput(
-            self._obs if everybody else rows_of(self._obs, live),
-            episodes,
-            t,
-            self._rewards[live],
-            None if infos is None else [info.kept for info in infos],
-            uniform(self._chance_key, episodes, t, size) if size else None,
-        )
+        rows: Any = slice(None) if everybody else live
+        seen, infos = rows_of(self._obs, rows), self._infos
+        infos = infos if infos is None or everybody else [infos[slot] for slot in live.tolist()]
+        known = None if infos is None else [info.kept for info in infos]
+        memory = rows_of(state.memory, rows)
+        given = State(state.episodes[rows], state.t[rows], state.rewards[rows], state.key, known, memory)
         try:
-            acted = self._policy.act(given, self._state if everybody else state_rows(self._state, live))
-            self._sink.act(live, given, infos, acted)
+            acted = self._policy.act(seen, given, self._plan.opening.explore)
         except RAISED as err:
             raise self._policy_failed(err, live) from err
-        if everybody:
-            self._state = acted.state
-        else:
-            put_state(self._state, live, acted.state, len(self._live))
-        return acted
+        state.memory = with_rows(state.memory, rows, acted.memory, len(self._live))
+        actions = map_leaves(np.copy, acted.for_env) if everybody else self._spread(acted.for_env, live)  # may be written into
+        self._obs, state.rewards, terminated, truncated, self._infos = self._copies.step(actions)
+        try:
+            self._sink.step(live, seen, infos, acted, state.rewards[rows])
+        except BadData as err:  # model outputs that are not to be recorded
+            raise self._policy_failed(err, live) from err
+        state.t[rows] += 1
+        self._taken_steps += len(live)
+        ended = np.flatnonzero(terminated | truncated).tolist()
+        for slot in ended:
+            info = NOTHING if self._infos is None else self._infos[slot]
+            self._end(slot, bool(terminated[slot]), bool(truncated[slot]), info)
+        if ended:
+            self._begin()
 
     def _spread(self, actions: Tree, live: Index) -> Tree:
         """Actions of all slots; those that stand still get any."""
@@ -172,47 +160,44 @@ class Loop:
 
     # ---- beginnings and ends ----
 
-    def _begin(self, slots: Index) -> None:
-        """Begin episodes in these slots, as many as there is room for; the others stand still."""
+    def _begin(self) -> None:
+        """Begin episodes in the slots without one, as many as there is room for; the others stand still."""
+        slots, plan, state = np.flatnonzero(~self._live), self._plan, self._state
         beginning = slots[: self._room(len(slots))]
-        episodes = np.arange(self._begun, self._begun + len(beginning))
-        self._episode[beginning], self._t[beginning], self._rewards[beginning] = episodes, 0, 0.0
+        numbers = np.arange(self._begun, self._begun + len(beginning))
+        state.episodes[beginning], state.t[beginning], state.rewards[beginning] = numbers, 0, 0.0
         seeds: dict[int, int | None] = dict.fromkeys(slots.tolist())
-        for slot, episode in zip(beginning.tolist(), episodes.tolist(), strict=True):
-            seeds[slot] = self._plan.reset_seed(self._plan.first + episode)
+        seeds |= {slot: plan.reset_seed(number) for slot, number in zip(beginning.tolist(), numbers.tolist(), strict=True)}
         self._live[beginning] = True
         self._begun += len(beginning)
         self._obs, infos = self._copies.reset(seeds)
         if infos is not None or self._infos is not None:  # of the slots that were reset, and of the others as they were
             new, old = (one or [NOTHING] * len(self._live) for one in (infos, self._infos))
             self._infos = [new[slot] if slot in seeds else old[slot] for slot in range(len(self._live))]
-        if len(beginning):
-            self._sink.begin(beginning, episodes)
 
     def _room(self, wanted: int) -> int:
         """How many of so many episodes may begin."""
         if self._plan.steps is not None and self._taken_steps >= self._plan.steps:
             return 0  # those that have begun have as many steps already, and they come first
-        if self._sink.held_bytes > HELD_BYTES and self._begun > self._whole:
+        if self._held > HELD_BYTES and self._begun > self._whole:
             return 0
-        return wanted if self._plan.episodes is None else min(wanted, self._plan.episodes - self._begun)
+        return wanted if self._plan.episodes is None else min(wanted, self._plan.first + self._plan.episodes - self._begun)
 
-    def _end(self, slots: Index, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
-        infos = None if self._infos is None else [self._infos[slot] for slot in slots.tolist()]
-        self._sink.end(slots, terminated, truncated, rows_of(self._obs, slots), infos)
-        self._lengths.update(zip(self._episode[slots].tolist(), self._t[slots].tolist(), strict=True))
-        while self._whole in self._lengths and not (self._plan.steps is not None and self._has_enough()):
-            self._whole_steps += self._lengths.pop(self._whole)
+    def _end(self, slot: int, terminated: bool, truncated: bool, info: KeptInfo) -> None:
+        episode = self._sink.end(slot, terminated, truncated, rows_of(self._obs, slot), info)
+        self._ended[int(self._state.episodes[slot])] = episode, int(self._state.t[slot])
+        self._held += episode.nbytes
+        self._live[slot] = False
+        while self._whole in self._ended and not (self._plan.steps is not None and self._has_enough()):
+            self._whole_steps += self._ended[self._whole][1]
             self._whole += 1
-        self._live[slots] = False
-        self._begin(np.flatnonzero(~self._live))
 
     # ---- blame ----
 
     def _blamed(self, failed: CopyFailed) -> BadData:
         """The error for what a copy raised, naming its episode."""
-        failure, episode = failed.failure, int(self._episode[failed.slot]) + self._plan.first
-        place = f"{self._plan.environment.id}, episode {episode}, step {self._t[failed.slot]}"
+        failure, episode = failed.failure, int(self._state.episodes[failed.slot])
+        place = f"{self._plan.environment.id}, episode {episode}, step {self._state.t[failed.slot]}"
         if failure.is_info:
             fix = "--infos plain leaves out what cannot be stored"
             return BadData(f"{failure.said} ({failure.doing})", where=place, fix=fix)
@@ -221,8 +206,65 @@ class Loop:
 
     def _policy_failed(self, error: BaseException, slots: Index) -> BaseException:
         """The error for a policy, or a piece around it, that raised, naming the episodes that it was asked for."""
-        first, last = (int(one) + self._plan.first for one in (self._episode[slots].min(), self._episode[slots].max()))
+        first, last = (int(one) for one in (self._state.episodes[slots].min(), self._state.episodes[slots].max()))
         place = f"{self._plan.environment.id}, episode"
-        place += f" {first}, step {self._t[slots[0]]}" if len(slots) == 1 else f"s {first} to {last}"
+        place += f" {first}, step {self._state.t[slots[0]]}" if len(slots) == 1 else f"s {first} to {last}"
         more = f"; the first one's seed was {self._plan.reset_seed(first)}, and with --num-envs 1 each is asked for alone"
         return blamed(error, where=place, more=more)
+
+
+# ---- a plan, here or on workers ----
+
+
+def opened_policy(plan: Plan, environment: Environment, given: Mapping[str, Policy] | None = None) -> Policy:
+    """The plan's policy. `given`: by agent, those that are open already. Raises as `open_policies` does."""
+    return open_policies(plan.policies, environment, plan.opening, seed=plan.reset_seed(plan.first), given=given)
+
+
+def played(
+    plan: Plan, environment: Environment, policy: Policy, make: MakeSink, *, stopped: Callable[[], bool]
+) -> Iterator[Any]:
+    """What the sink makes of the plan's episodes, in this process. Raises as `Loop.run` does."""
+    with nullcontext() if plan.threads is None else use_threads(plan.threads), Copies(environment, plan) as copies:
+        yield from Loop(plan, copies, policy, make(plan, copies.count, environment, policy), stopped=stopped).run()
+
+
+def played_by_workers(plan: Plan, make: MakeSink, engine: Engine, workers: int) -> Reading[Any]:
+    """The same by an engine's workers, without end where the plan has steps. Raises what a worker raises, after all episodes
+    that come before the failure, and StopRequested."""
+    return engine.streamed(partial(_played_block, make), _blocks(plan, workers))
+
+
+def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
+    """In order; their sizes follow from the plan alone."""
+    done, size = 0, ROUNDS * plan.num_envs
+    if plan.episodes is not None:
+        size = max(1, min(size, -(-plan.episodes // (SHARES * workers))))
+    while plan.episodes is None or done < plan.episodes:
+        count = size if plan.episodes is None else min(size, plan.episodes - done)
+        yield replace(plan, first=plan.first + done, episodes=count, steps=None, opening=replace(plan.opening, loaded=None))
+        done += count
+
+
+_kept: list[tuple[bytes, Environment, Policy]] = []  # by a worker: its last plan, with its environment and policy
+
+
+def _played_block(make: MakeSink, plan: Plan) -> Iterator[Any]:
+    like = pickle.dumps(replace(plan, first=0, episodes=1))
+    if not (_kept and _kept[0][0] == like):
+        _close()
+        spec = plan.environment
+        environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
+        try:
+            _kept.append((like, environment, opened_policy(plan, environment)))
+        except BaseException:
+            environment.close()
+            raise
+        Finalize(None, _close, exitpriority=1)  # when the worker ends
+    yield from played(plan, *_kept[0][1:], make, stopped=lambda: requested() is not None)
+    check()
+
+
+def _close() -> None:
+    while _kept:
+        _kept.pop()[1].close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,104 +17,77 @@ from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.games import OBS, STATE, agents_in, final_returns, is_acting
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.infos import KeptInfo
+from offline_cli.playing.loop import opened_policy, played
 from offline_cli.playing.plan import Plan
-from offline_cli.playing.workers import opened_policy, played
-from offline_cli.policies.by_name import stand_in
-from offline_cli.policies.module_policy import played_module
+from offline_cli.policies.module_policy import module_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import ActInput, ActOutput, Policy
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, stand_in
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested, check
-from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.trees import Tree, leaves
 
-__all__ = ["Outcomes", "Played", "Returns", "play", "played_of", "stopped_by_signal"]
+__all__ = ["Outcome", "Played", "Returns", "play", "played_of", "stopped_by_signal"]
 
 SIDE_BY_SIDE = 16  # copies that play, where nobody says how many
-Each = Callable[[int], None]
 Index = NDArray[np.int64]
-FIELDS = ("indices", "returns", "lengths", "not_finite", "by_agent")
+Outcomes = dict[int, "Outcome"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcomes:
-    """The outcomes of E whole episodes, in any order."""
+class Outcome:
+    """What is kept of a whole episode."""
 
-    indices: Index  # (E,) which they are
-    returns: NDArray[np.float64]  # (E,) undiscounted, in the environment's units
-    lengths: Index  # (E,) steps
-    not_finite: NDArray[np.int64]  # (E, 2) numbers in observations acted on that are NaN, and infinite
-    by_agent: NDArray[np.float64]  # (E, A) of games: each agent's return; NaN: it took no part
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @classmethod
-    def in_order(cls, parts: Sequence[Outcomes]) -> Outcomes:
-        """All episodes, by index."""
-        joined = [np.concatenate([getattr(part, name) for part in parts]) for name in FIELDS]
-        order = np.argsort(joined[0])
-        return cls(*(values[order] for values in joined))
+    length: int  # steps
+    value: float  # the return: undiscounted, in the environment's units; of games the sum over agents
+    not_finite: tuple[int, int]  # numbers in observations acted on that are NaN, and infinite
+    by_agent: tuple[float, ...]  # of games: each agent's return; NaN: it took no part
+    nbytes: ClassVar[int] = 0  # see Sink
 
 
 class Returns:
-    """See Sink; `take` gives Outcomes."""
-
-    held_bytes = 0
+    """See Sink; what is handed out are outcomes by the number of their episode."""
 
     def __init__(self, plan: Plan, slots: int, environment: Environment, policy: Policy) -> None:
         """See MakeSink."""
-        self._first = plan.first
-        self._episode, self._steps = np.zeros((2, slots), np.int64)
-        self._sums = np.zeros(slots)
-        self._not_finite = np.zeros((slots, 2), np.int64)
+        self._steps, self._sums, self._not_finite = np.zeros(slots, np.int64), np.zeros(slots), np.zeros((slots, 2), np.int64)
         self._agents = agents_in(environment.observation_space)
-        self._ended: list[Outcomes] = []
 
-    def begin(self, slots: Index, episodes: Index) -> None:
-        """See Sink."""
-        self._episode[slots], self._sums[slots], self._steps[slots] = episodes, 0.0, 0
-        self._not_finite[slots] = 0
-
-    def act(self, slots: Index, given: ActInput, infos: Sequence[KeptInfo] | None, acted: ActOutput) -> None:
+    def step(
+        self, slots: Index, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
+    ) -> None:
         """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
-        obs = {agent: _acted_on(given.obs[agent]) for agent in self._agents} if self._agents else given.obs
-        for leaf in (obs,) if isinstance(obs, np.ndarray) else leaves(obs):
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                rows = leaf.reshape(len(leaf), -1)
-                self._not_finite[slots] += np.stack([np.isnan(rows).sum(axis=1), np.isinf(rows).sum(axis=1)], axis=1)
-
-    def reward(self, slots: Index, rewards: NDArray[np.float64]) -> None:
-        """See Sink."""
         self._sums[slots] += rewards
         self._steps[slots] += 1
+        parts = (
+            [(leaf, None) for leaf in leaves(observations)]
+            if not self._agents
+            else [
+                (leaf, is_acting(observations[agent][STATE]))
+                for agent in self._agents
+                for leaf in leaves(observations[agent][OBS])
+            ]
+        )
+        for leaf, counts in parts:
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                rows = leaf.reshape(len(leaf), -1)
+                found = np.stack([np.isnan(rows).sum(axis=1), np.isinf(rows).sum(axis=1)], axis=1)
+                self._not_finite[slots] += found if counts is None else found * counts[:, None]
 
-    def end(
-        self,
-        slots: Index,
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        finals: Tree,
-        infos: Sequence[KeptInfo] | None,
-    ) -> None:
+    def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Outcome:
         """See Sink."""
-        returns, by_agent = self._sums[slots], np.zeros((len(slots), len(self._agents)))
+        value, by_agent = float(self._sums[slot]), tuple[float, ...]()
         if self._agents:
-            found, took_part = zip(*(final_returns(finals[agent][STATE]) for agent in self._agents), strict=True)
-            returns = np.sum(found, axis=0)
-            by_agent = np.where(took_part, found, np.nan).T
-        indices = self._first + self._episode[slots]
-        self._ended.append(Outcomes(indices, returns, self._steps[slots], self._not_finite[slots], by_agent))
+            found = [final_returns(final[agent][STATE][None]) for agent in self._agents]
+            value = float(sum(own[0] for own, _ in found))
+            by_agent = tuple(float(own[0]) if took_part[0] else math.nan for own, took_part in found)
+        nan, infinite = self._not_finite[slot].tolist()
+        outcome = Outcome(int(self._steps[slot]), value, (nan, infinite), by_agent)
+        self._steps[slot], self._sums[slot], self._not_finite[slot] = 0, 0.0, 0
+        return outcome
 
-    def take(self, limit: int) -> Outcomes | None:
-        """All that have ended, whatever their order."""
-        ended, self._ended = self._ended, []
-        return Outcomes.in_order(ended) if ended else None
-
-
-def _acted_on(seen: Mapping[str, Any]) -> Tree:
-    """What an agent of games sees, zeros where it does not act."""
-    acting = is_acting(seen[STATE])
-    return map_leaves(lambda leaf: np.where(acting.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0), seen[OBS])
+    def joined(self, numbers: Sequence[int], episodes: Sequence[Outcome]) -> Outcomes:
+        """See Sink."""
+        return dict(zip(numbers, episodes, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +143,7 @@ def play(
     agent: str | None = None,
     others: Sequence[str] = (),
     num_envs: int = SIDE_BY_SIDE,
-    on_episodes: Each = lambda done: None,
+    on_episodes: Callable[[int], None] = lambda done: None,
     ranks: Ranks = ALONE,
 ) -> Played:
     """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
@@ -182,32 +155,29 @@ def play(
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
     no finite numbers, and where a piece raises; BadConfig where the pieces cannot play there; StopRequested.
     """
-    device = next(module.parameters()).device
-    share = -(-episodes // ranks.count)
+    own = ranks.share(episodes)
     plan = Plan(
         environment=environment.spec,
         policies=tuple(others),
-        explore=explore,
+        opening=PolicyOptions(explore=explore),
         seed=seed,
         purpose=purpose,
         round_=round_,
-        first=min(episodes, share * ranks.rank),
-        episodes=min(share, max(0, episodes - share * ranks.rank)),
+        first=own.start,
+        episodes=own.stop - own.start,
         infos="none" if pieces is None else "plain",
         num_envs=num_envs,
         threads=None,
     )
-    how: dict[str, Any] = {"explore": explore, "device": device}
+    device = next(module.parameters()).device
     with evaluating(module):
         if agent is None or environment.agents is None:
-            policy = played_module(module, pieces, environment, **how)
+            policy = module_policy(module, pieces, environment, device=device)
         else:
             alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
-            policy = opened_policy(plan, environment, given={agent: played_module(module, pieces, alone, **how)})
+            policy = opened_policy(plan, environment, {agent: module_policy(module, pieces, alone, device=device)})
         outcomes = played(plan, environment, policy, Returns, stopped=stopped_by_signal) if plan.episodes else iter(())
-        if ranks.count > 1:
-            outcomes = iter(_of_all(ranks, outcomes))
-        return played_of(outcomes, episodes, environment, on_episodes)
+        return played_of(outcomes if ranks.count == 1 else _of_all(ranks, outcomes), episodes, environment, on_episodes)
 
 
 def stopped_by_signal() -> bool:
@@ -216,32 +186,34 @@ def stopped_by_signal() -> bool:
     return False
 
 
-def played_of(outcomes: Iterator[Outcomes], count: int, environment: Environment, on_episodes: Each) -> Played:
+def played_of(outcomes: Iterable[Outcomes], count: int, environment: Environment, on_episodes: Callable[[int], None]) -> Played:
     """All `count` episodes. Raises BadData for a return that is no finite number, and what `outcomes` raises."""
-    parts, done = [], 0
+    found: Outcomes = {}
     for part in outcomes:
-        parts.append(part)
-        done += len(part)
-        on_episodes(done)
-    every = Outcomes.in_order(parts)
-    assert len(every) == count, (len(every), count)
-    bad = np.flatnonzero(~np.isfinite(every.returns))
-    if len(bad):
-        place, fix = f"{environment.name}, episode {bad[0]}", "fix the environment's rewards"
-        raise BadData(f"a return of {every.returns[bad[0]]}", where=place, fix=fix)
-    counts = zip(("nan-in-observations", "infinite-in-observations"), every.not_finite.sum(axis=0).tolist(), strict=True)
-    by_agent = {agent: every.by_agent[:, number] for number, agent in enumerate(environment.agents or ())}
-    return Played(every.returns, every.lengths, {kind: count for kind, count in counts if count}, by_agent)
+        found |= part
+        on_episodes(len(found))
+    every = [found[number] for number in range(count)]
+    bad = next((number for number, one in enumerate(every) if not math.isfinite(one.value)), None)
+    if bad is not None:
+        place, fix = f"{environment.name}, episode {bad}", "fix the environment's rewards"
+        raise BadData(f"a return of {every[bad].value}", where=place, fix=fix)
+    kinds = ("nan-in-observations", "infinite-in-observations")
+    counts = {kind: sum(one.not_finite[number] for one in every) for number, kind in enumerate(kinds)}
+    return Played(
+        np.array([one.value for one in every], np.float64),
+        np.array([one.length for one in every], np.int64),
+        {kind: times for kind, times in counts.items() if times},
+        {agent: np.array([one.by_agent[number] for one in every]) for number, agent in enumerate(environment.agents or ())},
+    )
 
 
 def _of_all(ranks: Ranks, outcomes: Iterator[Outcomes]) -> list[Outcomes]:
     """The episodes of every rank. Raises what ended this rank's own early; RankFailed where another one's did."""
     failure: Exception | StopRequested | None = None
-    own: list[Outcomes] = []
+    own: list[list[Any]] = []
     try:
-        own = [*outcomes]
+        own = [[n, o.length, o.value, o.not_finite, o.by_agent] for part in outcomes for n, o in part.items()]
     except (Exception, StopRequested) as err:  # noqa: BLE001  raised once the others know
         failure = err
     ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
-    texts = ranks.texts(json.dumps([[getattr(part, name).tolist() for name in FIELDS] for part in own]))
-    return [Outcomes(*map(np.array, columns)) for text in texts for columns in json.loads(text)]
+    return [{number: Outcome(*rest) for number, *rest in json.loads(text)} for text in ranks.texts(json.dumps(own))]

@@ -19,9 +19,9 @@ from gymnasium.wrappers import RenderCollection
 
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
+from offline_cli.playing.loop import played
 from offline_cli.playing.plan import Plan
 from offline_cli.playing.returns import Returns, stopped_by_signal
-from offline_cli.playing.workers import played
 from offline_cli.policies.policy import Policy
 
 __all__ = ["check_video", "film"]
@@ -55,7 +55,7 @@ def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> li
     with open_environment(spec.id, {**spec.kwargs, "render_mode": "rgb_array"}, spec.wrappers) as environment:
         fps = (environment.singles(1)[0].metadata or {}).get("render_fps") or FPS
         for number in episodes:
-            frames = _frames(replace(plan, first=number, episodes=1), environment, policy)
+            frames = _frames(replace(plan, first=number, episodes=1, vectorize="sync"), environment, policy)
             path = Path(folder) / f"episode-{number}.{ending}"
             try:
                 imageio.mimwrite(path, frames, **({"fps": fps} if ending == "mp4" else {"duration": 1000 / fps}))
@@ -70,7 +70,6 @@ def _frames(plan: Plan, environment: Environment, policy: Policy) -> list[Any]:
     with suppress(AssertionError):  # gymnasium's, for an environment that does not render
         rendering: Any = RenderCollection(environment.singles(1)[0])
         with Environment(environment.name, lambda: rendering, environment.spec) as filmed:
-            plan = replace(plan, vectorize="sync", num_envs=1)
             for _ in played(plan, filmed, policy, Returns, stopped=stopped_by_signal):
                 pass
             frames += rendering.frame_list

@@ -1,4 +1,5 @@
-"""ModulePolicy: an RLModule without memory or pieces as a policy; all others play as `PolicyForPieces`.
+"""An RLModule as a policy: alone (`ModulePolicy`), or between its connector pipelines (`PolicyForPieces`), as in RLlib's env
+runner. The latter keeps the episodes that play, which takes three times as long, and plays modules that remember, too.
 
 Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions, because they are
 certain. Box actions are recorded as RLlib's are, with the scale `normalized`: the module's own outputs, which may lie beyond
@@ -9,96 +10,42 @@ certain. Box actions are recorded as RLlib's are, with the scale `normalized`: t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
+from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
+from offline_cli.connectors.pipeline_player import PipelinePlayer, RecordedActions
 from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
-from offline_cli.modules.action_units import ForEnvironment
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.episodes.stacking import stack, unstack
+from offline_cli.errors import BadEpisode, BadPiece
+from offline_cli.modules.action_units import ForEnvironment, in_network_units, network_space
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.policies.piece_policy import is_of_floats, piece_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits
-from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
+from offline_cli.spaces import only_discrete
+from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["ModulePolicy", "hash_of_weights", "open_module", "played_module"]
+__all__ = ["ModulePolicy", "PolicyForPieces", "hash_of_weights", "module_policy", "open_module"]
 
-
-class ModulePolicy(Policy):
-    """See Policy."""
-
-    needs_finite = True
-
-    def __init__(self, module: RLModule, action_space: Space, *, explore: bool, device: Any, fingerprint: str) -> None:
-        """`action_space`: the environment's, which the module fits."""
-        self.fingerprint = fingerprint
-        self._module = module.to(device).eval()
-        self._head: ActionHead = module.action_head
-        self._device, self._explore = device, explore
-        self.chance_size = self._head.chance_size if explore else 0
-        self._for_env = ForEnvironment(action_space, self._head.stretched_by(action_space))
-        self._raw = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items() if is_of_floats(leaf)}
-        self.action_scale = "normalized" if self._raw else "env"
-
-    def act(self, given: ActInput, state: State) -> ActOutput:
-        """See Policy."""
-        inputs = self._inputs(given.obs)
-        if given.chance is not None and self._explore:
-            chance = torch.as_tensor(given.chance, dtype=inputs.dtype, device=inputs.device)
-            drawn = self._head.drawn(inputs, chance)
-            logp = _array(self._head.logp(inputs, drawn))
-        else:
-            drawn, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
-        extras: dict[str, Tree] = {Columns.ACTION_DIST_INPUTS: _array(inputs), Columns.ACTION_LOGP: logp}
-        return ActOutput(*self._both(drawn), extras)
-
-    def _inputs(self, observations: Tree) -> Tensor:
-        """What the distribution of actions is made of, (B, size)."""
-        if isinstance(observations, np.ndarray):  # the usual case
-            tensors: Tree = torch.from_numpy(observations).to(self._device)
-        else:
-            tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), observations)
-        with torch.inference_mode():
-            forward = self._module.forward_exploration if self._explore else self._module.forward_inference
-            inputs: Tensor = forward({Columns.OBS: tensors})[Columns.ACTION_DIST_INPUTS]
-            return inputs
-
-    def _both(self, actions: Tree) -> tuple[Tree, Tree]:
-        """Actions as they are recorded, and as the environment takes them."""
-        arrays = _array(actions) if isinstance(actions, Tensor) else map_leaves(_array, actions)
-        for_env = self._for_env(arrays)
-        if not self._raw:
-            return for_env, for_env
-        pairs = zip(flatten(arrays), leaves(for_env), strict=True)
-        typed = [raw.astype(self._raw[path], copy=False) if path in self._raw else whole for (path, raw), whole in pairs]
-        return unflatten_like(arrays, typed), for_env
-
-
-def played_module(
-    module: RLModule, pieces: PlaySpec | None, environment: Environment, *, explore: bool, device: Any, fingerprint: str = ""
-) -> Policy:
-    """The policy of a module in an environment that it fits, between `pieces`; None: between none.
-
-    Raises what `PlaySpec.build_in` raises.
-    """
-    how: dict[str, Any] = {"explore": explore, "device": device, "fingerprint": fingerprint}
-    if pieces is None:
-        return ModulePolicy(module, environment.action_space, **how)
-    return piece_policy(module, pieces, environment, **how)
+SPARE: Final = 64  # steps that an episode grows beyond what pieces look back on, before it is cut
+EPISODE, LAST = "episode", "last"  # in memory: the episode that plays; its last action and extra model outputs
 
 
 def open_module(
     module: RLModule,
     name: str,
-    environment: Environment,
+    environment: Environment | None,
     options: PolicyOptions,
     *,
     fingerprint: str,
@@ -108,14 +55,156 @@ def open_module(
 
     Raises SpaceMismatch, BadConfig.
     """
-    how: dict[str, Any] = {"explore": options.explore, "device": torch.device(options.device), "fingerprint": fingerprint}
-    play = replace(options.pieces, trained=trained)
+    device, play = torch.device(options.device), replace(options.pieces, trained=trained)
     if options.pieces.is_default and trained is None and not module.is_stateful():
-        check_fits((module.observation_space, module.action_space), name, environment)
-        return played_module(module, play if module.in_rllibs_manner else None, environment, **how)
+        environment = fitting((module.observation_space, module.action_space), name, environment)
+        pieces = play if module.in_rllibs_manner else None
+        return module_policy(module, pieces, environment, device=device, fingerprint=fingerprint)
+    environment = fitting((None, None), name, environment) if environment is None else environment
     play.check(environment, module.observation_space, module.action_space, where=f"--policy {name} in {environment.name}")
     play.tell_unlike_training()
-    return played_module(module, play, environment, **how)
+    return module_policy(module, play, environment, device=device, fingerprint=fingerprint)
+
+
+def module_policy(
+    module: RLModule, pieces: PlaySpec | None, environment: Environment, *, device: Any, fingerprint: str = ""
+) -> Policy:
+    """The policy of a module in an environment that it fits, between `pieces`; None: between none.
+
+    Raises what `PlaySpec.build_in` raises.
+    """
+    if pieces is None:
+        return ModulePolicy(module, environment, device=device, fingerprint=fingerprint)
+    pipelines = pieces.build_in(environment, device=device)
+    pieces.check_filters(pipelines)
+    module = module.to(device).eval()
+    head = getattr(module, "action_head", None)
+    after = [*pipelines.module_to_env.pieces()]
+    stretching = [piece for piece in after if isinstance(piece, NormalizeAndClipActions)]
+    if isinstance(head, ActionHead) and not misfits(
+        module.action_space, environment.action_space, inferred=False, what="actions"
+    ):
+        for piece in stretching:  # by the bounds that the module learned actions by, which may be others
+            piece.stretched_by = head.stretched_by(environment.action_space)
+    are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in pipelines.pieces())
+    back = max((piece.looks_back for piece in pipelines.pieces()), default=0)
+    policy = PolicyForPieces(
+        PipelinePlayer(module, pipelines.env_to_module, pipelines.module_to_env),
+        environment,
+        fingerprint=fingerprint,
+        is_normalized=any(piece.normalize_actions for piece in stretching),
+        head=head if isinstance(head, ActionHead) else None,
+        lookback=max(back, 1) if are_ours and pieces.lookback is None else pieces.lookback,
+        device=device,
+    )
+    policy.looks_back = not are_ours or back > 0 or module.is_stateful()
+    policy.reads_rewards = any(getattr(piece, "n_prev_rewards", 0) for piece in pipelines.env_to_module.pieces())
+    policy.needs_finite = are_ours  # pieces of the user's own may fill in NaN
+    return policy
+
+
+class ModulePolicy(Policy):
+    """A module without memory or pieces."""
+
+    needs_finite = True
+
+    def __init__(self, module: RLModule, environment: Environment, *, device: Any, fingerprint: str) -> None:
+        """`environment`: one that the module fits."""
+        super().__init__(environment, fingerprint)
+        self._module, self._device = module.to(device).eval(), device
+        self._head: ActionHead = module.action_head
+        self._for_env = ForEnvironment(environment.action_space, self._head.stretched_by(environment.action_space))
+        self._recorded = RecordedActions(environment.action_space)
+        self.action_scale = "env" if only_discrete(environment.action_space) else "normalized"
+
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
+        """See Policy."""
+        inputs = self._inputs(observations, explore)
+        if explore:
+            chance = torch.as_tensor(state.chance(self._head.chance_size), dtype=inputs.dtype, device=inputs.device)
+            drawn = self._head.drawn(inputs, chance)
+            logp = self._head.logp(inputs, drawn).cpu().numpy()
+        else:
+            drawn, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
+        arrays = map_leaves(lambda leaf: leaf.cpu().numpy(), drawn)
+        actions, for_env = self._recorded(arrays, self._for_env(arrays))
+        return Acted(actions, for_env, {Columns.ACTION_DIST_INPUTS: inputs.cpu().numpy(), Columns.ACTION_LOGP: logp})
+
+    def _inputs(self, observations: Tree, explore: bool) -> Tensor:
+        """What the distribution of actions is made of, (B, size)."""
+        tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), observations)
+        with torch.inference_mode():
+            forward = self._module.forward_exploration if explore else self._module.forward_inference
+            inputs: Tensor = forward({Columns.OBS: tensors})[Columns.ACTION_DIST_INPUTS]
+            return inputs
+
+
+class PolicyForPieces(Policy):
+    """A module between its pipelines, which see the episodes that play, ours or RLlib's.
+
+    An episode grows by a step at each call. Pieces may write into it, so it is no recording: the caller keeps the raw
+    observations. Actions in it are in the units of networks, as learners get them, so pieces that look at earlier actions see
+    the same here and in a learner pipeline. Pieces play with the state they have: none of them learns.
+    """
+
+    looks_back = True
+
+    def __init__(
+        self,
+        player: PipelinePlayer,
+        environment: Environment,
+        *,
+        fingerprint: str,
+        is_normalized: bool,
+        head: ActionHead | None = None,
+        episode_kind: type[Any] = SingleAgentEpisode,
+        lookback: int | None = None,
+        device: Any = None,
+    ) -> None:
+        """`player`: a module in evaluation mode and its pipelines. `is_normalized`: whether these stretch actions to the
+        bounds. `head`: what draws; None: whatever draws does so from the generators of its library. `episode_kind`: what pieces
+        get, our class or RLlib's. `lookback`: see PlaySpec."""
+        super().__init__(environment, fingerprint)
+        self.player = player
+        self.action_scale = "normalized" if is_normalized and not only_discrete(self.spaces[1]) else "env"
+        self._head, self._kind, self._lookback, self._device = head, episode_kind, lookback, device
+        self._is_ours = issubclass(episode_kind, SingleAgentEpisode)
+        self._own_space = network_space(self.spaces[1]) if self._is_ours else self.spaces[1]
+        self._recorded = RecordedActions(self.spaces[1])
+
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
+        """See Policy. Raises BadPiece for pipelines that give no actions, or others than the environment's."""
+        episodes = self._grown(observations, state)
+        chance = None
+        if explore and self._head is not None:
+            chance = torch.as_tensor(state.chance(self._head.chance_size), dtype=torch.float32, device=self._device)
+        with seeded(state) if explore and self._head is None else nullcontext():
+            acts = self.player.act(episodes.tolist(), chance=chance, explore=explore)
+        extras = {name: _as_rows(items, name) for name, items in acts.extra.items()}
+        actions, for_env = self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))
+        kept = in_network_units(actions, self.spaces[1], action_scale="normalized") if self._is_ours else actions
+        last = np.empty(len(episodes), object)
+        for row, pair in enumerate(zip(unstack(kept), unstack(extras) if extras else [{}] * len(episodes), strict=True)):
+            last[row] = pair
+        return Acted(actions, for_env, extras, {EPISODE: episodes, LAST: last})
+
+    def _grown(self, observations: Tree, state: State) -> Any:
+        """The episodes (B,), with what was seen."""
+        seen = unstack(map_leaves(np.array, observations))  # copies: pieces may write into them, and their owner does
+        grown = np.empty(len(state.t), object)
+        for row, (t, number) in enumerate(zip(state.t.tolist(), state.episodes.tolist(), strict=True)):
+            info = dict(state.infos[row]) if state.infos is not None else {}
+            if t == 0:
+                spaces = {"observation_space": self.spaces[0], "action_space": self._own_space}
+                episode = self._kind(id_=f"episode-{number}", **spaces)
+                episode.add_env_reset(seen[row], info)
+            else:
+                episode, (action, outputs) = state.memory[EPISODE][row], state.memory[LAST][row]
+                episode.add_env_step(seen[row], action, float(state.rewards[row]), info, extra_model_outputs=outputs)
+                if self._lookback is not None and len(episode) >= self._lookback + SPARE:
+                    episode = episode.cut(len_lookback_buffer=self._lookback)
+            grown[row] = episode
+        return grown
 
 
 def hash_of_weights(module: torch.nn.Module, more: bytes = b"") -> str:
@@ -126,6 +215,12 @@ def hash_of_weights(module: torch.nn.Module, more: bytes = b"") -> str:
     return digest.hexdigest()
 
 
-def _array(tensor: Tensor) -> NDArray[Any]:
-    found: NDArray[Any] = tensor.cpu().numpy()
-    return found
+def _as_rows(items: Sequence[Any] | Tree, name: str = "actions") -> Tree:
+    if not isinstance(items, list):
+        return items
+    try:
+        return stack(items, None)
+    except BadEpisode as err:
+        what = f"column {name!r} has items that differ from episode to episode: {err.what.replace('step', 'item', 1)}"
+        fix = "give each episode an item of one structure and shape"
+        raise BadPiece(what, where="module-to-env pipeline", fix=fix) from err

@@ -27,13 +27,8 @@ __all__ = ["INSTALL", "MAX_BYTES", "OnnxModel", "Port", "facts_as_metadata", "mo
 INSTALL: Final = "pip install 'offline-cli[onnx]'"
 FIX: Final = "export it again: offline-cli export RUN --to onnx --out FILE"
 MAX_BYTES: Final = (1 << 31) - 1  # protobuf's own limit
-TYPES: Final = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(bool)": "bool",
-    **{f"tensor({name})": name for name in ("int8", "int16", "int32", "int64", "uint8")},
-}
+TYPES: Final = {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"}
+TYPES.update({name: name for name in ("int8", "int16", "int32", "int64", "uint8")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +60,8 @@ class OnnxModel:
     def space(self, name: str) -> Space | None:
         """The space that the metadata give under that name; None: they give none. Raises BadData for a broken one."""
         told = self.facts.get(name)
-        if told is None:
-            return None
         try:
-            return space_from_json(told, where=self.where)
+            return None if told is None else space_from_json(told, where=self.where)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, UnsupportedSpace) as err:
             raise BadData(f"its metadata {name!r} cannot be read: {err}", where=self.where, fix=FIX) from err
 
@@ -92,51 +85,37 @@ def model_of(content: bytes, *, where: str) -> OnnxModel:
         import onnxruntime
     except ImportError as err:
         raise MissingPackage(f"the package {err.name} is missing", where=where, fix=INSTALL) from err
-    proto = onnx.ModelProto()
+    proto, options = onnx.ModelProto(), onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # as all policies have
+    options.log_severity_level = 4  # errors are raised, and not written to stderr
     try:
         proto.ParseFromString(content)
         if any(len(weight.external_data) for weight in proto.graph.initializer):
             raise UnsafeData("an ONNX file with weights in another file", where=where, fix=FIX)
         onnx.checker.check_model(proto, full_check=True)
-        session = onnxruntime.InferenceSession(
-            content, _options(onnxruntime), providers=["CPUExecutionProvider"], disabled_optimizers=[]
-        )
-        inputs, outputs = (
-            {port.name: _port(port, where) for port in ports} for ports in (session.get_inputs(), session.get_outputs())
-        )
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=[])
+        ports = [{port.name: _port(port, where) for port in side} for side in (session.get_inputs(), session.get_outputs())]
     except BadData:
         raise
     except Exception as err:  # protobuf, onnx and onnxruntime have many of their own
         reason = str(err).strip().partition("\n")[0][:300] or type(err).__name__
         raise BadData(f"not an ONNX model that can be run: {reason}", where=where, fix=FIX) from err
-    return OnnxModel(inputs, outputs, _facts(proto), hashlib.sha256(content).hexdigest(), where, session)
-
-
-def _facts(proto: Any) -> dict[str, Any]:
-    """Metadata that are JSON; other programs have them in forms of their own. Text that is not UTF-8 comes as bytes."""
-    found = {}
+    facts = {}
     for one in proto.metadata_props:
-        if isinstance(one.key, str) and isinstance(one.value, str):
-            with suppress(ValueError):
-                found[one.key] = from_json(one.value.encode())
-    return found
-
-
-def _options(onnxruntime: Any) -> Any:
-    """One thread, as all policies have, and silence on stderr: errors are raised."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    return options
+        if isinstance(one.key, str) and isinstance(one.value, str):  # text that is not UTF-8 comes as bytes
+            with suppress(ValueError):  # other programs have theirs in forms of their own
+                facts[one.key] = from_json(one.value.encode())
+    return OnnxModel(ports[0], ports[1], facts, hashlib.sha256(content).hexdigest(), where, session)
 
 
 def _port(port: Any, where: str) -> Port:
     """Raises BadData for what is no tensor of numbers with rows first."""
     first, *rest = port.shape or [None]
-    if port.type not in TYPES or isinstance(first, int) or not all(isinstance(size, int) and size >= 0 for size in rest):
+    dtype = TYPES.get(port.type.removeprefix("tensor(").removesuffix(")"))
+    if dtype is None or isinstance(first, int) or not all(isinstance(size, int) and size >= 0 for size in rest):
         what = f"{port.name!r} is {port.type} of shape {port.shape}; its first axis must be of any length, and no other"
         raise BadData(what, where=where, fix=FIX)
-    return Port(np.dtype(TYPES[port.type]), tuple(rest))
+    return Port(np.dtype(dtype), tuple(rest))
 
 
 def facts_as_metadata(facts: Mapping[str, Any]) -> dict[str, str]:

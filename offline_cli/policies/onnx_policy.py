@@ -7,6 +7,7 @@ the last action, 0 there. Actions are the likeliest ones: a file draws none. The
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,85 +17,66 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.policies.onnx_model import FIX, OnnxModel, Port, read_model
-from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.trees import leaves, map_leaves, unflatten_like
+from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
-__all__ = ["ONNX", "OnnxPolicy", "check_ports", "open_onnx", "spaces_of_file"]
+__all__ = ["ONNX", "OnnxPolicy", "open_onnx"]
 
 ONNX: Final = "onnx:"
 OBS, ACTIONS, REWARDS, INPUTS = Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.ACTION_DIST_INPUTS
 STATE_IN, STATE_OUT = f"{Columns.STATE_IN}/", f"{Columns.STATE_OUT}/"
 
 
-def open_onnx(name: str, environment: Environment, options: PolicyOptions) -> OnnxPolicy:
+def open_onnx(name: str, environment: Environment | None, options: PolicyOptions) -> OnnxPolicy:
     """The policy of the model in `onnx:FILE`. Raises what `read_model` raises, SpaceMismatch, BadConfig where it explores."""
     options.refuse_pieces("an ONNX model", name)
     model = read_model(name.removeprefix(ONNX), options.storage_options)
     if options.explore:
         fix = "--no-explore, or the run folder it was exported from"
         raise BadConfig("an ONNX model gives its likeliest actions", where=model.where, fix=fix)
-    check_fits((model.space("observation_space"), model.space("action_space")), name, environment)
-    return OnnxPolicy(model, environment.observation_space, environment.action_space)
-
-
-def spaces_of_file(name: str, options: PolicyOptions) -> tuple[Space | None, Space | None]:
-    """Of observations and actions, as the file's metadata have them. Raises what `read_model` raises."""
-    model = read_model(name.removeprefix(ONNX), options.storage_options)
-    return model.space("observation_space"), model.space("action_space")
-
-
-def check_ports(model: OnnxModel, observations: Space, actions: Space) -> None:
-    """Raise SpaceMismatch, with every difference, unless inputs and outputs are those of a policy over these spaces."""
-    states = {name: port for name, port in model.inputs.items() if name.startswith(STATE_IN)}
-    takes = {**_ports(observations, OBS), **states}
-    if REWARDS in model.inputs:
-        takes[REWARDS] = Port(model.inputs[REWARDS].dtype, ())
-    gives = _ports(actions, ACTIONS) | {STATE_OUT + name.removeprefix(STATE_IN): port for name, port in states.items()}
-    ins, outs = model.inputs, model.outputs
-    pairs = [("input", name, takes.get(name), ins.get(name), ins) for name in {**takes, **ins}]
-    pairs += [("output", name, port, outs.get(name), outs) for name, port in gives.items()]
-    problems = [
-        f"{side} {name!r} is {found}, for {wanted or 'nothing'}" if found else f"it has no {side} {name!r}, but {list(ports)}"
-        for side, name, wanted, found, ports in pairs
-        if wanted != found
-    ]
-    if problems:
-        fix = "an environment that the policy was exported for, wrapped as it was"
-        raise SpaceMismatch.of(problems, where=model.where, fix=fix)
+    return OnnxPolicy(model, fitting((model.space("observation_space"), model.space("action_space")), name, environment))
 
 
 def _ports(space: Space, name: str) -> dict[str, Port]:
     return {path: Port(np.dtype(leaf.dtype), tuple(leaf.shape or ())) for path, leaf in leaf_spaces(space, name).items()}
 
 
-class OnnxPolicy(Policy):
-    """See Policy. Its state is what the file put out last."""
+def _told(ports: Mapping[str, Port]) -> str:
+    return ", ".join(f"{name} {port}" for name, port in ports.items()) or "nothing"
 
-    def __init__(self, model: OnnxModel, observations: Space, actions: Space) -> None:
-        """Raises SpaceMismatch."""
-        check_ports(model, observations, actions)
-        self.fingerprint = model.fingerprint
+
+class OnnxPolicy(Policy):
+    """See Policy. It remembers what the file put out last."""
+
+    def __init__(self, model: OnnxModel, environment: Environment) -> None:
+        """Raises SpaceMismatch, with both sides, for a file of other inputs or outputs than a policy over these spaces has."""
+        super().__init__(environment, model.fingerprint)
         self._model = model
         self._states = {name.removeprefix(STATE_IN): port for name, port in model.inputs.items() if name.startswith(STATE_IN)}
         self.reads_rewards = REWARDS in model.inputs
         self.looks_back = bool(self._states) or self.reads_rewards
-        self._observed, self._acted = space_tree(observations), space_tree(actions)
-        self._names = list(leaf_spaces(observations, OBS)), list(leaf_spaces(actions, ACTIONS))
+        self._observed, self._acted = map(space_tree, self.spaces)
+        seen, acts = _ports(self.spaces[0], OBS), _ports(self.spaces[1], ACTIONS)
+        self._names = list(seen), list(acts)
+        others = {name: port for name, port in model.inputs.items() if name == REWARDS or name.startswith(STATE_IN)}
+        gives = acts | {STATE_OUT + name: port for name, port in self._states.items()}
+        if seen | others != model.inputs or any(model.outputs.get(name) != port for name, port in gives.items()):
+            theirs, ours = (_told(model.inputs), _told(model.outputs)), (_told(seen | others), _told(gives))
+            what = f"it takes {theirs[0]} and gives {theirs[1]}; here a policy takes {ours[0]} and gives {ours[1]}"
+            raise SpaceMismatch(what, where=model.where, fix="an environment that it was exported for, wrapped as it was")
 
-    def act(self, given: ActInput, state: State) -> ActOutput:
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy. Raises BadData for other numbers of rows."""
-        rows = len(given.t)
-        ordered = map_leaves(lambda _, leaf: leaf, self._observed, given.obs)
+        rows = len(state.t)
+        ordered = map_leaves(lambda _, leaf: leaf, self._observed, observations)
         inputs: dict[str, Any] = dict(zip(self._names[0], leaves(ordered), strict=True))
         if self.reads_rewards:
-            inputs[REWARDS] = given.rewards
+            inputs[REWARDS] = state.rewards
         for name, port in self._states.items():
-            held = np.zeros((rows, *port.shape), port.dtype)
-            going = given.t > 0
-            if going.any():
-                held[going] = state[name][going]
-            inputs[STATE_IN + name] = held
+            held = inputs[STATE_IN + name] = np.zeros((rows, *port.shape), port.dtype)
+            if (going := state.t > 0).any():
+                held[going] = state.memory[name][going]
         outputs = self._model.run(
             {name: np.ascontiguousarray(array, self._model.inputs[name].dtype) for name, array in inputs.items()}
         )
@@ -104,4 +86,4 @@ class OnnxPolicy(Policy):
                 raise BadData(what, where=self._model.where, fix=FIX)
         extras = {INPUTS: outputs[INPUTS], Columns.ACTION_LOGP: np.zeros(rows, np.float32)} if INPUTS in outputs else {}
         actions = unflatten_like(self._acted, [outputs[name] for name in self._names[1]])
-        return ActOutput(actions, actions, extras, {name: outputs[STATE_OUT + name] for name in self._states})
+        return Acted(actions, actions, extras, {name: outputs[STATE_OUT + name] for name in self._states})

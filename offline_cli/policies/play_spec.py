@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ __all__ = ["PlaySpec", "beside_learner"]
 _log = logging.getLogger(__name__)
 
 FIX: Final = "name the pipeline file that the policy was trained with"
-FIX_STATE: Final = "a piece whose state is set (in Python), or a run that was trained through the file"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,18 +64,11 @@ class PlaySpec:
         """What makes the pieces."""
         return [*self.env_to_module.code(), *self.module_to_env.code()]
 
-    def check_travels(self) -> None:
-        """Raise BadConfig for Python objects that cannot be sent to worker processes."""
-        try:
-            pickle.dumps(self)
-        except (pickle.PicklingError, TypeError, AttributeError) as err:
-            fix = "a pipeline file, a function of an importable module, or --num-env-runners 0"
-            raise BadConfig(f"pieces that no other process can get: {err}", where="pipeline", fix=fix) from err
+    # ---- built ----
 
     def build_in(self, environment: Environment, *, device: Any = None) -> PlayPipelines:
         """For one environment. Raises what `build` raises."""
-        spaces = environment.observation_space, environment.action_space
-        return self.build(Setting(*spaces, env=environment.singles(1)[0], device=device))
+        return self.build(_setting(environment, device))
 
     def build(self, setting: Setting) -> PlayPipelines:
         """The pipelines for an environment, frozen. `setting.action_scale` None: actions as our action heads put them out.
@@ -84,14 +76,31 @@ class PlaySpec:
         Raises BadConfig for a run trained with code where no file is given; SpaceMismatch, MissingPackage; UnknownPiece for a
         trained state that the file has no piece for, BadData for one that its piece cannot take.
         """
-        to_module = self._beside().build(setting)
-        if self.trained is not None:
-            _take_state(to_module, self.trained)
-        pipelines = PlayPipelines(to_module, self.module_to_env.build(setting))
-        pipelines.freeze()
-        if self.trained is not None:
-            self.check_filters(pipelines)
-        return pipelines
+        return self._with_state(self._new(setting))
+
+    def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
+        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `build` raises, too;
+        BadConfig for a lookback that is too short for a piece.
+
+        Actions are checked against the environment's only where no pieces of the user's lie between.
+        """
+        pipelines = self._new(_setting(environment))
+        back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
+        if self.lookback is not None and back > self.lookback:
+            fix = f"--lookback {back}, or none: the whole episode"
+            raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
+        given = pipelines.env_to_module.observation_space or environment.observation_space
+        problems = [
+            text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
+            for text in misfits(observations, given, inferred=False, what="observations")
+        ]
+        if self.module_to_env.is_default:
+            found = misfits(actions, environment.action_space, inferred=False, what="actions")
+            problems += [text.replace("the data", "the policy") for text in found]
+        if problems:
+            fix = f"{FIX}, and the environment it was trained for, wrapped as it was"
+            raise SpaceMismatch.of(problems, where=where, fix=fix)
+        self._with_state(pipelines)
 
     def check_filters(self, pipelines: PlayPipelines) -> None:
         """Raise BadConfig for a frozen filter without a state, which would do nothing."""
@@ -99,7 +108,12 @@ class PlaySpec:
         new = [name for name, piece in named if isinstance(piece, MeanStdFilter) and not piece.get_state()]
         if new:
             what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
-            raise BadConfig(what, where=(self.trained or self.env_to_module).where, fix=FIX if self.trained else FIX_STATE)
+            fix = f"{FIX}; or a piece whose state is set, in Python"
+            raise BadConfig(what, where=(self.trained or self.env_to_module).where, fix=fix)
+
+    def _new(self, setting: Setting) -> PlayPipelines:
+        """The pipelines before their pieces get what they learned."""
+        return PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting))
 
     def _beside(self) -> PipelineSpec:
         trained = self.trained
@@ -116,87 +130,41 @@ class PlaySpec:
             what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
             raise BadConfig(what, where=trained.where, fix=fix) from err
 
-    def as_dict(self) -> dict[str, list[str]]:
-        """The pieces beside the default ones, with their options, by side; and what is unlike training. Raises BadConfig."""
-        sides = {"env_to_module": self._beside(), "module_to_env": self.module_to_env}
-        return {**{side: _pieces(spec) for side, spec in sides.items()}, "unlike_training": self.unlike_training()}
+    def _with_state(self, pipelines: PlayPipelines) -> PlayPipelines:
+        """Give pieces what they had learned in training, and freeze them.
 
-    def unlike_training(self) -> list[str]:
-        """The pieces here and in training, where the user's file has others; empty: they are the same, or code's."""
-        trained, given = self.trained, self.env_to_module
-        if trained is None or trained.document is None or given.document is None:
-            return []
-        try:
-            theirs, here = (_pieces(one if one.kind == given.kind else one.beside_environment()) for one in (trained, given))
-        except BadConfig:  # in training they were of other code
-            theirs, here = _pieces(trained), _pieces(given)
-        if theirs == here:
-            return []
-        told = [", ".join(pieces) or "none" for pieces in (theirs, here)]
-        return [f"the policy was trained through other pieces: in training {told[0]}; here {told[1]}"]
+        What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without
+        it the policy would see other observations than it learned from. What others learned may belong to the learner alone.
+        """
+        trained, pipeline = self.trained, pipelines.env_to_module
+        if trained is not None:
+            beside = dict(pipeline.named())
+            lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
+            if lost:
+                what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
+                raise UnknownPiece(what, where=trained.where, fix=FIX)
+            _set_state(pipeline, {name: state for name, state in trained.state.items() if name in beside}, trained.where)
+            self.check_filters(pipelines)
+        pipelines.freeze()
+        return pipelines
+
+    # ---- told ----
+
+    def as_dict(self) -> dict[str, list[str]]:
+        """The pieces beside the default ones, with their options, by side. Raises BadConfig."""
+        return {"env_to_module": _pieces(self._beside()), "module_to_env": _pieces(self.module_to_env)}
 
     def tell_unlike_training(self) -> None:
         """Log a note where a policy plays between other pieces than it was trained through."""
-        for told in self.unlike_training():
-            _log.warning("note: %s", told)
-
-    def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
-        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `build` raises, too;
-        BadConfig for a lookback that is too short for a piece.
-
-        Actions are checked against the environment's only where no pieces of the user's lie between.
-        """
-        try:
-            pipelines = self.build_in(environment)
-        except BadData:  # what was learned from other observations does not fit: then these are what is wrong
-            replace(self, trained=None, env_to_module=self._beside()).check(environment, observations, actions, where=where)
-            raise
-        back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
-        if self.lookback is not None and back > self.lookback:
-            fix = f"--lookback {back}, or none: the whole episode"
-            raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
-        given = pipelines.env_to_module.observation_space or environment.observation_space
-        problems = [
-            text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
-            for text in misfits(observations, given, inferred=False, what="observations")
-        ]
-        if self.module_to_env.is_default:
-            found = misfits(actions, environment.action_space, inferred=False, what="actions")
-            problems += [text.replace("the data", "the policy") for text in found]
-        if problems:
-            raise SpaceMismatch.of(
-                problems, where=where, fix=f"{FIX}, and the environment it was trained for, wrapped as it was"
-            )
-
-
-def _take_state(pipeline: ConnectorPipelineV2, trained: PipelineSpec) -> None:
-    """Give pieces what they had learned in training.
-
-    What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without it
-    the policy would see other observations than it learned from. A state that its piece does not take is BadData. What others
-    learned may belong to the learner alone.
-    """
-    beside = dict(pipeline.named())
-    lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
-    if lost:
-        what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
-        raise UnknownPiece(what, where=trained.where, fix=FIX)
-    try:
-        pipeline.set_state({name: state for name, state in trained.state.items() if name in beside})
-    except Exception as err:  # the state has come from a file, and goes to pieces that may be user code
-        if isinstance(err, (OfflineCliError, MemoryError, ImportError)) and not isinstance(err, BadPiece):
-            raise
-        why = err.what_in_one_line if isinstance(err, BadPiece) else repr(err)
-        what = f"what the pieces learned in training cannot be given to them: {why}"
-        raise BadData(what, where=trained.where, fix="train again") from err
-
-
-def _is_our_own(name: str, state: Any) -> bool:
-    """Whether a piece of ours of that unique name learned `state`, or one in a pipeline of that name."""
-    kind, _, number = name.rpartition("_")
-    if snake(kind if number.isdigit() else name) in own_pieces():
-        return True
-    return isinstance(state, Mapping) and any(_is_our_own(str(inner), part) for inner, part in state.items())
+        trained, given = self.trained, self.env_to_module
+        if trained is None or trained.document is None or given.document is None:
+            return
+        with suppress(BadConfig):  # in training they were of other code: as they stand
+            trained = trained if trained.kind == given.kind else trained.beside_environment()
+        before, here = (", ".join(_pieces(one)) or "none" for one in (trained, given))
+        if before != here:
+            text = "note: the policy was trained through other pieces: in training %s; here %s"
+            _log.warning(text, before, here)
 
 
 def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySpec:
@@ -212,12 +180,34 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
     ours = set(own_pieces().values())
     alone = [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]
     if alone:  # if they change observations, they should play, too
-        _log.warning(
-            "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too",
-            ", ".join(alone),
-            learner.where,
-        )
+        what = "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too"
+        _log.warning(what, ", ".join(alone), learner.where)
     return PlaySpec(learner)
+
+
+def _setting(environment: Environment, device: Any = None) -> Setting:
+    spaces = environment.observation_space, environment.action_space
+    return Setting(*spaces, env=environment.singles(1)[0], device=device)
+
+
+def _set_state(pipeline: ConnectorPipelineV2, state: Mapping[str, Any], where: str) -> None:
+    """Raises BadData for a state that its piece does not take."""
+    try:
+        pipeline.set_state(dict(state))
+    except Exception as err:  # the state has come from a file, and goes to pieces that may be user code
+        if isinstance(err, (OfflineCliError, MemoryError, ImportError)) and not isinstance(err, BadPiece):
+            raise
+        why = err.what_in_one_line if isinstance(err, BadPiece) else repr(err)
+        what = f"what the pieces learned in training cannot be given to them: {why}"
+        raise BadData(what, where=where, fix="train again") from err
+
+
+def _is_our_own(name: str, state: Any) -> bool:
+    """Whether a piece of ours of that unique name learned `state`, or one in a pipeline of that name."""
+    kind, _, number = name.rpartition("_")
+    if snake(kind if number.isdigit() else name) in own_pieces():
+        return True
+    return isinstance(state, Mapping) and any(_is_our_own(str(inner), part) for inner, part in state.items())
 
 
 def _pieces(spec: PipelineSpec) -> list[str]:

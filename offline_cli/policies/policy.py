@@ -1,7 +1,8 @@
-"""Policy: batches of observations in, actions out. `record`, `evaluate`, the checks of training and programs all call one so.
+"""Policy: `act(observations, state, explore)` for B episodes at a time. `record`, `evaluate`, the checks of training and
+`load_policy` all ask policies this way.
 
-A policy acts for B episodes at a time. What it remembers of them is `State`: arrays with a row for each episode, which the
-caller keeps and hands back, in the rows of the observations. A policy with an empty state remembers nothing.
+`State` is what the caller knows of these episodes, with what the policy remembers of them (`memory`), a row for each. The
+caller keeps it and hands it back in the rows of the observations; a policy that puts out no memory remembers nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from offline_cli.episodes.episode_spaces import category_bounds, space_tree
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.modules.devices import seed_generators
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.spaces import Space, check_supported, describe, leaf_spaces
+from offline_cli.policies.seeds import uniform
+from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
 if TYPE_CHECKING:
@@ -34,76 +36,79 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RAISED",
-    "ActInput",
-    "ActOutput",
+    "Acted",
     "Policy",
     "PolicyOptions",
     "RandomPolicy",
     "State",
     "blamed",
     "category_check",
-    "check_fits",
     "fitted",
     "fitter",
-    "put_state",
+    "fitting",
     "rows_of",
     "sampled",
     "seed_of",
     "seeded",
     "stacked_rows",
-    "state_rows",
+    "stand_in",
+    "with_rows",
 ]
 
 RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
 Index = NDArray[np.int64]
-State = dict[str, NDArray[Any]]  # (B, ...) by name; arrays may hold objects
 
 
-@dataclass(slots=True, eq=False)  # neither is frozen: one is made at every step, which that would slow down threefold
-class ActInput:
-    """What B episodes have come to."""
+@dataclass(slots=True, eq=False)  # not frozen: one is made at every step, which that would slow down threefold
+class State:
+    """What B episodes have come to, beside their observations."""
 
-    obs: Tree  # leaves (B, ...): the latest observations, of the environment
-    episodes: Index  # (B,) numbers of the episodes
-    t: Index  # (B,) steps of the episodes so far; 0: it begins
+    episodes: Index  # (B,) their numbers
+    t: Index  # (B,) steps so far; 0: the episode begins, and what is remembered of that row is of another one
     rewards: NDArray[np.float64]  # (B,) of the last action; 0 where the episode begins
+    key: int = 0  # what is drawn follows from it, the episode and the step
     infos: Sequence[Mapping[str, Any]] | None = None  # (B,) that came with the observations; None: there are none
-    chance: NDArray[np.float64] | None = None  # (B, chance_size) uniform in [0, 1): what is drawn follows from it
+    memory: dict[str, Tree] = field(default_factory=dict)  # leaves (B, ...), which may hold objects; as `Acted.memory` was
+
+    def chance(self, size: int) -> NDArray[np.float64]:
+        """(B, size) uniform numbers in [0, 1)."""
+        return uniform(self.key, self.episodes, self.t, size)
 
 
 @dataclass(slots=True, eq=False)
-class ActOutput:
+class Acted:
     """The actions of a policy for B episodes."""
 
     actions: Tree  # leaves (B, ...): as they are recorded
     for_env: Tree  # leaves (B, ...): as the environment takes them
     extras: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (B, ...)
-    state: State = field(default_factory=dict)
+    memory: dict[str, Tree] = field(default_factory=dict)  # for the next call
 
 
 class Policy(ABC):
-    """A policy ready to play in one environment, greedily or exploring, as it was opened."""
+    """A policy ready to play in one environment."""
 
-    fingerprint: str  # distinguishes it from others by content, where the content can be known
     action_scale = "env"  # or "normalized": of the recorded actions
-    chance_size = 0  # uniform numbers that a row takes per step; 0: it draws nothing
     looks_back = False  # whether actions may depend on earlier observations of the episode
     reads_rewards = False
     needs_finite = False  # whether NaN and infinity among observations would go into a network
 
-    @abstractmethod
-    def act(self, given: ActInput, state: State) -> ActOutput:
-        """Actions, and the state for the next call. What a user's code raises passes."""
+    def __init__(self, environment: Environment, fingerprint: str) -> None:
+        """`fingerprint`: distinguishes it from others by content, where the content can be known."""
+        self.spaces, self.fingerprint = (environment.observation_space, environment.action_space), fingerprint
 
-    def tried(self, observation: Tree, *, where: str) -> dict[str, Tree]:
+    @abstractmethod
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
+        """Actions for observations, leaves (B, ...), of the environment. What a user's code raises passes."""
+
+    def tried(self, observation: Tree, *, explore: bool, where: str) -> dict[str, Tree]:
         """Act once on an observation that an episode may begin with; rows (1, ...) of zeros of the extra model outputs.
 
         Raises BadData, naming `where`, for what a user's code raises, and for a piece; BadConfig for what does not fit.
         """
-        rows = stacked_rows([observation])
-        zero, chance = np.zeros(1, np.int64), np.full((1, self.chance_size), 0.5)
+        zero = np.zeros(1, np.int64)
         try:
-            extras = self.act(ActInput(rows, zero, zero, np.zeros(1), None, chance), {}).extras
+            extras = self.act(stacked_rows([observation]), State(zero, zero, np.zeros(1)), explore).extras
         except RAISED as err:
             if isinstance(err, OfflineCliError) and not isinstance(err, BadPiece) and piece_of(err) is None:
                 raise
@@ -125,22 +130,19 @@ def blamed(error: BaseException, *, where: str, more: str = "") -> BaseException
 class RandomPolicy(Policy):
     """Samples actions as the space does, and ignores observations; of each episode from a generator of its own."""
 
-    fingerprint = "random"
-    chance_size = 1
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment, "random")
+        self._space = space_tree(environment.action_space)
 
-    def __init__(self, action_space: Space) -> None:
-        check_supported(action_space, where="a space to draw from")
-        self._space = space_tree(action_space)
-
-    def act(self, given: ActInput, state: State) -> ActOutput:
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""
-        assert given.chance is not None, "it always draws"
-        generators = state.get("generator", np.empty(len(given.t), object)).copy()
-        for row in np.flatnonzero(given.t == 0).tolist():
-            generators[row] = np.random.default_rng(seed_of(given.chance[row, 0]))
+        generators = state.memory.get("generator", np.empty(len(state.t), object)).copy()
+        beginning = np.flatnonzero(state.t == 0)
+        for row, chance in zip(beginning.tolist(), state.chance(1)[beginning, 0] if len(beginning) else (), strict=True):
+            generators[row] = np.random.default_rng(seed_of(chance))
         drawn = [map_leaves(lambda leaf: _sample(leaf, generator), self._space) for generator in generators]  # noqa: B023
         actions = stacked_rows(drawn)
-        return ActOutput(actions, actions, state={"generator": generators})
+        return Acted(actions, actions, memory={"generator": generators})
 
 
 def _sample(space: Space, generator: np.random.Generator) -> NDArray[Any]:
@@ -155,7 +157,7 @@ def _sample(space: Space, generator: np.random.Generator) -> NDArray[Any]:
 class PolicyOptions:
     """How a policy is opened, whatever kind it is of."""
 
-    explore: bool = False  # sample actions, where the policy can; `random` always does
+    explore: bool = False  # whether it will sample actions: an ONNX file cannot
     device: str = "cpu"
     pieces: PlaySpec = field(default_factory=PlaySpec)  # pipelines that the user gave
     storage_options: Mapping[str, Any] | None = None
@@ -170,37 +172,54 @@ class PolicyOptions:
             raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {name}", fix=fix)
 
 
-def state_rows(state: State, rows: Any) -> State:
-    """The state of these rows."""
-    return {name: array[rows] for name, array in state.items()}
+def fitting(theirs: tuple[Any, Any], name: str, environment: Environment | None) -> Environment:
+    """The environment of a policy of these spaces (observations, actions), which may be none; without one, a stand-in.
+
+    Raises SpaceMismatch, with every difference, and BadConfig where neither says the spaces.
+    """
+    if environment is None:
+        if not all(isinstance(space, gym.Space) for space in theirs):
+            fix = "load_policy(..., env=...) with the environment it acts in"
+            raise BadConfig("it does not say which observations its environment gives", where=name, fix=fix)
+        return stand_in("the spaces it was trained with", theirs)
+    ours = environment.observation_space, environment.action_space
+    problems = [
+        text.replace("the data has", "the policy has", 1)
+        for space, own, what in zip(theirs, ours, ("observations", "actions"), strict=True)
+        if isinstance(space, gym.Space)
+        for text in misfits(space, own, inferred=False, what=what)
+    ]
+    if problems:
+        fix = "an environment that the policy was trained for, wrapped as it was"
+        raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)
+    return environment
 
 
-def put_state(state: State, rows: Any, new: State, count: int) -> None:
-    """Write the state of these rows of `count` into `state`, which may be empty as yet."""
-    for name, array in new.items():
-        if name not in state:
-            state[name] = np.zeros((count, *array.shape[1:]), array.dtype)
-        state[name][rows] = array
+class _SpacesAlone(gym.Env[Any, Any]):
+    """The spaces of an environment that is not here."""
+
+    def __init__(self, spaces: tuple[Space, Space]) -> None:
+        self.observation_space, self.action_space = spaces
+
+
+def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
+    """Of an environment that is not here, or of one agent of several."""
+    return Environment(name, lambda: _SpacesAlone(spaces))
 
 
 # ---- seeds of libraries ----
 
 
-def seed_of(chance: NDArray[np.float64]) -> int:
+def seed_of(chance: float) -> int:
     """A seed of 53 bits that follows from one uniform number."""
     return int(chance * 2.0**53)
 
 
 @contextmanager
-def seeded(chance: NDArray[np.float64] | None) -> Iterator[int | None]:
-    """Within it the generators of Python, numpy and torch, which libraries draw from, follow from the first row of `chance`.
-
-    Gives that seed; None without `chance`: nothing is seeded.
-    """
-    if chance is None or not chance.size:
-        yield None
-        return
-    seed = seed_of(chance[0, 0])
+def seeded(state: State) -> Iterator[int]:
+    """Within it the generators of Python, numpy and torch, which libraries draw from, follow from the first row's episode and
+    step. Gives that seed."""
+    seed = seed_of(state.chance(1)[0, 0])
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         seed_generators(seed)
@@ -213,23 +232,6 @@ def seeded(chance: NDArray[np.float64] | None) -> Iterator[int | None]:
             np.random.set_state(before[1])
 
 
-# ---- what fits ----
-
-
-def check_fits(theirs: tuple[Any, Any], name: str, environment: Environment) -> None:
-    """Raise SpaceMismatch, with every difference, for a policy of these spaces (observations, actions), where it has any."""
-    ours = environment.observation_space, environment.action_space
-    problems = [
-        text.replace("the data has", "the policy has", 1)
-        for space, own, what in zip(theirs, ours, ("observations", "actions"), strict=True)
-        if isinstance(space, gym.Space)
-        for text in misfits(space, own, inferred=False, what=what)
-    ]
-    if problems:
-        fix = "an environment that the policy was trained for, wrapped as it was"
-        raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)
-
-
 # ---- rows ----
 
 
@@ -238,9 +240,23 @@ def rows_of(tree: Tree, rows: Any) -> Tree:
     return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
 
 
+def with_rows(whole: Any, rows: Any, new: Tree, count: int) -> Any:
+    """`whole`, leaves (count, ...), with the rows of `new`, written in place; what it has not yet is zeros in other rows."""
+    if isinstance(new, dict):
+        whole = whole or {}
+        return whole | {name: with_rows(whole.get(name), rows, part, count) for name, part in new.items()}
+    if whole is None:
+        whole = np.zeros((count, *new.shape[1:]), new.dtype)
+    whole[rows] = new
+    return whole
+
+
 def stacked_rows(values: Sequence[Tree]) -> Tree:
     """Leaves (B, ...) of B values of one structure."""
     return np.array(values) if isinstance(values[0], np.ndarray) else map_leaves(lambda *parts: np.stack(parts), *values)
+
+
+# ---- values of a space ----
 
 
 def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
@@ -248,8 +264,8 @@ def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
 
     It raises ValueError for another structure or shape, and for numbers that the leaf's dtype cannot hold.
     """
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        like = space_tree(space)
+    like = space_tree(space)
+    if isinstance(like, (dict, tuple)):
         return lambda value: map_leaves(lambda leaf, part: _fitted_value(part, leaf.shape or (), leaf.dtype, noun), like, value)
     shape, dtype = space.shape or (), np.dtype(space.dtype)
 
@@ -287,7 +303,7 @@ def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
     bounds = [
         (at, part, *category_bounds(part))
         for at, part in enumerate(leaf_spaces(space).values())
-        if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+        if not isinstance(part, spaces.Box)
     ]
 
     def check(rows: Tree) -> None:
@@ -297,7 +313,7 @@ def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
             if bad.any():
                 raise ValueError(f"{noun} {found[at][bad].flat[0]}, which is no category of {describe(part)}")
 
-    return check if bounds else lambda rows: None
+    return check
 
 
 def sampled(space: Space, count: int) -> Tree:

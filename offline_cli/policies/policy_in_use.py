@@ -9,35 +9,33 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
-import gymnasium as gym
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from offline_cli.connectors.pipeline_spec import Given
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import open_environment
 from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
-from offline_cli.policies.by_name import is_named, known_spaces, open_policy, stand_in
+from offline_cli.policies.by_name import is_named, open_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import ActInput, Policy, PolicyOptions, State, fitted, put_state, rows_of, state_rows
+from offline_cli.policies.policy import Policy, PolicyOptions, State, fitted, rows_of, with_rows
 from offline_cli.policies.run_policy import LoadedPolicy
-from offline_cli.policies.seeds import Purpose, chance_key, uniform
-from offline_cli.spaces import Space, describe
+from offline_cli.policies.seeds import Purpose, chance_key
+from offline_cli.spaces import describe, tree_from_lists
 from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = ["PolicyInUse", "load_policy"]
 
 WHERE: Final = "act(observation)"
-FRESH: Final = -1
-Index = NDArray[np.int64]
+FRESH: Final = -1  # the number of a row whose episode begins with its next observation
 
 
 def load_policy(
@@ -70,62 +68,31 @@ def load_policy(
     MissingDevice.
     """
     name = policy.url if isinstance(policy, Location) else os.fspath(policy)
-    pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
-    target = choose_device(device).type
     loaded = None if is_named(name) else run_policy.load_policy(policy, storage_options, plugins=plugins, network=network)
     options = PolicyOptions(
         explore=explore,
-        device=target,
-        pieces=pieces,
+        device=choose_device(device).type,
+        pieces=PlaySpec.of(env_to_module, module_to_env, lookback),
         storage_options=storage_options,
         plugins=plugins,
         trust_pickle=trust_pickle,
         loaded=loaded,
     )
-    with _environment(name, env, options) as environment:
-        spaces = environment.observation_space, environment.action_space
-        return PolicyInUse(open_policy(name, environment, options), spaces, explore=explore, seed=seed, run=loaded)
-
-
-@contextmanager
-def _environment(name: str, env: str | None, options: PolicyOptions) -> Iterator[Environment]:
-    """The one of that name; without one, a stand-in of the spaces that the policy says itself. Raises BadConfig."""
-    spaces = None if env is not None else known_spaces(name, options)
-    if spaces is not None:
-        yield stand_in("the spaces it was trained with", spaces)
-        return
-    if env is None and options.loaded is not None:
-        env = options.loaded.description["environment"]
-    if env is None or (":" in env and options.loaded is not None and env == options.loaded.description["environment"]):
-        fix = "load_policy(..., env=...) with the environment it acts in"  # code, a run folder does not get to choose
-        raise BadConfig("it does not say which observations its environment gives", where=name, fix=fix)
-    with open_environment(env) as environment:
-        yield environment
+    with nullcontext() if env is None else open_environment(env) as environment:
+        return PolicyInUse(open_policy(name, environment, options), explore=explore, seed=seed, run=loaded)
 
 
 class PolicyInUse:
     """A policy that is ready to act; `reset` where an episode begins. Its methods may be called by several threads in turn."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        spaces: tuple[Space, Space],
-        *,
-        explore: bool = False,
-        seed: int = 0,
-        run: LoadedPolicy | None = None,
-    ) -> None:
-        """`spaces`: the environment's, of observations and actions. `run`: what it was read from, if that was a run folder."""
-        self.observation_space, self.action_space = spaces
+    def __init__(self, policy: Policy, *, explore: bool = False, seed: int = 0, run: LoadedPolicy | None = None) -> None:
+        """`run`: what it was read from, if that was a run folder."""
+        self.observation_space, self.action_space = policy.spaces
         self.run = run  # `run.trained`: the pieces it was trained through, and what they learned
-        self._policy, self._seed = policy, seed
-        self._like = space_tree(spaces[0])
-        self._leaves = leaves(self._like)
-        self._next = 0  # number of the next episode
-        self._numbers: Index = np.zeros(0, np.int64)  # (rows,) of episodes; FRESH: one begins with its next observation
-        self._t: Index = np.zeros(0, np.int64)  # (rows,) steps of these
-        self._state: State = {}
+        self._policy, self._explore = policy, explore
+        self._like = space_tree(self.observation_space)
         self._lock = threading.Lock()
+        self.reset(seed=seed)
 
     @property
     def module(self) -> RLModule | None:
@@ -156,10 +123,18 @@ class PolicyInUse:
             return zero_rows(self.action_space, 0)
         with self._lock:
             self._begin(size)
-            given = self._given(rows, size, reward, [info] if count is None and info is not None else info)
-            acted = self._policy.act(given, state_rows(self._state, slice(size)))
-            put_state(self._state, slice(size), acted.state, len(self._t))
-            self._t[:size] += 1
+            state, held = self._state, slice(size)
+            if reward is None and self._policy.reads_rewards and state.t[held].any():
+                what, fix = "no rewards, and what plays looks at them", "act(observation, reward=...), that of the last action"
+                raise BadConfig(what, where=WHERE, fix=fix)
+            known = np.nan if reward is None else np.asarray(reward, np.float64).reshape(size)  # NaN: pieces of the user's own
+            t = state.t[held].copy()
+            infos = [info] if count is None and info is not None else info
+            memory = rows_of(state.memory, held)
+            given = State(state.episodes[held].copy(), t, np.where(t == 0, 0.0, known), state.key, infos, memory)
+            acted = self._policy.act(rows, given, self._explore)
+            state.memory = with_rows(state.memory, held, acted.memory, len(state.t))
+            state.t[held] += 1
         return rows_of(acted.for_env, 0) if count is None else acted.for_env
 
     def reset(self, rows: ArrayLike | None = None, *, seed: int | None = None) -> None:
@@ -169,59 +144,44 @@ class PolicyInUse:
         """
         with self._lock:
             if seed is not None:
-                self._seed, self._next = seed, 0
+                self._key, self._next = chance_key(seed, Purpose.EVALUATE), 0  # key of draws; number of the next episode
             if rows is None:
-                self._numbers = self._t = np.zeros(0, np.int64)
-                self._state = {}
+                self._state = State(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), self._key)
                 return
             try:
-                self._numbers[np.asarray(rows, None if np.size(rows) else np.int64)] = FRESH
+                self._state.key = self._key
+                self._state.episodes[np.asarray(rows, None if np.size(rows) else np.int64)] = FRESH
             except IndexError as err:
-                fix = f"indices below {len(self._numbers)}, or a mask of as many"
-                raise BadConfig(f"{err}, of {len(self._numbers)}", where="reset(rows)", fix=fix) from err
+                held = len(self._state.t)
+                fix = f"indices below {held}, or a mask of as many"
+                raise BadConfig(f"{err}, of {held}", where="reset(rows)", fix=fix) from err
 
     def _begin(self, size: int) -> None:
         """Give the rows whose episodes begin now their numbers. Raises BadConfig."""
-        held = len(self._numbers)
-        if self.has_memory and held and size != held and (self._numbers >= 0).any():
+        state, held = self._state, len(self._state.t)
+        if self.has_memory and held and size != held and (state.episodes >= 0).any():
             what = f"{size} observations, and {held} before: the policy remembers an episode for each"
             raise BadConfig(what, where=WHERE, fix=f"{held} observations in the same order, or reset() before another number")
         if size > held:
-            self._numbers = np.concatenate([self._numbers, np.full(size - held, FRESH)])
-            self._t = np.concatenate([self._t, np.zeros(size - held, np.int64)])
-            self._state = {name: np.resize(array, (size, *array.shape[1:])) for name, array in self._state.items()}
-        new = np.flatnonzero(self._numbers[:size] < 0)
-        self._numbers[new] = np.arange(self._next, self._next + len(new))
-        self._t[new] = 0
+            state.episodes = np.append(state.episodes, np.full(size - held, FRESH))
+            state.t = np.append(state.t, np.zeros(size - held, np.int64))
+            state.memory = map_leaves(lambda leaf: np.resize(leaf, (size, *leaf.shape[1:])), state.memory)
+        new = np.flatnonzero(state.episodes[:size] < 0)
+        state.episodes[new], state.t[new] = np.arange(self._next, self._next + len(new)), 0
         self._next += len(new)
-
-    def _given(self, rows: Tree, size: int, reward: ArrayLike | None, infos: Any) -> ActInput:
-        """Raises BadConfig."""
-        t, numbers = self._t[:size].copy(), self._numbers[:size].copy()
-        if reward is None and self._policy.reads_rewards and t.any():
-            what = "no rewards, and what plays looks at them"
-            raise BadConfig(what, where=WHERE, fix="act(observation, reward=...) with what the last action was rewarded with")
-        known = np.nan if reward is None else np.asarray(reward, np.float64).reshape(size)  # NaN: for pieces of the user's own
-        if infos is not None and (len(infos) != size or not all(isinstance(one, Mapping) for one in infos)):
-            raise BadConfig("infos that are not one mapping for each observation", where=WHERE, fix="a list of mappings")
-        draws = self._policy.chance_size
-        chance = uniform(chance_key(self._seed, Purpose.EVALUATE), numbers, t, draws) if draws else None
-        return ActInput(rows, numbers, t, np.where(t == 0, 0.0, known), infos, chance)
-
-    # ---- rows ----
 
     def _rows(self, observation: Any) -> tuple[Tree, int | None]:
         """Leaves (B, ...) in the space's dtypes, and B; None: it is one observation. Raises SpaceMismatch."""
         try:
-            tree = _arrays(observation, self.observation_space)
-            pairs = list(zip(leaves(tree), self._leaves, strict=True))
-            if all(array.shape == space.shape for array, space in pairs):
+            given = tree_from_lists(observation, self.observation_space)
+            tree = map_leaves(lambda _, leaf: np.require(leaf, requirements=["C", "W"]), self._like, given)  # as torch takes it
+            shapes = [(array.shape, space.shape) for array, space in zip(leaves(tree), leaves(self._like), strict=True)]
+            if all(found == wanted for found, wanted in shapes):
                 return map_leaves(lambda array, space: fitted(array[None], space.dtype), tree, self._like), None
-            sizes = {len(array) if array.ndim and array.shape[1:] == space.shape else None for array, space in pairs}
-            if len(sizes) == 1 and None not in sizes:
-                return map_leaves(lambda array, space: fitted(array, space.dtype), tree, self._like), sizes.pop()
-            found = ", ".join(f"{path} {array.shape}".strip() for path, array in flatten(tree))
-            raise ValueError(f"observations of shape {found}")
+            sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
+            if len(sizes) != 1 or None in sizes:
+                raise ValueError("observations of shape " + ", ".join(f"{path} {leaf.shape}" for path, leaf in flatten(tree)))
+            return map_leaves(lambda array, space: fitted(array, space.dtype), tree, self._like), sizes.pop()
         except (ValueError, TypeError) as err:
             what = f"{err}; the policy takes {describe(self.observation_space)}"
             fix = "one observation of that space, or a batch: each leaf with one more axis before its own, of the same length"
@@ -234,24 +194,3 @@ class PolicyInUse:
                 row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
                 what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
                 raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
-
-
-def _arrays(value: Any, space: Space, path: str = "") -> Tree:
-    """`value` with arrays for leaves, in the structure and order of `space`. Raises ValueError."""
-    at = f" in {path}" if path else ""
-    if isinstance(space, gym.spaces.Dict):
-        keys = set(value) if isinstance(value, Mapping) else None
-        if keys != set(space.spaces):
-            told = type(value).__name__ if keys is None else f"the keys {sorted(map(str, keys))}"
-            raise ValueError(f"an observation with {told}{at}")
-        return {key: _arrays(value[key], part, f"{path}.{key}".strip(".")) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
-            told = f"{len(value)} parts" if isinstance(value, (tuple, list)) else type(value).__name__
-            raise ValueError(f"an observation with {told}{at}")
-        parts = enumerate(zip(value, space, strict=True))
-        return tuple(_arrays(part, own, f"{path}.{i}".strip(".")) for i, (part, own) in parts)
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"an observation of {array.dtype}{at}, which is not numeric")
-    return array if array.flags.writeable and array.flags.c_contiguous else array.copy()  # as torch takes it

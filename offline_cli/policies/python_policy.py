@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
@@ -31,60 +31,53 @@ from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import hash_of_weights, open_module
 from offline_cli.policies.policy import (
-    ActInput,
-    ActOutput,
+    Acted,
     Policy,
     PolicyOptions,
     State,
     category_check,
+    fitting,
     rows_of,
     seed_of,
     stacked_rows,
 )
-from offline_cli.policies.sb3_policy import ModelPolicy, check_model
-from offline_cli.spaces import Space, describe, leaf_spaces
-from offline_cli.trees import Tree, flatten, leaves, map_leaves, paths, unflatten_like
+from offline_cli.policies.sb3_policy import ModelPolicy, fitting_model
+from offline_cli.spaces import describe, leaf_spaces, tree_from_lists
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
 __all__ = ["PYTHON", "FunctionPolicy", "open_python"]
 
 PYTHON: Final = "python:"
 ACTIONS: Final = "actions"
 TRIED: Final = 3  # rows of the batch that a function is tried with
-Answer = tuple[Tree, dict[str, Tree]]  # actions and extra model outputs
 
 
-def open_python(name: str, environment: Environment, options: PolicyOptions) -> Policy:
+def open_python(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
     """The policy of the object that `python:module:attribute` names.
 
     Raises BadConfig, MissingPackage, SpaceMismatch; BadData for what raises when it is imported or made.
     """
-    where = f"--policy {name}"
-    found = named_object(
-        name.removeprefix(PYTHON),
-        where=where,
-        form=f"{PYTHON}package.module:attribute, importable from the current folder",
-        raised=BadData,
-    )
+    where, form = f"--policy {name}", f"{PYTHON}package.module:attribute, importable from the current folder"
+    found = named_object(name.removeprefix(PYTHON), where=where, form=form, raised=BadData)
     if inspect.isclass(found):
-        found = _made(found, environment, where)
+        found = _made(found, environment, name)
     if isinstance(found, RLModule):
         return open_module(found, name, environment, options, fingerprint=hash_of_weights(found))
     predicts = callable(getattr(found, "predict", None))
     if not (predicts or callable(found)):
-        what = f"it is {type(found).__name__}, which cannot be called"
-        raise BadConfig(what, where=where, fix="name a function")
+        raise BadConfig(f"it is {type(found).__name__}, which cannot be called", where=where, fix="name a function")
     options.refuse_pieces("an object with predict" if predicts else "a function", name)
-    check_model(found, environment, name)
-    if predicts:
-        return ModelPolicy(found, environment.action_space, explore=options.explore, fingerprint=name)
-    return FunctionPolicy(found, name, environment, explore=options.explore)
+    environment = fitting_model(found, name, environment)
+    return ModelPolicy(found, environment, name) if predicts else FunctionPolicy(found, environment, name)
 
 
-def _made(kind: type[Any], environment: Environment, where: str) -> Any:
+def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
     """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
+    where = f"--policy {name}"
     try:
         if not issubclass(kind, RLModule):
             return kind()
+        environment = fitting((None, None), name, environment)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # weights that are not loaded are the same in each process
             return module_in_rllibs_manner(kind, environment.observation_space, environment.action_space, {})
@@ -98,24 +91,38 @@ def _made(kind: type[Any], environment: Environment, where: str) -> Any:
 class FunctionPolicy(Policy):
     """A function of observations, one at a time or in batches."""
 
-    def __init__(self, call: Callable[..., Any], name: str, environment: Environment, *, explore: bool) -> None:
-        self.fingerprint = name
+    def __init__(self, call: Callable[..., Any], environment: Environment, name: str) -> None:
+        super().__init__(environment, name)
         self._call, self._space, self._where = call, environment.action_space, f"--policy {name}"
-        wanted = _parameters(call)
-        self._options: dict[str, Any] = {"explore": explore} if "explore" in wanted else {}
-        self.chance_size = int("rng" in wanted)
+        try:
+            self._wanted = set(inspect.signature(call).parameters)
+        except (TypeError, ValueError):  # some built-in functions have no signature
+            self._wanted = set()
         self._leaves, self._check = leaf_spaces(self._space), category_check(self._space, "the action")
         self._batched: bool | None = None  # None: not known yet
 
-    def _takes_batches(self, observations: Tree) -> bool:
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
+        """See Policy. Raises SpaceMismatch for actions that are not the space's; what the function raises passes."""
+        observations = map_leaves(np.array, observations)  # a function may write into them
+        if self._batched is None:
+            self._batched = self._takes_batches(observations, state, explore)
+        found = (self._batch if self._batched else self._one_by_one)(observations, state, explore)
+        try:
+            self._check(found.actions)
+        except ValueError as error:
+            raise self._mismatch(str(error)) from error
+        return found
+
+    def _takes_batches(self, observations: Tree, state: State, explore: bool) -> bool:
         """Whether it takes a batch of copies of the first of these. Raises SpaceMismatch for actions that are not the space's,
         BadData for a function that raises for one observation, too."""
-        few, chance = stacked_rows([rows_of(observations, 0)] * TRIED), np.full((TRIED, self.chance_size), 0.5)
+        few = rows_of(observations, np.zeros(TRIED, np.int64))
+        tried = replace(state, episodes=np.zeros(TRIED, np.int64), t=np.zeros(TRIED, np.int64))
         try:
-            self._batch(few, chance)
+            self._batch(few, tried, explore)
         except Exception as batched:  # noqa: BLE001  a function of one observation may fail in any way
             try:
-                self._one_by_one(few, chance)
+                self._one_by_one(few, tried, explore)
             except SpaceMismatch:
                 raise
             except Exception as single:
@@ -124,72 +131,48 @@ class FunctionPolicy(Policy):
             return False
         return True
 
-    def act(self, given: ActInput, state: State) -> ActOutput:
-        """See Policy. Raises SpaceMismatch for actions that are not the space's; what the function raises passes."""
-        observations = map_leaves(np.array, given.obs)  # a function may write into them
-        chance = np.zeros((len(given.t), 0)) if given.chance is None else given.chance
-        if self._batched is None:
-            self._batched = self._takes_batches(observations)
-        actions, extras = (self._batch if self._batched else self._one_by_one)(observations, chance)
-        try:
-            self._check(actions)
-        except ValueError as error:
-            raise self._mismatch(str(error)) from error
-        return ActOutput(actions, actions, extras)
+    def _options(self, state: State, explore: bool) -> tuple[dict[str, Any], list[Any]]:
+        """The flag, where it is wanted; and a generator for each row, if those are."""
+        rng = [np.random.default_rng(seed_of(row[0])) for row in state.chance(1)] if "rng" in self._wanted else []
+        return {"explore": explore} if "explore" in self._wanted else {}, rng
 
-    def _batch(self, observations: Tree, chance: NDArray[np.float64]) -> Answer:
-        rng = {"rng": [_rng(row) for row in chance]} if self.chance_size else {}
-        return self._checked(self._call(observations, **self._options, **rng), (len(chance),))
+    def _batch(self, observations: Tree, state: State, explore: bool) -> Acted:
+        options, rng = self._options(state, explore)
+        return self._checked(self._call(observations, **options, **({"rng": rng} if rng else {})), (len(state.t),))
 
-    def _one_by_one(self, observations: Tree, chance: NDArray[np.float64]) -> Answer:
+    def _one_by_one(self, observations: Tree, state: State, explore: bool) -> Acted:
+        options, rng = self._options(state, explore)
         rows = []
-        for row, numbers in enumerate(chance):
-            rng = {"rng": _rng(numbers)} if self.chance_size else {}
-            rows.append(self._checked(self._call(rows_of(observations, row), **self._options, **rng), ()))
-        extras = {name: stacked_rows([row[1][name] for row in rows]) for name in rows[0][1]}
-        return stacked_rows([row[0] for row in rows]), extras
+        for row in range(len(state.t)):
+            own = {**options, "rng": rng[row]} if rng else options
+            rows.append(self._checked(self._call(rows_of(observations, row), **own), ()))
+        actions = stacked_rows([row.actions for row in rows])
+        return Acted(actions, actions, {name: stacked_rows([row.extras[name] for row in rows]) for name in rows[0].extras})
 
-    def _checked(self, answer: Any, batch: tuple[int, ...]) -> Answer:
+    def _checked(self, answer: Any, batch: tuple[int, ...]) -> Acted:
         """Actions in the space's dtypes, and extra outputs. Raises SpaceMismatch."""
         extras: dict[str, Tree] = {}
         if isinstance(answer, Mapping) and ACTIONS in answer and ACTIONS not in getattr(self._space, "spaces", ()):
             extras = {str(name): map_leaves(np.asarray, value) for name, value in answer.items() if name != ACTIONS}
             answer = answer[ACTIONS]
-        actions = _tree(answer, self._space)
-        if paths(actions) != list(self._leaves):
-            raise self._mismatch(f"actions with the parts {paths(actions)}")
+        try:
+            actions = map_leaves(np.asarray, tree_from_lists(answer, self._space))
+        except ValueError as err:  # other numbers of parts, or ragged rows
+            raise self._mismatch(f"actions that are no arrays ({err})") from err
+        found = dict(flatten(actions))
+        if found.keys() != self._leaves.keys():
+            raise self._mismatch(f"actions with the parts {list(found)}")
         if any(leaf.shape[: len(batch)] != batch for leaf in leaves(extras)):
             raise self._mismatch("extra model outputs of another length than its actions")
-        for path, leaf in flatten(actions):
+        for path, leaf in found.items():
             space, kind = self._leaves[path], leaf.dtype.kind
             if leaf.shape != (*batch, *(space.shape or ())):
                 raise self._mismatch(f"actions of shape {leaf.shape} for {batch[0] if batch else 'one'} observations")
             if kind not in "biuf" or (kind == "f" and np.dtype(space.dtype).kind != "f"):
                 raise self._mismatch(f"actions of type {leaf.dtype}")
-        typed = [leaf.astype(self._leaves[path].dtype, copy=False) for path, leaf in flatten(actions)]
-        return unflatten_like(actions, typed), extras
+        typed = unflatten_like(actions, [leaf.astype(self._leaves[path].dtype, copy=False) for path, leaf in found.items()])
+        return Acted(typed, typed, extras)
 
     def _mismatch(self, what: str) -> SpaceMismatch:
         what = f"the policy gives {what}, the environment takes {describe(self._space)}"
         return SpaceMismatch(what, where=self._where, fix="a policy that gives actions of the environment's action space")
-
-
-def _tree(value: Any, space: Space) -> Tree:
-    """`value` with arrays as leaves, and lists as tuples where the space has a Tuple."""
-    inner: Any = getattr(space, "spaces", None)
-    if isinstance(value, Mapping) and hasattr(inner, "items"):
-        return {key: _tree(value[key], part) if key in value else np.empty(0) for key, part in inner.items()}
-    if inner is not None and isinstance(value, (tuple, list)) and len(value) == len(inner):
-        return tuple(_tree(item, part) for item, part in zip(value, inner, strict=True))
-    return np.asarray(value)
-
-
-def _rng(chance: NDArray[np.float64]) -> np.random.Generator:
-    return np.random.default_rng(seed_of(chance[0]))
-
-
-def _parameters(call: Callable[..., Any]) -> set[str]:
-    try:
-        return set(inspect.signature(call).parameters)
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return set()

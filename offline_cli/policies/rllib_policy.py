@@ -21,22 +21,19 @@ from torch import nn
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
-from offline_cli.policies.piece_policy import PolicyForPieces, is_of_floats
-from offline_cli.policies.policy import PolicyOptions, check_fits
-from offline_cli.spaces import leaf_spaces
+from offline_cli.policies.module_policy import PolicyForPieces
+from offline_cli.policies.policy import PolicyOptions, fitting
 from offline_cli.storage.local_files import not_found
 
 __all__ = ["RLLIB", "open_checkpoint"]
 
 RLLIB: Final = "rllib:"
-CLASS: Final = "class_and_ctor_args.pkl"
-STATES: Final = ("module_state.pkl", "module_state.msgpack")
+MODULE_STATE: Final = "module_state.*"  # .pkl or .msgpack
 MODULES: Final = ("learner_group/learner/rl_module", "learner/rl_module", "rl_module", ".")
-RUNNERS: Final = ("env_runner", ".")
 BESIDE, AFTER = "env_to_module_connector", "module_to_env_connector"
 
 
-def open_checkpoint(name: str, environment: Environment, options: PolicyOptions) -> PolicyForPieces:
+def open_checkpoint(name: str, environment: Environment | None, options: PolicyOptions) -> PolicyForPieces:
     """The policy of the checkpoint in `rllib:FOLDER`. Where it explores, torch's generator draws, seeded at each step.
 
     Raises StorageNotFound, NoData; BadConfig without `trust_pickle`, for several modules and for another framework than torch;
@@ -54,50 +51,50 @@ def open_checkpoint(name: str, environment: Environment, options: PolicyOptions)
         from ray.rllib.core.rl_module.rl_module import RLModule
         from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     except ImportError as err:
-        fix = "pip install 'offline-cli[ray]'"
-        raise MissingPackage(f"the package {err.name} is missing", where=name, fix=fix) from err
-    runner = next((one for part in RUNNERS if ((one := folder / part) / BESIDE).is_dir()), None)
+        raise MissingPackage(f"the package {err.name} is missing", where=name, fix="pip install 'offline-cli[ray]'") from err
+    runner = next((one for one in (folder / "env_runner", folder) if (one / BESIDE).is_dir()), None)
     try:
         module: Any = RLModule.from_checkpoint(str(place.resolve()))
         if not isinstance(module, nn.Module):
             raise BadConfig(f"{type(module).__name__} is no module of torch", where=name, fix="a checkpoint made with torch")
         seen = module.observation_space if runner is None else None  # pieces that come first find out whether it fits
-        check_fits((seen, module.action_space), name, environment)
+        environment = fitting((seen, module.action_space), name, environment)
         beside, after = _connectors(runner, environment, options.device)
-        _freeze(beside)
-        _freeze(after)
     except BadConfig:
         raise
     except Exception as err:  # the files decide what runs here, and so what is raised
         fix = "save it again with the installed version of RLlib"
         raise BadData(f"RLlib cannot load it: {type(err).__name__}: {err}"[:500], where=str(folder), fix=fix) from err
-    stretches = any(getattr(piece, "normalize_actions", False) for piece in after.connectors)
-    floats = any(is_of_floats(leaf) for leaf in leaf_spaces(environment.action_space).values())
-    files = [place] if runner is None else [place, runner / BESIDE, runner / AFTER]
     return PolicyForPieces(
         PipelinePlayer(module.to(options.device).eval(), beside, after),
         environment,
-        fingerprint=_fingerprint(files),
-        action_scale="normalized" if floats and stretches else "env",
-        explore=options.explore,
+        fingerprint=_fingerprint([place] if runner is None else [place, runner / BESIDE, runner / AFTER]),
+        is_normalized=any(getattr(piece, "normalize_actions", False) for piece in after.connectors),
         episode_kind=SingleAgentEpisode,
     )
 
 
 def _connectors(runner: Path | None, environment: Environment, device: str) -> tuple[Any, Any]:
-    """Those of the checkpoint; None: RLlib's default ones."""
+    """Those of the checkpoint; None: RLlib's default ones. Filters count nothing more."""
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from ray.rllib.connectors.env_to_module import EnvToModulePipeline
     from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
     if runner is not None:
-        beside = EnvToModulePipeline.from_checkpoint(str((runner / BESIDE).resolve()))
-        return beside, ModuleToEnvPipeline.from_checkpoint(str((runner / AFTER).resolve()))
-    spaces = environment.observation_space, environment.action_space
-    given = {"__env__": spaces, "__env_single__": spaces}
-    config: Any = AlgorithmConfig()
-    beside = config.build_env_to_module_connector(spaces=given, device=device)
-    return beside, config.build_module_to_env_connector(spaces=given)
+        beside: Any = EnvToModulePipeline.from_checkpoint(str((runner / BESIDE).resolve()))
+        after: Any = ModuleToEnvPipeline.from_checkpoint(str((runner / AFTER).resolve()))
+    else:
+        spaces = environment.observation_space, environment.action_space
+        given = {"__env__": spaces, "__env_single__": spaces}
+        config: Any = AlgorithmConfig()
+        beside = config.build_env_to_module_connector(spaces=given, device=device)
+        after = config.build_module_to_env_connector(spaces=given)
+    pieces = [beside, after]
+    for piece in pieces:  # which grows
+        pieces += getattr(piece, "connectors", [])
+        if hasattr(piece, "_update_stats"):
+            piece._update_stats = False
+    return beside, after
 
 
 def _fingerprint(roots: Sequence[Path]) -> str:
@@ -111,26 +108,11 @@ def _fingerprint(roots: Sequence[Path]) -> str:
 def _module_folder(folder: Path, where: str) -> Path:
     """The folder of the only module. Raises NoData, BadConfig."""
     for one in (folder / part for part in MODULES):
-        if not one.is_dir():
-            continue
-        inner = sorted(child for child in one.iterdir() if child.is_dir() and _has_state(child))
-        if len(inner) > 1:
-            what = f"a checkpoint of several modules: {', '.join(child.name for child in inner)}"
-            raise BadConfig(what, where=where, fix=f"rllib:{inner[0]}, one module's own folder")
-        if inner or _has_state(one):
-            return inner[0] if inner else one
+        found = [one] if any(one.glob(MODULE_STATE)) else sorted({state.parent for state in one.glob(f"*/{MODULE_STATE}")})
+        if len(found) > 1:
+            what = f"a checkpoint of several modules: {', '.join(child.name for child in found)}"
+            raise BadConfig(what, where=where, fix=f"rllib:{found[0]}, one module's own folder")
+        if found:
+            return found[0]
     fix = "the folder that save_to_path of an RLModule or an Algorithm (new API stack) made"
     raise NoData("no checkpoint of an RLModule or an Algorithm of RLlib", where=where, fix=fix)
-
-
-def _has_state(folder: Path) -> bool:
-    return (folder / CLASS).is_file() and any((folder / name).is_file() for name in STATES)
-
-
-def _freeze(pipeline: Any) -> None:
-    """Have filters count nothing more."""
-    for piece in pipeline.connectors:
-        if hasattr(piece, "connectors"):
-            _freeze(piece)
-        elif hasattr(piece, "_update_stats"):
-            piece._update_stats = False

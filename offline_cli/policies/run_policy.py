@@ -13,35 +13,26 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import pydantic
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, OfflineCliError, Uncommitted, UnsupportedSpace
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.images import NATURE, encoder_kind
 from offline_cli.modules.images import OURS as OUR_ENCODERS
-from offline_cli.modules.network import OURS, Mlp, Network, PythonNetwork, network_kind
-from offline_cli.modules.policy_modules import fewest_numbers, fewest_remembering
+from offline_cli.modules.network import OURS, Network, PythonNetwork, network_kind
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.plugins import (
-    ENCODERS,
-    NETWORKS,
-    OPTION,
-    PYTHON,
-    check_plugins,
-    is_registered,
-    plugin_behind,
-    with_network,
-)
+from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, is_registered, with_network
 from offline_cli.policies.module_policy import hash_of_weights
 from offline_cli.policies.run_files import (
     CONFIG,
@@ -78,12 +69,13 @@ _log = logging.getLogger(__name__)
 
 FORMAT = "offline-cli-policy"
 VERSION = 1
-SMALLEST = 2  # bytes of a weight
 NETWORK = "network"
 ENCODER_PACKAGE = "encoder_package"
 GAUSSIAN = "gaussian"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
 GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
+BROKEN: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, SafetensorError, BadConfig, UnsupportedSpace)
+T = TypeVar("T")
 
 
 class Described(pydantic.BaseModel):
@@ -101,9 +93,16 @@ class Described(pydantic.BaseModel):
     environments: list[EnvironmentSpec] = []
     gaussian: GaussianForm = CLONING
 
+    @property
+    def spaces(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of observations and actions, as JSON values."""
+        return self.observation_space, self.action_space
+
     @classmethod
     def of(cls, description: Mapping[str, Any]) -> Described:
         """Raises ValueError, in one line."""
+        if GAUSSIAN in description and set(description[GAUSSIAN] or ()) != {"mean", "log_std"}:
+            raise ValueError(f"{GAUSSIAN}: it has mean and log_std, and no default")
         try:
             found = cls.model_validate(dict(description))
         except pydantic.ValidationError as err:
@@ -171,32 +170,32 @@ def _policy_of(
 
     `of_checkpoint`: the weights are among those of a checkpoint.
     """
-    of_weights = "state.safetensors, its last checkpoint," if of_checkpoint else WEIGHTS
-    kind: type[Network] | None = None
-    reading = POLICY
+
+    def read(file: str, make: Callable[[], T]) -> T:
+        try:
+            return make()
+        except BROKEN as err:
+            raise BadData(f"the policy cannot be read: {file}: {err}", where=where, fix="train again") from err
+
+    description = read(POLICY, lambda: json_object(text))
+    told = read(POLICY, lambda: Described.of(description))
+    spaces = read(POLICY, lambda: tuple(space_from_json(told_of, where=where) for told_of in told.spaces))
+    kind = _kind_of_network(told, where, plugins)
+    is_code = issubclass(kind, PythonNetwork)  # then mistakes are in what the user named
+    module = _built(told, spaces, kind) if is_code else read(POLICY, lambda: _built(told, spaces, kind))
+    file = "state.safetensors, its last checkpoint," if of_checkpoint else WEIGHTS
+    tensors = read(file, lambda: load(weights))
     try:
-        description = json_object(text)
-        told = Described.of(description)
-        kind = _kind_of_network(told, where, plugins)
-        module = _built(told, len(weights), kind, where)
-        reading = of_weights
-        tensors = load(weights)
         module.load_state_dict(part(tensors, f"{MODULES}{OF_POLICY}") if of_checkpoint else tensors)
-        reading = LEARNED
-        trained = _trained(description, learned, where, plugins)
-    except Exception as err:
-        is_code = kind is not None and issubclass(kind, PythonNetwork)
-        if (kind is None and isinstance(err, OfflineCliError)) or (
-            is_code and (isinstance(err, BadConfig) or plugin_behind(err) is not None)
-        ):
-            raise  # the mistake is in what the user named, or has not named
-        if is_code and reading == of_weights:
+    except RuntimeError as err:
+        if is_code:
             what = f"--network makes another network than the run's weights are of: {err}"
             raise BadConfig(what, where=where, fix="name the code that the run was trained with") from err
-        raise BadData(f"the policy cannot be read: {reading}: {err}", where=where, fix="train again") from err
+        raise BadData(f"the policy cannot be read: {file}: {err}", where=where, fix="train again") from err
+    trained = read(LEARNED, lambda: _trained(description, learned, where, plugins))
     broken = [name for name, parameter in module.named_parameters() if not bool(torch.isfinite(parameter).all())]
     if broken:  # buffers may: a mask of -inf, for instance
-        what = f"the weights hold NaN or infinity: {broken[0]} in {of_weights}, so training diverged"
+        what = f"the weights hold NaN or infinity: {broken[0]} in {file}, so training diverged"
         raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
     return LoadedPolicy(module, description, trained, hashlib.sha256(weights).hexdigest())
 
@@ -224,19 +223,12 @@ def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> t
         raise
 
 
-def _built(told: Described, size: int, kind: type[Network], where: str) -> RLModule:
-    """`size`: bytes of the weights. Raises ValueError where these cannot be the description's: its sizes are only words."""
-    spaces = space_from_json(told.observation_space, where=where), space_from_json(told.action_space, where=where)
+def _built(told: Described, spaces: tuple[Space, ...], kind: type[Network]) -> RLModule:
+    """The network with fresh weights. Raises ValueError, BadConfig for options that are none of its kind."""
     options = {name: value for name, value in told.network.items() if name != "name"}
-    if issubclass(kind, Mlp):
-        hidden = [int(width) for width in options["hidden"]]
-        if min(hidden, default=1) < 1 or fewest_numbers(*spaces, hidden, Mlp(options).images) * SMALLEST > size:
-            raise ValueError(f"a network of {hidden[:4]} hidden units, and {size} bytes of weights")
     wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
     if wrong:
         raise ValueError(f"options of its network: {'; '.join(wrong)}")
-    if fewest_remembering(options) * SMALLEST > size:
-        raise ValueError(f"a memory of {options}, and {size} bytes of weights")
     form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
     return kind(options).policy(*spaces, action_scale=told.action_scale, **form)
 
@@ -274,7 +266,7 @@ def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
         return module.observation_space, module.action_space
     try:
         return space_from_json(loaded.description[GIVEN_SPACE], where=where), module.action_space
-    except (ValueError, TypeError, KeyError, AttributeError, UnsupportedSpace) as err:
+    except BROKEN as err:
         raise BadData(f"the policy cannot be read: {GIVEN_SPACE}: {err}", where=where, fix="train again") from err
 
 

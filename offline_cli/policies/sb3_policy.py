@@ -19,12 +19,12 @@ from gymnasium import spaces
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage
-from offline_cli.policies.policy import ActInput, ActOutput, Policy, PolicyOptions, State, check_fits, seeded
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.storage.local_files import not_found
-from offline_cli.trees import flatten, unflatten_like
+from offline_cli.trees import Tree, flatten, unflatten_like
 
-__all__ = ["SB3", "ModelPolicy", "check_model", "open_model", "spaces_of_model"]
+__all__ = ["SB3", "ModelPolicy", "fitting_model", "open_model"]
 
 SB3: Final = "sb3:"
 ALGORITHMS: Final = {  # what loads and plays a model, by the module of its policy's class; DDPG's policies are TD3's
@@ -40,46 +40,39 @@ class ModelPolicy(Policy):
 
     needs_finite = True
 
-    def __init__(self, model: Any, action_space: Space, *, explore: bool, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
+    def __init__(self, model: Any, environment: Environment, fingerprint: str) -> None:
+        super().__init__(environment, fingerprint)
         self._model = model
-        self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(action_space).items()}
-        self.chance_size = int(explore)
+        self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(environment.action_space).items()}
 
-    def act(self, given: ActInput, state: State) -> ActOutput:
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""
-        with seeded(given.chance) as seed:
-            drawn_from = getattr(self._model, "action_space", None)
-            if seed is not None and isinstance(drawn_from, gym.Space):  # DQN draws from its space
-                drawn_from.seed(seed % (1 << 31))
-            found = self._model.predict(given.obs, deterministic=seed is None)[0]
-        actions = unflatten_like(
-            found, [np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(found)]
-        )
-        return ActOutput(actions, actions)
+        if not explore:
+            found = self._model.predict(observations, deterministic=True)[0]
+        else:
+            with seeded(state) as seed:
+                drawn_from = getattr(self._model, "action_space", None)
+                if isinstance(drawn_from, gym.Space):  # DQN draws from its space
+                    drawn_from.seed(seed % (1 << 31))
+                found = self._model.predict(observations, deterministic=False)[0]
+        typed = [np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(found)]
+        actions = unflatten_like(found, typed)
+        return Acted(actions, actions)
 
 
-def open_model(name: str, environment: Environment, options: PolicyOptions) -> ModelPolicy:
+def open_model(name: str, environment: Environment | None, options: PolicyOptions) -> ModelPolicy:
     """The policy of the model in `sb3:FILE`. Raises what `_loaded` raises, SpaceMismatch, and BadConfig for pipelines."""
     options.refuse_pieces("a model of stable-baselines3", name)
     model, path = _loaded(name, options.device)
-    check_model(model, environment, name)
-    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
-    return ModelPolicy(model, environment.action_space, explore=options.explore, fingerprint=fingerprint)
+    return ModelPolicy(model, fitting_model(model, name, environment), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def spaces_of_model(name: str, options: PolicyOptions) -> tuple[Space, Space]:
-    """Those it was trained with. Raises what `_loaded` raises."""
-    model, _ = _loaded(name, options.device)
-    return model.observation_space, model.action_space
-
-
-def check_model(model: Any, environment: Environment, name: str) -> None:
-    """As `check_fits`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
+def fitting_model(model: Any, name: str, environment: Environment | None) -> Environment:
+    """As `fitting`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
     seen = getattr(model, "observation_space", None)
-    if isinstance(seen, gym.Space):
+    if isinstance(seen, gym.Space) and environment is not None:
         seen = _with_channels_last(seen, environment.observation_space)
-    check_fits((seen, getattr(model, "action_space", None)), name, environment)
+    return fitting((seen, getattr(model, "action_space", None)), name, environment)
 
 
 def _loaded(name: str, device: str) -> tuple[Any, Path]:
@@ -121,13 +114,12 @@ def _algorithm(path: Path) -> str:
     """The class that loads the file, by what it says of its policy in plain JSON. Raises BadConfig, BadData."""
     try:
         with zipfile.ZipFile(path) as archive:
-            policy = json.loads(archive.read("data")).get("policy_class")
-    except (zipfile.BadZipFile, KeyError, ValueError, AttributeError) as err:
+            home = str(json.loads(archive.read("data"))["policy_class"]["__module__"])
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as err:
         fix = "name a file that model.save of stable-baselines3 wrote"
         raise BadData(f"not a model of stable-baselines3: {err}", where=str(path), fix=fix) from err
-    home = str(policy.get("__module__", "")) if isinstance(policy, dict) else ""
     if home not in ALGORITHMS:
-        what = f"a policy of {home or 'an unknown class'}, which is not one of {', '.join(sorted(ALGORITHMS))}"
+        what = f"a policy of {home}, which is not one of {', '.join(sorted(ALGORITHMS))}"
         raise BadConfig(what, where=str(path), fix="load it in Python, and name it with python:package.module:attribute")
     return ALGORITHMS[home]
 

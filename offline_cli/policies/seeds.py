@@ -1,8 +1,8 @@
 """Seeds of episodes, and the random numbers of policies: each follows from (--seed, what is played for, episode, step).
 
-So an episode's draws do not depend on the episodes beside it, and a resumed recording draws what an uninterrupted one draws. A
-seed for an environment has 31 bits, since some environments take no more. Its highest two bits are the purpose: checks during
-training, confirmations, `evaluate` and `record` never play the same episode.
+So a resumed recording draws what an uninterrupted one draws. A seed for an environment has 31 bits, since some environments
+take no more. Its highest two bits are the purpose: checks during training, confirmations, `evaluate` and `record` never play
+the same episode.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What the loop gets is what the environment returns, unchanged. Recorded are observations as the wrapped environment returns
 them, actions as it takes them, rewards, ends, infos, and extra model outputs that `add_outputs` names. An episode that the
 loop leaves before its end is kept as truncated, and counted (`unfinished-episode`). Whole episodes go to the dataset's writer
-as soon as they fill a shard: a killed process loses the open one, and one on its way.
+at once: a killed process loses the open shard, and one on its way.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import Any, Final, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, Infos, RowFormat
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
-from offline_cli.datasets.target_folder import dataset_to_append_to
+from offline_cli.datasets.target_folder import check_target, dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.playing.infos import DROPPED, KeptInfo, kept_info
-from offline_cli.policies.policy import ActInput, ActOutput, category_check, fitter, stacked_rows
-from offline_cli.recording.episode_store import EpisodeStore
+from offline_cli.playing.infos import DROPPED, NOTHING, kept_info
+from offline_cli.policies.policy import Acted, category_check, fitter, stacked_rows
+from offline_cli.recording.episode_rows import EpisodeRows
 from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.storage.blanking import blanked, without_folders
@@ -42,8 +41,6 @@ __all__ = ["Recorder"]
 
 OF_VECTORS: Final = frozenset({"num_envs", "vectorization_mode"})
 ONE: Final = np.zeros(1, np.int64)
-NO: Final = np.zeros(1, np.bool_)
-NOTHING: Final = KeptInfo({})
 CLOSING: Final = "close the recorder, or open it in a `with`"
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -79,31 +76,49 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         infos: Infos = "plain",
         append: bool = False,
     ) -> None:
-        options = dict(locals())
         super().__init__(env)
-        place = open_location(out, options["storage_options"])
-        if options["append"] and options["overwrite"]:
+        place = open_location(out, storage_options)
+        if append and overwrite:
             raise UsageError("append and overwrite are mutually exclusive", where=place.url, fix="give one of them")
-        self.url, self._name = place.url, _name(env)
-        self._infos_kept, self._rows_of_file = options["infos"], options["max_rows_per_file"]
-        self._counts_episodes = options["format"] == "episodes"
+        if not append:
+            check_target(place, overwrite=overwrite, resume=resume, force_unlock=force_unlock)
+        self.url, self._infos = place.url, infos
+        self._name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
         spaces = env.observation_space, env.action_space
         self._see = fitter(spaces[0])
         self._take, self._check = fitter(spaces[1], "an action"), category_check(spaces[1], "the action")
         session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
-        self._store = EpisodeStore(1, spaces, lambda numbers: tuple(f"{session}-{number}" for number in numbers.tolist()))
+        self._rows = EpisodeRows(1, spaces, lambda numbers: tuple(f"{session}-{number}" for number in numbers))
         self._tally = Tally()
-        self._writer = _writer(place, spaces, _environment(env, options), code_of(env), options, self._tally)
+        played_by = {} if policy is None else {"policy": without_folders(blanked(policy))}
+        identity = {**played_by, **code_of(env)}
+        self._writer = DatasetWriter(
+            place,
+            format=format,
+            observation_space=spaces[0],
+            action_space=spaces[1],
+            action_scale="env",
+            environment=_environment(env) if env_id is None else Environment(env_id, {}),
+            provenance={**played_by, IDENTITY: identity},
+            compression=compression,
+            max_rows_per_file=max_rows_per_file,
+            max_bytes_per_file=max_bytes_per_file,
+            overwrite=overwrite,
+            resume=resume,
+            base=dataset_to_append_to(place, resume=resume) if append else None,
+            tally=self._tally,
+            identity=identity,
+            allow_changes=allow_changes,
+            count_not_finite=True,
+        )
         self._obs: Tree = None  # leaves (1, ...): the latest
         self._info = NOTHING  # that came with it
         self._outputs: dict[str, Tree] = {}  # of the next step: leaves (1, ...)
-        self._named: frozenset[str] | None = None  # the outputs that every step has
         self._begun = self._t = 0  # episodes; steps of the one under way
         self._is_under_way = self._is_closed = False
-        self._rows = self._rows_written = 0  # of whole episodes, and of those that the writer has
         self._lock = threading.Lock()
         self._writer.__enter__()
-        self._episodes = len(self._writer.ids_written) if options["resume"] else 0
+        self._episodes = len(self._writer.ids_written) if resume else 0
         _OPEN.add(self)
 
     @property
@@ -142,75 +157,48 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             raise UsageError("a step outside of an episode", where=self._name, fix=fix)
         if self._is_closed:
             raise UsageError("a step after the recorder was closed", where=self.url, fix="close it after the last step")
-        taken = stacked_rows([self._fitted("the action given to step", lambda: self._take(action))])
-        self._fitted("the action given to step", lambda: self._check(taken))
-        taken, before, outputs = (
-            map_leaves(np.copy, taken),
-            self._info,
-            self._outputs_of_step(),
-        )  # an environment may write into it
+        taken = map_leaves(np.copy, stacked_rows([self._fitted("action", self._take, action)]))  # it may be written into
+        self._fitted("action", self._check, taken)
+        outputs, self._outputs = self._outputs, {}
         observation, reward, terminated, truncated, info = super().step(action)
-        rewards = self._fitted("step", lambda: np.array([reward_of(reward)]))
-        flags = self._fitted("step", lambda: (np.array([flag_of(terminated)]), np.array([flag_of(truncated)])))
-        if not self._t:
-            self._store.begin(ONE, np.array([self._begun]))
-            self._begun += 1
-        self._store.act(ONE, ActInput(self._obs, ONE, ONE, rewards), [before], ActOutput(taken, taken, outputs))
-        self._store.reward(ONE, rewards)
+        rewards = np.array([self._fitted("step", reward_of, reward)])
+        flags = self._fitted("step", flag_of, terminated), self._fitted("step", flag_of, truncated)
+        self._rows.step(ONE, self._obs, [self._info], Acted(taken, taken, outputs), rewards)
         self._t += 1
         self._seen("step", observation, info)
-        if flags[0][0] or flags[1][0]:
+        if any(flags):
             self._end(*flags)
-        if self._store.held_bytes > HELD_BYTES or self._fills_a_file():
-            self._write()
         return observation, reward, terminated, truncated, info
 
-    def _outputs_of_step(self) -> dict[str, Tree]:
-        outputs, self._outputs = self._outputs, {}
-        if self._named is None:
-            self._named = frozenset(outputs)
-        elif outputs.keys() != self._named:
-            differing = ", ".join(sorted(outputs.keys() ^ self._named))
-            what = f"extra model outputs are of every step or of none, and this one differs from the first: {differing}"
-            raise BadData(what, where=self.url, fix="call add_outputs with the same names before each step")
-        return outputs
-
     def _seen(self, doing: str, observation: Any, info: Mapping[str, Any]) -> None:
-        self._obs = map_leaves(lambda leaf: np.array(leaf)[None], self._fitted(doing, lambda: self._see(observation)))
-        self._info = self._fitted(doing, lambda: kept_info(info, self._infos_kept)) or NOTHING
+        self._obs = map_leaves(lambda leaf: np.array(leaf)[None], self._fitted(doing, self._see, observation))
+        self._info = self._fitted(doing, lambda told: kept_info(told, self._infos), info) or NOTHING
 
-    def _fitted(self, doing: str, fit: Callable[[], T]) -> T:
+    def _fitted(self, doing: str, fit: Callable[[Any], T], value: Any) -> T:
         """What `fit` gives. Raises BadData for a value that no dataset can hold, which environment or loop gave."""
         try:
-            return fit()
+            return fit(value)
         except ValueError as err:
             fix = "return what the spaces say, rewards as numbers, ends as bools; infos='plain' leaves the others out"
             raise BadData(str(err), where=f"{self._name}: {doing}", fix=fix) from err
 
-    def _end(self, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> None:
-        self._store.end(ONE, terminated, truncated, self._obs, [self._info])
+    def _end(self, terminated: bool, truncated: bool) -> None:
+        """Hand the episode to the writer."""
+        final = map_leaves(lambda leaf: leaf[0], self._obs)
+        episode = self._rows.end(0, terminated, truncated, final, self._info)
         self._is_under_way = False
         self._episodes += 1
-        self._rows += 1 if self._counts_episodes else self._t
+        recorded = self._rows.joined([self._begun], [episode])
+        self._begun += 1
+        for key, times in recorded.dropped.items():
+            self._tally.assume(f"{DROPPED}: {key}", times)
+        self._writer.write(recorded.batch)
 
     def _cut(self) -> None:
         """The caller leaves an episode before its end: it is kept as truncated, and counted."""
         if self._is_under_way and self._t and not self._is_closed:
             self._tally.assume(UNFINISHED)
-            self._end(NO, ~NO)
-
-    def _fills_a_file(self) -> bool:
-        rows = self._rows_of_file
-        return rows is not None and self._rows // rows > self._rows_written // rows
-
-    def _write(self) -> None:
-        """Hand whole episodes to the writer."""
-        self._rows_written = self._rows
-        recorded = self._store.take()
-        if recorded is not None:
-            for key, times in recorded.dropped.items():
-                self._tally.assume(f"{DROPPED}: {key}", times)
-            self._writer.write(recorded.batch)
+            self._end(terminated=False, truncated=True)
 
     def close(self) -> None:
         """Commit what was recorded, and close the environment. A second call changes nothing more."""
@@ -228,7 +216,6 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             self._is_closed = True
         _OPEN.discard(self)
         try:
-            self._write()
             if not self._writer.episodes_written:
                 _log.warning("note: no episode had a step, so that nothing is written to %s", self.url)
                 return None
@@ -254,53 +241,13 @@ def _save_open() -> None:
 
 
 _OPEN: Final[set[Recorder]] = set()
-HELD_BYTES: Final = 8 << 20  # of whole episodes, before they are written
 # While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
 getattr(threading, "_register_atexit", atexit.register)(_save_open)
 
 
-def _writer(
-    place: Location,
-    spaces: tuple[Any, Any],
-    environment: Environment | None,
-    code: Mapping[str, str],
-    options: Mapping[str, Any],
-    tally: Tally,
-) -> DatasetWriter:
-    """Raises as `DatasetWriter` does."""
-    policy = {} if options["policy"] is None else {"policy": without_folders(blanked(options["policy"]))}
-    identity = {**policy, **code}
-    return DatasetWriter(
-        place,
-        format=options["format"],
-        observation_space=spaces[0],
-        action_space=spaces[1],
-        action_scale="env",
-        environment=environment,
-        provenance={**policy, IDENTITY: identity},
-        compression=options["compression"],
-        max_rows_per_file=options["max_rows_per_file"],
-        max_bytes_per_file=options["max_bytes_per_file"],
-        overwrite=options["overwrite"],
-        resume=options["resume"],
-        base=dataset_to_append_to(place, resume=options["resume"]) if options["append"] else None,
-        tally=tally,
-        identity=identity,
-        allow_changes=options["allow_changes"],
-        count_not_finite=True,
-    )
-
-
-def _name(env: Any) -> str:
-    spec = getattr(env, "spec", None)
-    return spec.id if spec is not None else type(env.unwrapped).__name__
-
-
-def _environment(env: Any, options: Mapping[str, Any]) -> Environment | None:
-    """What the manifest says of the environment: what was given; else what gymnasium knows of how it was made."""
-    if options["env_id"] is not None:
-        return Environment(options["env_id"], {})
-    spec = getattr(env, "spec", None)
+def _environment(env: Any) -> Environment | None:
+    """What the manifest says of the environment: what gymnasium knows of how it was made."""
+    spec = env.spec
     if spec is None:
         return None
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in OF_VECTORS and value is not None}
@@ -321,17 +268,13 @@ def _call(wrapper: Any) -> str:
 
 def _plain(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The arguments that JSON holds; the others are named in a note."""
-    plain = {key: value for key, value in arguments.items() if _is_plain(value)}
-    left = sorted(arguments.keys() - plain.keys())
+    plain, left = dict[str, Any](), list[str]()
+    for key, value in arguments.items():
+        try:
+            plain[key] = json.loads(json.dumps(value))
+        except (TypeError, ValueError):
+            left.append(key)
     if left:
-        _log.warning(
-            "note: arguments of %s are not kept in the manifest, because JSON has no form for them: %s", name, ", ".join(left)
-        )
+        what = "note: arguments of %s are not kept in the manifest, because JSON has no form for them: %s"
+        _log.warning(what, name, ", ".join(sorted(left)))
     return plain
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value)) == (list(value) if isinstance(value, tuple) else value))
-    except (TypeError, ValueError):
-        return False

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, Interrupted
 from offline_cli.playing.plan import Plan
-from offline_cli.policies.piece_policy import PolicyForPieces
+from offline_cli.policies.module_policy import PolicyForPieces
 from offline_cli.policies.policy import Policy
 from offline_cli.stop_signals import exit_code_of
 from offline_cli.storage.blanking import blanked_call, blanked_values
 
-__all__ = ["RecordResult", "ended_early", "filled", "nothing_recorded"]
+__all__ = ["RecordResult", "ended_early", "nothing_recorded", "recorded"]
 
 RESUME = "the same command with --resume continues from there"
 
@@ -65,7 +64,6 @@ class RecordResult:
 def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> RecordResult:
     """The result of a dry run, which says what would be done."""
     player = policy.player if isinstance(policy, PolicyForPieces) else None
-    pieces = [None, None] if player is None else [_names(player.env_to_module), _names(player.module_to_env)]
     return RecordResult(
         out=out,
         format=format,
@@ -75,10 +73,10 @@ def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> Re
         policy=", ".join(plan.policies),
         vectorize=plan.vectorize,
         action_scale=policy.action_scale,
-        explore=plan.explore,
+        explore=plan.opening.explore,
         seed=plan.seed,
-        env_to_module=pieces[0],
-        module_to_env=pieces[1],
+        env_to_module=None if player is None else _names(player.env_to_module),
+        module_to_env=None if player is None else _names(player.module_to_env),
     )
 
 
@@ -88,9 +86,8 @@ def _names(pipeline: Any) -> list[str]:
     return [type(piece).__name__ for piece in pipeline.connectors] if named is None else [name for name, _ in named()]
 
 
-def filled(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int, started: float) -> RecordResult:
-    """`empty` with what the datasets hold; `new_steps` were recorded since `started`, a time of `time.monotonic`."""
-    seconds = time.monotonic() - started
+def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int, seconds: float) -> RecordResult:
+    """`empty` with what the datasets hold; `new_steps` were recorded within `seconds`."""
     assumptions: Counter[str] = Counter()
     for manifest in manifests:
         assumptions.update(manifest.assumptions)
@@ -111,13 +108,11 @@ def filled(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int
     )
 
 
-def _moments(manifests: Sequence[Manifest], name: Literal["return", "length"]) -> tuple[float | None, float | None]:
+def _moments(manifests: Sequence[Manifest], name: str) -> tuple[float | None, float | None]:
     """Mean and standard deviation over the episodes of all datasets; None: one of them does not know it."""
-    known = [(manifest.counts.episodes, manifest.statistics[name]) for manifest in manifests]
-    if len(known) == 1:
-        return known[0][1]["mean"], known[0][1]["std"]
-    if any(one["mean"] is None or one["std"] is None for _, one in known):
-        return None, None
+    known = [(manifest.counts.episodes, manifest.statistics[name]) for manifest in manifests]  # type: ignore[literal-required]
+    if len(known) == 1 or any(one["mean"] is None or one["std"] is None for _, one in known):
+        return (known[0][1]["mean"], known[0][1]["std"]) if len(known) == 1 else (None, None)
     total = sum(count for count, _ in known)
     mean = sum(count * one["mean"] for count, one in known) / total
     square = sum(count * (one["std"] ** 2 + one["mean"] ** 2) for count, one in known) / total
@@ -131,19 +126,16 @@ def ended_early(
     if kept is None and failure is not None:
         return failure
     details: dict[str, Any] = {}
+    told, fix = "no episode was whole, and nothing was kept", "the same command again"
     if kept is not None:
         details = {"out": out, "episodes": kept.episodes, "steps": kept.steps, "complete": False}
-        told = f"{kept.episodes} whole episodes ({kept.steps} steps) are committed"
-        if failure is not None:
-            what, fix = f"{failure.what_in_one_line}; {told}", f"{failure.fix}; {RESUME}"
-            error = type(failure)(what, where=failure.where, fix=fix, details={**failure.details, **details})
-            error.__cause__ = failure.__cause__
-            return error
+        told, fix = f"{kept.episodes} whole episodes ({kept.steps} steps) are committed", RESUME
+    if failure is not None:
+        what, fix = f"{failure.what_in_one_line}; {told}", f"{failure.fix}; {fix}"
+        error = type(failure)(what, where=failure.where, fix=fix, details={**failure.details, **details})
+        error.__cause__ = failure.__cause__
+        return error
+    by = "stopped"
     if signal_number is not None:
-        details["exit_code"] = exit_code_of(signal_number)
-    by = "stopped" if signal_number is None else f"stopped by {signal.Signals(signal_number).name}"
-    if kept is None:
-        what, fix = f"{by} before an episode was whole; nothing was kept", "the same command again"
-    else:
-        what, fix = f"{by}; {told}", RESUME
-    return Interrupted(what, where=out, fix=fix, details=details)
+        by, details["exit_code"] = f"stopped by {signal.Signals(signal_number).name}", exit_code_of(signal_number)
+    return Interrupted(f"{by}; {told}", where=out, fix=fix, details=details)

@@ -45,10 +45,10 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
     takes = [_names_for(place) for place in places] if given else []
     if not given or takes[0] is None:
         return given
-    known = None if None in takes else frozenset[str]().union(*(names or () for names in takes))
-    for name in given if known is not None else ():
-        if name not in (known or ()):
-            raise _unknown(name, places, known or frozenset())
+    known = frozenset[str]().union(*(names or () for names in takes))
+    unknown = [name for name in given if name not in known and None not in takes]
+    if unknown:
+        raise _unknown(unknown[0], places, known)
     return {name: value for name, value in given.items() if name in takes[0]}
 
 

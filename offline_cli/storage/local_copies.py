@@ -15,8 +15,9 @@ from typing import Any, BinaryIO, Final
 
 from fsspec.implementations.cached import WholeFileCacheFileSystem
 
-from offline_cli.errors import StorageError, UsageError
+from offline_cli.errors import UsageError
 from offline_cli.storage.clients import CACHE, CACHE_SIZE
+from offline_cli.storage.failures import storage_failures
 
 __all__ = ["LocalCopies", "cache_of"]
 
@@ -69,9 +70,6 @@ def cache_of(options: Mapping[str, Any] | None) -> LocalCopies | None:
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
         raise UsageError(f"{size!r} is not a number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
     place = os.path.abspath(os.path.expanduser(folder))
-    try:
+    with storage_failures(place, "making the cache"):
         os.makedirs(place, exist_ok=True)
-    except OSError as err:
-        fix = "name a folder that can be made, or leave out --cache"
-        raise StorageError(f"no cache can be here: {err.strerror or err}", where=place, fix=fix) from err
     return LocalCopies(place, size)

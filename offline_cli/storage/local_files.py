@@ -16,10 +16,7 @@ from typing import BinaryIO, Final
 
 from offline_cli.errors import BadData, StorageNotFound
 
-__all__ = [
-    *("PART_PREFIX", "SIGNS", "dangling_link", "not_found", "open_plain", "read_plain", "read_start", "sync_bytes"),
-    "sync_names",
-]
+__all__ = ["PART_PREFIX", "SIGNS", "dangling_link", "not_found", "open_plain", "read_plain", "sync_bytes", "sync_names"]
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
@@ -77,36 +74,17 @@ def sync_names(folder: str) -> None:
 
 def open_plain(path: str, *, shown: str) -> BinaryIO:
     """The file at `path`, called `shown` in messages. Raises BadData for anything but a regular file, OSError."""
-    _refuse(os.stat(path).st_mode, shown)  # before anything is opened: that alone sets some devices to work
-    handle = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  its user closes it
-    try:
-        _refuse(os.fstat(handle.fileno()).st_mode, shown)  # what was opened, if it was replaced since
-    except BaseException:
-        handle.close()
-        raise
-    return handle
-
-
-def read_plain(path: str, *, shown: str) -> bytes:
-    """All bytes of the file. Raises as `open_plain` does."""
-    with open_plain(path, shown=shown) as file:
-        return file.read()
-
-
-def read_start(path: str, most: int, *, shown: str) -> tuple[bytes, int]:
-    """The first `most` bytes of the file and how many it has. Raises as `open_plain` does."""
-    with open_plain(path, shown=shown) as file:
-        return file.read(most), os.fstat(file.fileno()).st_size
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not block on a pipe; changes nothing for a file
-
-
-def _refuse(mode: int, shown: str) -> None:
+    mode = os.stat(path).st_mode  # before anything is opened: that alone sets some devices to work
     kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
     if kind is not None:
         fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
         raise BadData(f"{kind}, not a file: reading it could block forever", where=shown, fix=fix)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
+    return open(path, "rb")
+
+
+def read_plain(path: str, *, shown: str) -> bytes:
+    """All bytes of the file. Raises as `open_plain` does."""
+    with open_plain(path, shown=shown) as file:
+        return file.read()

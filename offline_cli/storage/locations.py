@@ -27,7 +27,7 @@ from offline_cli.storage.blanking import blanked
 from offline_cli.storage.clients import options_for, place_in, quiet_clients, time_limit_of
 from offline_cli.storage.failures import is_named, no_bucket, storage_failures
 from offline_cli.storage.local_copies import LocalCopies, cache_of
-from offline_cli.storage.local_files import SIGNS, dangling_link, open_plain, read_plain, read_start, sync_names
+from offline_cli.storage.local_files import SIGNS, dangling_link, open_plain, read_plain, sync_names
 from offline_cli.storage.providers import HERE, Provider, provider_of
 from offline_cli.storage.remote_files import BLOCK, remote_file
 from offline_cli.storage.timeouts import REQUEST_BYTES, SECONDS, wait_for
@@ -197,53 +197,43 @@ class Location:
 
         What a listing says of a remote file (its size, its version) is not asked for again when that is read.
         """
-        how = {"on_error": "raise"} if self.is_local else {"detail": True}
-
-        def request() -> Any:
-            self.fs.invalidate_cache()
-            return self.fs.find(self.path, **how)
-
-        found = self.ask("listing it", request)
+        found = self._listed("find", **({"on_error": "raise"} if self.is_local else {"detail": True}))
         if not found and not self.exists():
             raise self.missing()
         cut = len(self.path.rstrip("/")) + 1
-        return self._listed(found, lambda path: self.url if path == self.path else self._url_below(path[cut:]))
+        return [replace(one, url=self.url if one.path == self.path else self._url_below(one.path[cut:])) for one in found]
 
     def children(self) -> list[Location]:
         """The files and folders right in this folder, sorted; none where nothing is here."""
-
-        def request() -> list[str]:
-            self.fs.invalidate_cache()
-            try:
-                return list(self.fs.ls(self.path, detail=False))
-            except FileNotFoundError:
-                return []
-
         root = self.path.rstrip("/")
-        found = sorted(path for path in self.ask("listing it", request) if path.rstrip("/") != root)
+        found = [one.path for one in self._listed("ls", detail=False) if one.path.rstrip("/") != root]
         return [self.join(path.removeprefix(root)) for path in found]
 
     def matches(self) -> list[Location]:
         """The places that match this one's path as a pattern, sorted. Raises StorageNotFound where there is none."""
-
-        def request() -> Any:
-            self.fs.invalidate_cache()
-            try:
-                return self.fs.glob(self.path, detail=not self.is_local)
-            except FileNotFoundError:  # some clients say so of a missing bucket, some say that nothing matches
-                return []
-
-        found = self.ask("looking for matches", request)
+        found = self._listed("glob", detail=not self.is_local)
         if not found:
             if self._has_no_bucket():  # which clients take for an empty listing
                 raise no_bucket(self.url)
             fix = "check the pattern; quote it so that the shell does not expand it"
             raise StorageNotFound(f"nothing matches {self.url}", where=self.url, fix=fix)
-        return self._listed(found, self._url_of)
+        return [replace(one, url=self._url_of(one.path)) for one in found]
 
-    def _listed(self, found: Any, url_of: Callable[[str], str]) -> list[Location]:
+    def _listed(self, method: str, **how: Any) -> list[Location]:
+        """What a method of the filesystem lists, sorted by path, with its records where it gives them."""
+
+        def request() -> Any:
+            self.fs.invalidate_cache()
+            try:
+                return getattr(self.fs, method)(self.path, **how)
+            except FileNotFoundError:  # some clients say so of a missing bucket or folder, some list nothing
+                if method == "find":
+                    raise
+                return []
+
+        found = self.ask("listing it", request)
         records = found if isinstance(found, Mapping) else {}
-        return [replace(self, path=path, url=url_of(path), record=records.get(path)) for path in sorted(found)]
+        return [replace(self, path=path, record=records.get(path)) for path in sorted(found)]
 
     def make_folder(self) -> list[Location]:
         """Make this folder and those above it, and sync their names to disk.
@@ -312,7 +302,7 @@ class Location:
 
         raw = self.ask("opening it", request)
         size = getattr(raw, "size", None)  # None: of an archive, or of a server that says nothing of sizes
-        return raw if size is None else remote_file(self, raw, size)
+        return raw if size is None else remote_file(raw, size, self.url, self.ask)
 
     def _small(self, size: int) -> bytes:
         """All bytes of a small file, in one request; one more where there are more than were listed."""
@@ -332,7 +322,8 @@ class Location:
     def start(self, most: int) -> tuple[bytes, int]:
         """The first `most` bytes of this file, and how many it has. Raises as `read_bytes` does."""
         if self.is_local:
-            return self.ask("opening it", lambda: read_start(self.path, most, shown=self.url))
+            with self.open() as file:
+                return file.read(most), os.fstat(file.fileno()).st_size
         size = self.size()
         return self._first(most) if size else b"", size
 

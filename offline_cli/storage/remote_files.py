@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Any, BinaryIO, Final
 
 from offline_cli.errors import StorageError
 
@@ -13,29 +13,18 @@ __all__ = ["BLOCK", "remote_file"]
 BLOCK: Final = 8 << 20  # bytes of a request, and as many that are read ahead
 BUFFER: Final = 1 << 20
 
-T = TypeVar("T")
+Ask = Callable[[str, Callable[[], bytes]], bytes]  # makes a bounded request; raises StorageError
 
 
-class Asking(Protocol):
-    """A place to which requests are made, and waited for."""
-
-    @property
-    def url(self) -> str:
-        """As people read it."""
-
-    def ask(self, doing: str, request: Callable[[], T]) -> T:
-        """What `request()` returns. Raises StorageError."""
-
-
-def remote_file(place: Asking, raw: Any, size: int) -> BinaryIO:
-    """`raw`, a client's open file of `size` bytes, with each of its reads asked for at `place`."""
-    return io.BufferedReader(_RemoteFile(place, raw, size), BUFFER)
+def remote_file(raw: Any, size: int, url: str, ask: Ask) -> BinaryIO:
+    """`raw`, a client's open file of `size` bytes at `url`, whose reads are requests made by `ask`."""
+    return io.BufferedReader(_RemoteFile(raw, size, url, ask), BUFFER)
 
 
 class _RemoteFile(io.RawIOBase):
-    def __init__(self, place: Asking, raw: Any, size: int) -> None:
+    def __init__(self, raw: Any, size: int, url: str, ask: Ask) -> None:
         super().__init__()
-        self._place, self._raw, self._size = place, raw, size
+        self._raw, self._size, self._url, self._ask = raw, size, url, ask
         self._position = 0
 
     def readable(self) -> bool:
@@ -72,10 +61,10 @@ class _RemoteFile(io.RawIOBase):
             self._raw.seek(start)
             return bytes(self._raw.read(wanted))
 
-        data = self._place.ask("reading it", request)
+        data = self._ask("reading it", request)
         if len(data) != wanted:
             what = f"the file changed while it was read: {len(data)} bytes came where {wanted} were asked for"
-            raise StorageError(what, where=self._place.url, fix="run the command again once nobody writes there")
+            raise StorageError(what, where=self._url, fix="run the command again once nobody writes there")
         self._position += wanted
         return data
 

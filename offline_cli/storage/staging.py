@@ -30,7 +30,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.failures import storage_failures
@@ -41,12 +41,6 @@ __all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_who
 
 BLOCK: Final = 8 << 20  # bytes of an uploaded part; S3 takes 10,000 of them, of at least 5 MiB
 WRITING: Final = "writing"
-
-
-class _Stage(Protocol):
-    def write(self, data: memoryview) -> object: ...
-    def commit(self) -> None: ...
-    def discard(self) -> None: ...
 
 
 class StagedFile(io.RawIOBase):
@@ -60,7 +54,8 @@ class StagedFile(io.RawIOBase):
         self._sha256 = hashlib.sha256()
         self._discarded = False
         with _writing_failures(target, "opening it for writing"):
-            self._stage: _Stage | None = _stage(target, folder)
+            kind = _LocalStage if target.is_local else _WaitingStage if target.is_memory or target.is_arrow else _UploadStage
+            self._stage: _LocalStage | _WaitingStage | _UploadStage | None = kind(target, folder)
 
     @property
     def closed(self) -> bool:
@@ -123,9 +118,8 @@ def _writing_failures(target: Location, doing: str = WRITING) -> Iterator[None]:
 
 def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
     """Write `data` to `target`, replacing what is there in one step. Raises StorageError."""
-    if (
-        (target.is_in_bucket or target.is_memory) and not target.is_arrow and len(data) <= BLOCK
-    ):  # one request instead of an upload's three
+    is_small = len(data) <= BLOCK and not target.is_arrow
+    if is_small and (target.is_in_bucket or target.is_memory):  # one request instead of an upload's three
         with _writing_failures(target):
             target.ask(WRITING, lambda: target.fs.pipe_file(target.path, data))
         return
@@ -136,12 +130,6 @@ def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
     except BaseException:
         file.discard()
         raise
-
-
-def _stage(target: Location, folder: Location) -> _Stage:
-    if target.is_local:
-        return _LocalStage(target, folder)
-    return _WaitingStage(target) if target.is_memory or target.is_arrow else _UploadStage(target)
 
 
 def part_name(name: str) -> str:
@@ -175,7 +163,7 @@ class _LocalStage:
 class _UploadStage:
     """An upload by a client of fsspec."""
 
-    def __init__(self, target: Location) -> None:
+    def __init__(self, target: Location, folder: Location) -> None:
         block = {"block_size": BLOCK} if target.is_in_bucket else {}
         self._target = target
         self._waiting = bytearray()  # less than a block
@@ -212,7 +200,7 @@ class _UploadStage:
 class _WaitingStage:
     """A temporary file that is uploaded as a whole."""
 
-    def __init__(self, target: Location) -> None:
+    def __init__(self, target: Location, folder: Location) -> None:
         self._target = target
         self._waiting = tempfile.SpooledTemporaryFile(BLOCK, prefix="offline-cli-")  # noqa: SIM115  # commit and discard close it
         self.write, self.discard = self._waiting.write, self._waiting.close

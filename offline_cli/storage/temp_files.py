@@ -17,7 +17,6 @@ from offline_cli.errors import StorageError, StorageNotFound
 __all__ = ["TempFile", "checked_folder"]
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-OPTION: Final = "--temp-dir"
 
 
 class TempFile:
@@ -43,12 +42,11 @@ class TempFile:
     def append(self, data: Any) -> int:
         """Write bytes (or a contiguous array's) at the end; gives where they begin."""
         rest, offset = _bytes_of(data), self.size
-        end = offset + len(rest)
+        self.size += len(rest)
         with self._failures(f"writing {self._holding} to a temporary file"):
             self._file.seek(offset)
             while len(rest):
                 rest = rest[self._file.write(rest) :]
-        self.size = end
         return offset
 
     def read_into(self, offset: int, target: Any) -> None:
@@ -74,13 +72,12 @@ class TempFile:
             yield
         except FileNotFoundError as err:
             what = f"the folder for temporary files does not exist: {self._folder}"
-            raise StorageNotFound(what, where=self._folder, fix=f"make it, or name another with {OPTION}") from err
+            raise StorageNotFound(what, where=self._folder, fix="make it, or name another with --temp-dir") from err
         except OSError as err:
-            what, fix = f"{doing} failed: {err.strerror or err}", f"name a folder that can be written to with {OPTION}"
+            what, room = f"{doing} failed: {err.strerror or err}", "that can be written to"
             if err.errno in FULL:
-                what = f"{doing} failed after {self.size / 1e6:,.0f} MB: no space left"
-                fix = f"name a folder with more space with {OPTION} (the {self._holding} take about their size in memory)"
-            raise StorageError(what, where=self._folder, fix=fix) from err
+                what, room = f"{doing} failed after {self.size / 1e6:,.0f} MB: no space left", "with more space"
+            raise StorageError(what, where=self._folder, fix=f"name a folder {room} with --temp-dir") from err
 
 
 def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:

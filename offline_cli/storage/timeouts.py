@@ -7,27 +7,25 @@ An abandoned request is not cancelled: its thread stays until the client returns
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
-__all__ = ["REQUEST_BYTES", "SECONDS", "NoAnswer", "ReadingPool", "wait_for", "waits_told_to"]
+__all__ = ["REQUEST_BYTES", "SECONDS", "NoAnswer", "ReadingPool", "wait_for"]
 
 SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
-REPORTED: Final = 5.0  # seconds before a wait is reported, and between two reports
+REPORTED: Final = 5.0  # seconds after which a wait is noted
 NOTICED: Final = 0.1  # seconds within which a wait ends that is stopped
 
 T = TypeVar("T")
-OnWait: TypeAlias = Callable[[str, float, float], None]
-"""Called about a wait: for which URL, seconds so far, seconds at most."""
 
-_listeners: list[OnWait] = []
+_log = logging.getLogger(__name__)
 _stops = threading.local()
 
 
@@ -48,20 +46,18 @@ def wait_for(request: Callable[[], T], url: str, seconds: float) -> T:
     stop: threading.Event | None = getattr(_stops, "event", None)
     answer: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
     threading.Thread(target=lambda: answer.put(_outcome(request)), name="offline-cli-storage", daemon=True).start()
-    began = told = time.monotonic()
+    began, is_noted = time.monotonic(), False
     while True:
-        now = time.monotonic()
-        left = began + seconds - now
+        waited = time.monotonic() - began
         if stop is not None and stop.is_set():
             raise Stopped
-        if now - told >= REPORTED:
-            told = now
-            for listener in tuple(_listeners):
-                listener(url, now - began, seconds)
+        if waited >= REPORTED and not is_noted:
+            is_noted = True
+            _log.warning("note: %s: no answer for %.0f s; the client tries again, for %.0f s in all", url, waited, seconds)
         try:
-            return answer.get(timeout=max(0.0, min(REPORTED if stop is None else NOTICED, left))).result()
+            return answer.get(timeout=max(0.0, min(NOTICED, seconds - waited))).result()
         except queue.Empty:
-            if left <= 0.0:
+            if waited >= seconds:
                 raise NoAnswer(seconds) from None
 
 
@@ -72,16 +68,6 @@ def _outcome(request: Callable[[], T]) -> Future[T]:
     except BaseException as error:  # noqa: BLE001  raised again by whoever waits
         future.set_exception(error)
     return future
-
-
-@contextmanager
-def waits_told_to(listener: OnWait) -> Iterator[None]:
-    """Within it, `listener` is called every few seconds about a request that is not answered, from whatever thread waits."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
 
 
 class ReadingPool(ThreadPoolExecutor):

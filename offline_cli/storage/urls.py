@@ -12,7 +12,7 @@ from offline_cli.errors import UsageError
 from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.providers import buckets, provider_of
 
-__all__ = ["check_url", "decoded", "is_of_bucket", "is_web"]
+__all__ = ["check_url", "decoded", "is_web"]
 
 _ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
 _FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
@@ -50,16 +50,9 @@ def decoded(link: str) -> str:
     if host.lower() not in ("", "localhost"):
         fix = f"file:///{host}{match[2]} with three slashes, or the place's path on this machine"
         raise UsageError(f"a file of another machine: this URL names the host {host}", where=blanked(link), fix=fix)
-    if "\0" in path or ("::" in path and "::" not in match[2]):
-        raise UsageError("a file URL that decodes to what no URL here can say", where=blanked(link), fix="give the path")
     return f"file://{path}"
 
 
 def is_web(path: str) -> bool:
     """Whether this is an address of the web, where `?` begins a query."""
     return path.startswith(("http://", "https://"))
-
-
-def is_of_bucket(url: str) -> bool:
-    """Whether this is, or leads through, an address in an object store."""
-    return any(provider_of(link.partition("://")[0]).container for link in url.split("::") if "://" in link)

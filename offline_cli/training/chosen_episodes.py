@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, Self
 
 import numpy as np
@@ -54,30 +53,27 @@ class Weights:
             return None
         names = tuple(dict.fromkeys(place_named(one) for one in sources))
         known = {name.rstrip("/"): name for name in names}
-        pairs = given.items() if isinstance(given, Mapping) else [_pair(text) for text in given]
+        pairs = given.items() if isinstance(given, Mapping) else [text.rpartition("=")[::2] for text in given]
         shares, wrong = dict[str, float](), list[str]()
         for asked, value in pairs:
             name, share = place_named(asked), _number(value)
-            source = known.get(name.rstrip("/"))
-            if source is None:
-                near = get_close_matches(name, names, n=1, cutoff=0.4)
-                wrong.append(f"{name!r} is not among the sources" + (f", did you mean {near[0]!r}?" if near else ""))
-            if share is None or not 0 <= share <= 1:
-                wrong.append(f"{name}={value}: must be a number from 0 to 1")
-            if source in shares:
-                wrong.append(f"{source!r} has two weights")
-            elif source is not None:
-                shares[source] = share or 0.0
+            source = known.get(name.rstrip("/"), "")
+            wrong += [] if source else [f"{name!r} is not among the sources"]
+            wrong += [] if 0 <= share <= 1 else [f"{name}={value}: must be a number from 0 to 1"]
+            wrong += [f"{source!r} has two weights"] if source in shares else []
+            shares |= {source: share} if source else {}
         total = sum(shares.values())
-        if not wrong and total > 1 + TOLERANCE:
-            wrong.append(f"the weights add up to {total:.6g}, more than 1")
-        if not wrong and len(shares) == len(names) and total < 1 - TOLERANCE:
-            wrong.append(f"all sources have weights, which add up to {total:.6g} and not to 1")
+        if not wrong and (total > 1 + TOLERANCE or (len(shares) == len(names) and total < 1 - TOLERANCE)):
+            wrong.append(f"the weights add up to {total:.6g}, and those of all sources must add up to 1")
         if wrong:
             fix = f"{OPTION} SRC=0.3 with SRC as among the sources, which are {', '.join(names)}"
             raise UsageError("; ".join(wrong), where=OPTION, fix=fix)
         places = [(one, expand(one, storage_options, beside=beside)) for one in sources]
         return cls(names, shares, tuple(names.index(place_named(one)) for one, found in places for _ in found))
+
+    def by_location(self, locations: Sequence[str]) -> dict[str, int]:
+        """The number of the source at each of the places that are read; of one that is read twice, the first."""
+        return dict(reversed([*zip(locations, self.numbers, strict=True)]))
 
     def shares(self, steps: Sequence[int]) -> list[float]:
         """Of each source, of so many steps; sum 1. Raises NoData where one that has a share has no steps."""
@@ -106,17 +102,11 @@ def place_named(source: Any) -> str:
     return source.url if isinstance(source, Location) else os.fspath(source)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, _, value = text.rpartition("=")
-    return (name, value) if name else (text, "")
-
-
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> float:
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+        return math.nan
 
 
 def best_episodes(
@@ -148,20 +138,19 @@ class HeldOut:
     def __init__(self, batches: Iterable[EpisodeBatch], fraction: float, seed: int, where: str) -> None:
         """`batches`: all episodes. Raises BadConfig for fewer than two."""
         self._seed = seed
-        hashes = np.array([_hash(id_, seed) for batch in batches for id_ in batch.ids], np.uint64)
-        self.episodes = len(hashes)
-        if self.episodes < 2:
+        hashes = np.concatenate([self._hashes(batch) for batch in batches])
+        if len(hashes) < 2:
             fix = "leave out --val-fraction"
             raise BadConfig("one episode cannot be split by --val-fraction", where=where, fix=fix)
-        self.count = min(max(1, round(fraction * self.episodes)), self.episodes - 1)
-        self._last = np.partition(hashes, self.count - 1)[self.count - 1]
+        count = min(max(1, round(fraction * len(hashes))), len(hashes) - 1)
+        self._last = int(np.partition(hashes, count - 1)[count - 1])
 
-    def divided(self, episodes: EpisodeBatch) -> tuple[EpisodeBatch, EpisodeBatch]:
-        """The episodes to learn from, and those held out."""
-        chosen = np.array([_hash(id_, self._seed) for id_ in episodes.ids], np.uint64) <= self._last
-        return episodes.select(np.flatnonzero(~chosen)), episodes.select(np.flatnonzero(chosen))
+    def among(self, episodes: EpisodeBatch) -> NDArray[np.bool_]:
+        """(E,) which of the episodes are held out."""
+        found: NDArray[np.bool_] = self._hashes(episodes) <= self._last
+        return found
 
-
-def _hash(id_: str, seed: int) -> int:
-    name = id_.encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=str(seed).encode()[:64]).digest(), "big")
+    def _hashes(self, episodes: EpisodeBatch) -> NDArray[np.uint64]:
+        names, key = (id_.encode("utf-8", "surrogatepass") for id_ in episodes.ids), str(self._seed).encode()[:64]
+        found = (hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names)
+        return np.array([int.from_bytes(one, "big") for one in found], np.uint64)

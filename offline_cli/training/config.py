@@ -2,14 +2,13 @@
 
 `config_model.py` says what a key may be. The tables `[algorithm]` and `[network]` name code, ours or another package's, whose
 options and defaults they hold, by its JSON Schema. The options of the network "mlp" are keys of the file itself as well
-(`hidden`, `activation`, `dropout`, `layer_norm`), and are kept there. A mistake names a key that was given as an option as on
-the command line, any other as in the file.
+(`hidden`, `activation`, `dropout`, `layer_norm`). A mistake names a key that was given as an option as on the command line, any
+other as in the file.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
+import tomli_w
 from pydantic import ValidationError
 
 from offline_cli.checked_keywords import as_option, worded
@@ -44,12 +44,10 @@ __all__ = [
     "stored_config",
 ]
 
-_HELP, _PAGE = (
-    "`offline-cli train --help` lists the options, with --algorithm NAME its own too",
-    "docs/config.md lists the keys of the file",
+HELP: Final = (
+    "`offline-cli train --help` lists the options, with --algorithm NAME its own too; docs/config.md the keys of the file"
 )
 KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
-DEFAULTS: Final = {table: BCConfig.model_fields[table].default for table in TABLES}
 NEEDS = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
@@ -59,7 +57,6 @@ NEEDS = (
 TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
 TYPES["object"] = "a table"
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-MAX_SHOWN = 80  # letters of one offending value
 
 
 def resolve_config(
@@ -73,8 +70,8 @@ def resolve_config(
 ) -> BCConfig:
     """The configuration; options that are None were not given. `stored` is that of the run to resume. `plugins`: packages whose
     code may be imported because `stored` names it; what the file, `algorithm` or `network` names is imported. `algorithm`: the
-    options of the table that were given, and perhaps its name; they win. `network`: the name of that table, which the file may
-    then leave out.
+    options of the table that were given, and perhaps its name; they win. `network`: the name of that table. A table of the file
+    may leave out a name that is given so.
 
     Raises BadConfig with every mistake in `details["problems"]`, UsageError where options that contradict each other are all
     of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
@@ -82,74 +79,54 @@ def resolve_config(
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(given.get("hidden"), Sequence) and not isinstance(given["hidden"], str):
         given["hidden"] = list(given["hidden"])
-    twice: list[str] = []
-    from_file = folded(_with_name(read_config(file), network), twice) if file is not None else {}
-    _check_one_size(given, from_file, file)
-    asked = {"algorithm": algorithm} if algorithm else {}
-    asked |= {"network": {"name": network}} if network else {}
-    for table in asked:
-        _check_one_name(table, asked, from_file, file)
-    merged = {**(stored or {}), **from_file, **given, **merged_tables(stored or {}, from_file, asked)}
-    if stored and "network" in {**from_file, **asked} and merged["network"] != stored.get("network"):
-        merged = {name: value for name, value in merged.items() if name not in MLP_KEYS or name in from_file}
-    bounds = [source.keys() & set(BOUNDS) for source in (given, from_file, stored or {})]
-    bound = next(filter(None, bounds), BOUNDS)  # one replaces whatever bound the sources below it say
-    merged = {name: value for name, value in merged.items() if name not in BOUNDS or name in bound}
+    said, before = {} if file is None else read_config(file), stored or {}
+    merged: dict[str, Any] = {}
+    for source in (before, said, given):
+        if not source.keys().isdisjoint(BOUNDS):  # one replaces whatever bound the sources below it say
+            merged = {name: value for name, value in merged.items() if name not in BOUNDS}
+        merged |= source
+    asked = {"algorithm": dict(algorithm or {}), "network": {} if network is None else {"name": network}}
+    problems, own = list[str](), list[str]()
+    for table in TABLES:
+        if isinstance(said.get(table, {}), Mapping) and (table in merged or asked[table]):
+            merged[table] = _merged_table(table, before.get(table), said.get(table, {}), asked[table], problems)
+        if table in said or "name" in asked[table]:
+            own.append(table)
     contradictions = _contradictions(merged, given)
-    problems = [*twice, *_key_mistakes(merged, given), *contradictions]
-    if isinstance(merged.get("env_kwargs"), Mapping) and _has_null(merged["env_kwargs"]):
-        name = _spelled("env_kwargs", "env_kwargs" in given)
-        problems.append(f"{name}: null cannot be kept in config.toml; a function may set it: --env python:module:make_env")
-    own = [table for table in TABLES if table in from_file or "name" in asked.get(table, {})]
-    problems += [_as_set(text, algorithm or {}) for text in _table_mistakes(merged, own=own, packages=plugins)]
-    if problems:
-        kind = UsageError if all(contradictions.get(text) for text in problems) else BadConfig
-        raise kind.of(problems, where=_sources(file, given, stored), fix=_HELP if file is None else f"{_HELP}; {_PAGE}")
-    return _made({**merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
+    problems += [*_key_mistakes(merged, given), *contradictions]
+    problems += [_as_set(text, asked["algorithm"]) for text in _table_mistakes(merged, own=own, packages=plugins)]
+    if not problems:
+        made = _made({**merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
+        try:
+            tomli_w.dumps(made.as_dict())
+            return made
+        except TypeError as err:
+            fix = "a function may set it: --env python:module:make_env"
+            raise BadConfig(f"config.toml cannot hold this: {err}", where=_sources(file, given, stored), fix=fix) from err
+    kind = UsageError if all(contradictions.get(text) for text in problems) else BadConfig
+    raise kind.of(problems, where=_sources(file, given, stored), fix=HELP)
 
 
-def _has_null(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_null, value.values()))
-    return any(map(_has_null, value)) if isinstance(value, list | tuple) else value is None
-
-
-def _check_one_size(given: Mapping[str, Any], from_file: Mapping[str, Any], file: str | PathLike[str] | None) -> None:
-    """Raise UsageError where option and file name two sizes of the network: a checkpoint's weights have one."""
-    asked, said = given.get("hidden"), from_file.get("hidden")
-    if asked is not None and said is not None and asked != said:
-        what = f"--hidden says {','.join(map(str, asked))}, and the file says {as_text(said)}"
-        raise UsageError(what, where=f"--hidden and {file}", fix="give the widths in one of the two")
-
-
-def _check_one_name(
-    table: str, asked: Mapping[str, Any], from_file: Mapping[str, Any], file: str | PathLike[str] | None
-) -> None:
-    """Raise UsageError where option and file name two algorithms, or networks: the options in the file are those of one."""
-    names = [found.get("name") for source in (asked, from_file) if isinstance(found := source.get(table), Mapping)]
-    if len(names) == 2 and None not in names and names[0] != names[1]:
-        what = f"--{table} says {names[0]}, and the file's [{table}] {names[1]}"
-        raise UsageError(what, where=f"--{table} and {file}", fix=f"name the {table} in one of the two")
-
-
-def _with_name(document: dict[str, Any], network: str | None) -> dict[str, Any]:
-    """The file with the name that the option gives its table of the network, and `python:` before a file of code there."""
-    table = document.get("network")
-    if not isinstance(table, Mapping):
-        return document
-    name = table.get("name", network)
-    return {**document, "network": {**table, **({} if name is None else {"name": _named(name)})}}
-
-
-def _named(name: Any) -> Any:
-    return network_named(name) if isinstance(name, str) else name
+def _merged_table(
+    table: str, stored: Mapping[str, Any] | None, said: Mapping[str, Any], asked: Mapping[str, Any], problems: list[str]
+) -> dict[str, Any]:
+    """Options of each source over those of the one before it, where they are those of one algorithm, or network."""
+    found = dict(stored or BCConfig.model_fields[table].default)
+    for source in (said, asked):
+        name = source.get("name", asked.get("name", found["name"]))
+        name = network_named(name) if table == "network" and isinstance(name, str) else name
+        if source:
+            found = {**(found if name == found["name"] else {}), **source, "name": name}
+    if said and asked.get("name", found["name"]) != said.get("name", found["name"]) != found["name"]:
+        problems.append(f"--{table} says {found['name']}, and the file's [{table}] {said['name']}: name it in one of the two")
+    return found
 
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:
     """The configuration that a run folder holds, without importing what its tables name. Raises BadConfig."""
     problems = _key_mistakes(stored, ()) + list(_contradictions(stored, ()))
     if problems:
-        raise BadConfig.of(problems, where=_sources(None, {}, stored), fix=_PAGE)
+        raise BadConfig.of(problems, where=_sources(None, {}, stored), fix=HELP)
     return _made(dict(stored))
 
 
@@ -222,34 +199,6 @@ def read_config(file: str | PathLike[str]) -> dict[str, Any]:
         raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
 
 
-def folded(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """A user's file with the options of `[network] name = "mlp"` as keys of its own; what is said twice goes to `problems`."""
-    table = document.get("network")
-    if not isinstance(table, Mapping) or table.get("name", MLP) != MLP:
-        return dict(document)
-    problems += [f"{name} and network.{name}: give one of the two" for name in MLP_KEYS if name in table and name in document]
-    rest = {"name": MLP} | {name: value for name, value in table.items() if name not in MLP_KEYS}
-    return {**document, "network": rest} | {name: table[name] for name in MLP_KEYS if name in table}
-
-
-def merged_tables(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables: options of each source over those of the one before it, where they are those of one algorithm, or network.
-
-    The last source may leave out the name.
-    """
-    found: dict[str, Any] = {}
-    for table in TABLES:
-        for source in sources:
-            old, new = found.get(table), source.get(table)
-            if source is sources[-1] and isinstance(new, Mapping):
-                new = {"name": (old if isinstance(old, Mapping) else DEFAULTS[table]).get("name"), **new}
-            if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("name") == new.get("name"):
-                found[table] = {**old, **new}
-            elif new is not None:
-                found[table] = new
-    return found
-
-
 def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """A checked table with the defaults of its schema."""
     if table == "network" and given["name"] == MLP and "memory" not in given:
@@ -266,33 +215,22 @@ def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _key_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
     """Every key that the model does not know, or whose value it does not allow."""
+    found = []
     try:
         BCConfig.model_validate(dict(config))
     except ValidationError as err:
-        return list(dict.fromkeys(_worded(one, config, options) for one in err.errors()))
-    return []
-
-
-def _worded(error: Any, config: Mapping[str, Any], options: Collection[str]) -> str:
-    name = str(error["loc"][0])
-    if error["type"] == "extra_forbidden":
-        return _unknown(name, BCConfig.model_fields)
-    return f"{_spelled(name, name in options)}: {worded(error, config[name])}"
-
-
-def _unknown(name: str, keys: Collection[str], table: str = "") -> str:
-    near = get_close_matches(name.replace("-", "_"), keys, n=1)
-    return f"unknown key '{table}{name}'" + (f", did you mean '{table}{near[0]}'?" if near else "")
+        for one in err.errors():
+            name = str(one["loc"][0])
+            if one["type"] == "extra_forbidden":
+                near = get_close_matches(name.replace("-", "_"), BCConfig.model_fields, n=1)
+                found.append(f"unknown key '{name}'" + (f", did you mean '{near[0]}'?" if near else ""))
+            else:
+                found.append(f"{_spelled(name, name in options)}: {worded(one, config[name])}")
+    return list(dict.fromkeys(found))
 
 
 def _spelled(name: str, asked: bool) -> str:
     return as_option(name) if asked else name
-
-
-def as_text(value: Any) -> str:
-    """A value in a message, shortened."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict[str, bool]:
@@ -309,6 +247,12 @@ def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict
         if name in config and needed not in config:
             asked = name in options
             found[f"{_spelled(name, asked)}: needs {_spelled(needed, asked)}, {what}"] = asked
+    network = config.get("network", {})
+    for name in MLP_KEYS:
+        if name in config and isinstance(network, Mapping) and network.get("name", MLP) != MLP:
+            found[f"{name}: an option of the network {MLP!r}; others have theirs in [network]"] = False
+        elif name in config and isinstance(network, Mapping) and name in network:
+            found[f"{name} and network.{name}: give one of the two"] = False
     return found
 
 
@@ -334,7 +278,7 @@ def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages
     """
     problems = []
     for table in TABLES:
-        given = config.get(table, DEFAULTS[table])
+        given = config.get(table, BCConfig.model_fields[table].default)
         if not (isinstance(given, Mapping) and isinstance(given.get("name"), str)):
             continue  # the model has said so
         named = None if table in own else packages
@@ -349,35 +293,15 @@ def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages
                 raise
             problems.append(f"{place}: {err.what} ({err.fix})")
             continue
-        problems += _option_mistakes(table, options, kind.schema)
-    network = config.get("network", {})
-    if isinstance(network, Mapping) and network.get("name", MLP) != MLP:
-        taken = [name for name in MLP_KEYS if name in config]
-        problems += [f"{name}: an option of the network {MLP!r}; others have theirs in [network]" for name in taken]
+        try:  # run folders keep them as JSON
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as err:
+            problems.append(f"{table}: {err}; give finite numbers, and dates as text")
+            continue
+        found = mistakes_by(options, {"additionalProperties": False, **kind.schema}) if options else []
+        whole = "the document: "  # an unknown option is a mistake of the table
+        problems += [f"{table}: {text.removeprefix(whole)}" if text.startswith(whole) else f"{table}.{text}" for text in found]
     return problems
-
-
-def _option_mistakes(table: str, options: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """Options of a table that its JSON Schema does not know or allow, or that a run folder cannot keep as JSON."""
-    keys = schema.get("properties", {})
-    unknown = [] if schema.get("additionalProperties") is True else [name for name in options if name not in keys]
-    found = [_unknown(name, keys, f"{table}.") for name in unknown]
-    for name in [name for name in options if name in keys]:
-        value = options[name]
-        no_number = isinstance(value, float) and not math.isfinite(value)  # which a schema lets pass whatever its limits are
-        if mistakes_by(value, keys[name]) or (no_number and not LIMITS.keys().isdisjoint(keys[name])):
-            may_be = allowed(keys[name]).replace("a number", "a finite number" if no_number else "a number", 1)
-            found.append(f"{table}.{name}: must be {may_be}, not {as_text(value)}")
-    bad = tuple(text.partition(":")[0] for text in found)
-    for name in [name for name in options if f"{table}.{name}" not in bad]:
-        try:
-            json.dumps(options[name], allow_nan=table != "network")  # networks alone are in policy.json
-        except TypeError:
-            found.append(f"{table}.{name}: give dates and times as text")
-        except ValueError:
-            found.append(f"{table}.{name}: must be finite")
-    whole = {name: value for name, value in schema.items() if name not in ("properties", "additionalProperties")}
-    return found + [f"{table}.{text.removeprefix('the document: ')}" for text in mistakes_by(options, whole)]
 
 
 def _as_set(text: str, options: Mapping[str, Any]) -> str:

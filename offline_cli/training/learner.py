@@ -26,11 +26,11 @@ from offline_cli.plugins import PYTHON
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
 from offline_cli.policies.run_policy import NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, describe, same_space
-from offline_cli.storage.locations import Sources, open_location
+from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config_model import BCConfig
 
-__all__ = ["Learner", "Setup", "Start", "cloning_learner"]
+__all__ = ["Learner", "Setup", "Start", "cloning_learner", "saved_modules"]
 
 ASIDE: Final = ("dropout", "max_seq_len", "burn_in", "images")  # options that no weight depends on; the last by what it reads
 
@@ -48,9 +48,13 @@ class Setup:
 
     @classmethod
     def of(cls, config: BCConfig) -> Self:
-        """What a resolved configuration names."""
+        """What a resolved configuration names. Raises BadConfig for an algorithm that cannot stream."""
         options = {name: value for name, value in config.algorithm.items() if name != "name"}
         algorithm = algorithm_kind(config.algorithm["name"])(options)
+        if config.streaming and algorithm.refresh_every is not None:
+            what = f"{config.algorithm['name']} recomputes its columns from episodes in memory"
+            once = "--set refresh_every=0 to compute them once; or " * ("refresh_every" in options)
+            raise BadConfig(what, where="--streaming", fix=f"{once}leave out --streaming")
         network = network_kind(config.network["name"])(config.network_options)
         return cls(algorithm, network, config.seed, log_std=(config.log_std_min, config.log_std_max))
 
@@ -62,30 +66,42 @@ class Setup:
         trained = start.loaded.trained
         return replace(self, start=start, learned=None if trained is None else trained.state)
 
-    def resumed(self, learned: Mapping[str, Any] | None, config: BCConfig) -> Self:
-        """As the run was whose pieces had `learned`."""
-        return self if config.init_from is None else replace(self, learned=learned)
-
-    def told(self, learner: Learner) -> dict[str, Any]:
-        """Where the modules are from, as JSON values; empty: they are fresh."""
-        return {} if self.start is None else self.start.told(learner)
-
     def learner(self, observation_space: Space, action_space: Space, action_scale: str, pieces: str = "") -> Learner:
         """Modules for these spaces, which follow from the seed, and from `start`. `pieces`: what the policy plays through.
 
         Raises BadConfig, naming all that keeps the modules from beginning as `start` says; UnsupportedSpace.
         """
         self.algorithm.check(observation_space, action_space)
-        made_by: dict[str, Any] = {"network": self.network, "seed": self.seed, "log_std": self.log_std}
-        task = Task(observation_space, action_space, action_scale, **made_by)
+        task = Task(observation_space, action_space, action_scale, self.network, self.seed, log_std=self.log_std)
         learner = Learner.of(self.algorithm, task)
         if self.start is None:
             return learner
         self.start.check(task, learner, pieces)
-        begun = Learner.of(self.algorithm, replace(task, weights=self.start.loaded.module.state_dict()))
-        for name in self.start.shared(begun):
-            copy_into(begun.modules[name].state_dict(), part(self.start.others, f"{name}."))
-        return begun
+        learner = Learner.of(self.algorithm, replace(task, weights=self.start.loaded.module.state_dict()))
+        for name, tensors in self.start.shared(learner).items():
+            copy_into(learner.modules[name].state_dict(), tensors)
+        return learner
+
+    def told(self, learner: Learner) -> dict[str, Any]:
+        """Where the modules are from, as JSON values; empty: they are fresh."""
+        if self.start is None:
+            return {}
+        taken = [POLICY, *self.start.shared(learner)]
+        fresh = [name for name in learner.modules if name not in taken]
+        return {"run": self.start.url, "sha256": self.start.loaded.sha256, "modules": taken, "fresh": fresh}
+
+
+def saved_modules(run: Location) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """The configuration of a run, unchecked, and the modules of its last checkpoint, by `module.name`; None: it has none.
+
+    Raises BadData for broken files.
+    """
+    last = checkpoint_bytes(run)
+    try:
+        config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
+        return None if last is None else (config, part(load(last[1]), MODULES))
+    except (ValueError, SafetensorError) as err:
+        raise BadData(f"the run cannot be read: {err}", where=run.url, fix="train again, or name another run") from err
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +111,7 @@ class Start:
     url: str
     loaded: LoadedPolicy
     others: Mapping[str, Tensor]  # by `module.name`; empty: it is by another algorithm
-    network: tuple[Mapping[str, Any], Mapping[str, Any]]  # the run's, and the one that is asked for
+    network: Mapping[str, Any]  # that is asked for
 
     @classmethod
     def of(
@@ -111,28 +127,17 @@ class Start:
             raise UsageError("a run cannot begin with what it replaces", where=f"--init-from {place.url}", fix=fix)
         name = config.network["name"]  # what the user named for this run, that run may have
         loaded = load_policy(place, storage_options, plugins=plugins, network=name if name.startswith(PYTHON) else None)
-        others: dict[str, Tensor] = {}
-        try:
-            said = tomllib.loads(place.join(CONFIG).read_bytes().decode()).get("algorithm", {"name": BC})
-            last = checkpoint_bytes(place) if said["name"] == config.algorithm["name"] else None
-            if last is not None:
-                others = part(load(last[1]), MODULES)
-        except (ValueError, TypeError, KeyError, SafetensorError) as err:
-            fix = "name another run; that one cannot be resumed either"
-            raise BadData(f"the run cannot be read: {err}", where=f"--init-from {place.url}", fix=fix) from err
-        wanted = {"name": name, **config.network_options}
-        theirs = loaded.description[NETWORK]
-        both = [{name: value for name, value in one.items() if name not in ASIDE} for one in (theirs, wanted)]
-        return cls(place.url, loaded, others, (both[0], both[1]))
+        theirs, others = saved_modules(place) or ({}, {})
+        is_same = theirs.get("algorithm", {}).get("name", BC) == config.algorithm["name"]
+        return cls(place.url, loaded, others if is_same else {}, {"name": name, **config.network_options})
 
     def check(self, task: Task, learner: Learner, pieces: str) -> None:
         """Raise BadConfig, naming all that differs, where the run's policy is not one of this run's."""
-        told, mine = self.loaded.description, learner.policy.action_head
-        theirs, trained = self.loaded.module, self.loaded.trained
+        told, theirs, trained = self.loaded.description, self.loaded.module, self.loaded.trained
         pairs: dict[str, tuple[Any, Any]] = {
-            "network": (_in_words(self.network[0]), _in_words(self.network[1])),
+            "network": (_in_words(told[NETWORK]), _in_words(self.network)),
             "action scale": (told["action_scale"], task.action_scale),
-            "form of Box actions": (_form(theirs.action_head), _form(mine)),
+            "form of Box actions": (_form(theirs.action_head), _form(learner.policy.action_head)),
             "learner pipeline": ("none" if trained is None else trained.in_words, pieces or "none"),
         }
         if isinstance(task.network, Mlp) and told[NETWORK]["name"] == MLP:
@@ -152,25 +157,18 @@ class Start:
             fix = "train with the data, network and pipeline of that run, or leave out --init-from"
             raise BadConfig.of(wrong, where=f"--init-from {self.url}", fix=fix)
 
-    def shared(self, learner: Learner) -> list[str]:
-        """The modules beside the policy that the run has in the same form."""
-        found = []
-        for name, module in learner.modules.items():
-            forms = {key: (tensor.shape, tensor.dtype) for key, tensor in module.state_dict().items()}
-            held = {key: (tensor.shape, tensor.dtype) for key, tensor in part(self.others, f"{name}.").items()}
-            if name != POLICY and forms == held:
-                found.append(name)
-        return found
+    def shared(self, learner: Learner) -> dict[str, dict[str, Tensor]]:
+        """The modules beside the policy that the run has in the same form, each as its tensors."""
+        held = {name: part(self.others, f"{name}.") for name in learner.modules if name != POLICY}
+        return {name: one for name, one in held.items() if _forms(one) == _forms(learner.modules[name].state_dict())}
 
-    def told(self, learner: Learner) -> dict[str, Any]:
-        """Where a run that begins so is from, as JSON values."""
-        taken = [POLICY, *self.shared(learner)]
-        fresh = [name for name in learner.modules if name not in taken]
-        return {"run": self.url, "sha256": self.loaded.sha256, "modules": taken, "fresh": fresh}
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _in_words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(options.items()))
+    return ", ".join(f"{name} {value}" for name, value in sorted(options.items()) if name not in ASIDE)
 
 
 def _form(head: ActionHead) -> str:

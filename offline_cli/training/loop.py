@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,16 +46,16 @@ from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, exit_code_of, requested, signals_noted
-from offline_cli.storage.locations import Location, expand, open_location
+from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training.algorithms.algorithm import BC, uses_rewards
-from offline_cli.training.checks import CONFIRMED, Checks
+from offline_cli.training.checks import CONFIRMED, decide, measure
 from offline_cli.training.chosen_episodes import Weights
-from offline_cli.training.config import check_named_again, differences, read_config, resolve_config
+from offline_cli.training.config import check_named_again, differences, read_config, resolve_config, stored_config
 from offline_cli.training.config_model import BCConfig
 from offline_cli.training.learner import Setup
 from offline_cli.training.result import TrainResult
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.run_state import TrainState, check_same_learned, check_same_run, describe_policy
+from offline_cli.training.run_state import TrainState, check_same_run, describe_policy
 from offline_cli.training.steps import Batches
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.training.updates import Launch, Update, captured, rate_factor
@@ -68,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 def learn(
-    sources: Sequence[Any],
+    sources: Sources,
     out: Any,
     options: Mapping[str, Any],
     *,
@@ -80,6 +81,7 @@ def learn(
     """The whole run. `options`: those of `train_bc`, and keys of the configuration. `algorithm`: what was asked for of its
     table. What is raised: see `train`.
     """
+    sources = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     with ExitStack() as held:
         # ---- configuration and run folder ----
         storage_options, resume = options["storage_options"], options["resume"]
@@ -87,15 +89,16 @@ def learn(
         weights = Weights.of(weight, sources, storage_options, beside=beside)
         folder = RunFolder(open_location(out, storage_options, beside=beside), writes=is_first())
         folder.claim(resume=resume, overwrite=options["overwrite"])
-        tables = TableOptions.of({name: value for name, value in options.items() if name not in _keys(options)})
+        tables = TableOptions.of({name: value for name, value in options.items() if name not in BCConfig.model_fields})
         check_plugins(options["plugins"])
         config = _resolved(options, algorithm, folder)
-        setup = _setup(config)
+        asked = AskedEnvironment.of({name: getattr(config, name) for name in ("env", "env_kwargs", "wrappers")})
+        setup = Setup.of(config)
         device = choose_device(config.device)
         if not options["dry_run"]:
             held.enter_context(folder.locked())
         checkpoint = folder.load() if resume else None
-        if checkpoint is not None and config.init_from is not None:
+        if checkpoint is not None:  # pieces keep what they had learned
             setup = replace(setup, learned=folder.learned())
         elif config.init_from is not None:
             setup = setup.starting(config, storage_options, options["plugins"], out=folder.url, beside=beside)
@@ -103,8 +106,9 @@ def learn(
         # ---- data ----
         ranks = held.enter_context(joined(lambda: device.type))
         places = expand(sources, storage_options, beside=beside)
-        played_in, notes = _played_in(config, places)
-        environment = held.enter_context(_environment(played_in))
+        known = ((info.location, info.environment) for info in infos_of_manifests(places))
+        played_in, notes = (None, []) if asked is None else asked.chosen(known)
+        environment = None if played_in is None else held.enter_context(_environment(played_in))
         data = load_data(
             places,
             config,
@@ -126,11 +130,12 @@ def learn(
         state.code = code_of(*(environment.singles(1) if environment else ()), *own_code, setup.algorithm, *data.code)
         state.threads = config.threads or choose_threads(data.learner.whole, config.batch_size, ranks.here)
         notes += _notes(data, config, state)
-        _warn(notes, config, device, began_anew=resume and checkpoint is None, where=folder.url)
         described = describe_policy(data, config, played_in)
         if checkpoint is not None:
-            state = _continued(checkpoint[0], state, data, folder, options["allow_changes"])
+            wanted, state = state, checkpoint[0]
+            check_same_run(state, wanted, options["allow_changes"], where=folder.url)
             notes += [f"resumed although {change}" for change in state.changes]
+        _tell(notes, config, state, began_anew=resume and checkpoint is None, where=folder.url)
         run = Run(data, config, state, folder, environment, ranks, on_progress, notes)
         held.callback(run.close)
         held.enter_context(use_threads(state.threads))
@@ -142,7 +147,7 @@ def learn(
         held.enter_context(run.telling_how_to_resume())
 
         # ---- begin, or go back to the checkpoint ----
-        finished = None if checkpoint is None else _finished(run)
+        finished = None if checkpoint is None else run.finished()
         ranks.wait()  # until each has read what is there
         if finished is not None:
             return _unless_missed(finished, config)
@@ -161,7 +166,7 @@ def learn(
                 run.save()
                 folder.keep_policy(run.update.policy_state())
                 raise run.interrupted()
-            if state.update == run.checks.bound or (state.update % config.checkpoint_every == 0 and folder.checkpoint_is_due):
+            if state.update == run.bound or (state.update % config.checkpoint_every == 0 and folder.checkpoint_is_due):
                 run.save()
             try:
                 run.settle()
@@ -170,13 +175,13 @@ def learn(
                 continue
             if state.stopped_by is None:
                 run.step()
-        if state.update < run.checks.bound:
+        if state.update < run.bound:
             run.save()
 
         # ---- result ----
         kept = run.keep_best()
         result = run.result(kept)
-        folder.finish(run.learner.policy.state_dict(), result.as_dict())
+        folder.finish(run.learner.policy.state_dict(), result.as_dict(), until_return=config.until_return)
     return _unless_missed(result, config)
 
 
@@ -196,16 +201,14 @@ class Run:
     ) -> None:
         """Move the modules to their device, with batches and optimizers."""
         self.data, self.config, self.state, self.folder, self.ranks = data, config, state, folder, ranks
-        self.on_progress, self.notes, self.learner = on_progress, notes, data.learner
-        device = torch.device(state.device)
-        self.learner.to(device)
-        form: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "device": device}
+        self.environment, self.on_progress, self.notes, self.learner = environment, on_progress, notes, data.learner
+        self.device = torch.device(state.device)
+        self.learner.to(self.device)
+        form: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "device": self.device}
         form |= {"before": self.learner.before_sequences(), "ranks": ranks}
         self.batches = Batches(data.train, **form)
         self.held_out = None if data.val is None else Batches(data.val, **form)
-        per_epoch = self.batches.updates_per_epoch
-        measured = self.learner, config, self.held_out, environment, data.pieces
-        self.checks = Checks(*measured, updates_per_epoch=per_epoch, ranks=ranks)
+        self.bound = config.bound(self.batches.updates_per_epoch)  # the update at which training ends, whatever it has reached
         stepping = {name: getattr(config, name) for name in ("lr", "precision", "weight_decay", "clip_norm", "ema")}
         self.update = Update(self.learner, self.batches.batch, ranks=ranks, **stepping)
         self.launch: Launch = self.update
@@ -222,6 +225,8 @@ class Run:
             if one is not None:
                 one.close()
 
+    # ---- before the first update ----
+
     def check_losses(self) -> None:
         """Compute the losses of the next batch once, before `restore`. Raises BadConfig where they cannot be minimised.
 
@@ -232,11 +237,21 @@ class Run:
         self.batches.fill(self.state.update)
         self.update.check()
 
+    def finished(self) -> TrainResult | None:
+        """The result of a run that is finished within its bound; None: it is not. Raises BadConfig for a lower bound."""
+        made, per_epoch = self.state.update, self.batches.updates_per_epoch
+        if made > self.bound:
+            name = self.config.bound_name
+            fix = f"--{name} {made if name == 'updates' else -(-made // per_epoch)} or more, or train again with --overwrite"
+            what = f"{made} updates are made already, and only {self.bound} asked for"
+            raise BadConfig(what, where=self.folder.url, fix=fix)
+        known = self.folder.result()
+        return known if known is not None and (self.state.stopped_by is not None or made == self.bound) else None
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a checkpoint. Raises BadData where they are not those of such a run."""
-        generators = _generators(self.update.device)
-        wanted = self.update.changing() | generators
         best, refreshed = part(tensors, BEST), part(tensors, REFRESHED)
+        wanted = self._changing()
         wanted |= prefixed(BEST, self.learner.policy.state_dict()) if best else {}
         wanted |= prefixed(REFRESHED, self.learner.state()) if refreshed else {}
         forms = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
@@ -245,15 +260,14 @@ class Run:
             what = f"the checkpoint does not fit the run's configuration: {', '.join(wrong) or 'recomputed columns'}"
             fix = "put config.toml back as it was, or train again with --overwrite"
             raise BadData(what, where=self.folder.url, fix=fix)
-        self.best, self.refreshed = (
-            {name: tensor.to(self.update.device, copy=True) for name, tensor in one.items()} for one in (best, refreshed)
-        )
+        self.best = {name: tensor.to(self.device, copy=True) for name, tensor in best.items()}
+        self.refreshed = {name: tensor.to(self.device, copy=True) for name, tensor in refreshed.items()}
         if self.refreshed:
             copy_into(self.learner.state(), self.refreshed)
             self._compute_columns()
         copy_into(self.update.changing(), tensors)
         torch.set_rng_state(tensors["generator"])
-        if "generator_cuda" in generators:
+        if self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["generator_cuda"])
 
     def prepare(self) -> None:
@@ -262,11 +276,13 @@ class Run:
         ranks.copy_first([tensor.detach() for tensor in self.update.changing().values()])  # networks need not follow from seeds
         if ranks.rank:  # what losses draw is of each rank's own rows
             torch.manual_seed(draw(self.config.seed, CHANCE, state.update, ranks.rank))
-        if self.update.device.type == "cuda" and ranks.count == 1:
+        if self.device.type == "cuda" and ranks.count == 1:
             self.batches.fill(state.update)
             self.launch = captured(self.update)
         self.clock = time.perf_counter()
         self._report()
+
+    # ---- updates, and what belongs to their numbers ----
 
     def step(self) -> None:
         """One update."""
@@ -277,10 +293,10 @@ class Run:
         self.samples += self.batches.fill(state.update)
         schedule, warmup = self.config.lr_schedule, self.config.lr_warmup
         if schedule != "constant" or warmup:
-            self.update.scale_rates(rate_factor(state.update, schedule=schedule, warmup=warmup, bound=self.checks.bound))
-        self.update.tell(requested() or 0)
+            self.update.scale_rates(rate_factor(state.update, schedule=schedule, warmup=warmup, bound=self.bound))
+        self.update.stop = requested() or 0
         self.launch(state.update)
-        if self.ranks.count > 1 and (self.update.device.type == "cpu" or state.update % LOOK == 0):
+        if self.ranks.count > 1 and (self.device.type == "cpu" or state.update % LOOK == 0):
             self.stopping = self.update.stopped(state.update)
         state.update += 1
         state.summed += 1
@@ -289,56 +305,55 @@ class Run:
     def _compute_columns(self) -> None:
         """Have the learner pipeline recompute all columns with the current modules."""
         assert self.data.columns_anew is not None, "data in memory, of an algorithm that asks for it"
-        for batches, columns in zip((self.batches, self.held_out), self.data.columns_anew(), strict=True):
-            if batches is not None and columns is not None:
-                batches.replace(columns)
+        stores = [one for one in (self.batches, self.held_out) if one is not None]
+        for batches, columns in zip(stores, self.data.columns_anew(), strict=True):
+            batches.replace(columns)
 
     def settle(self) -> None:
         """Whatever belongs to this number of updates: check, row of metrics, report.
 
         Raises StopRequested, nothing changed; Diverged.
         """
-        state, checking = self.state, self.checks.due(self.state.update)
+        state, config = self.state, self.config
         if state.settled == state.update:
             return
-        if checking or state.update % self.config.log_every == 0:
-            losses = self._losses()
-            loss = sum(losses.values()) if losses else None  # None: no group was due yet
-            self._check_numbers(loss, weights=checking)
-            with self.update.kept_policy():
-                figures = self.checks.measure(state.update) if checking else {}
+        every = config.check_every(self.batches.updates_per_epoch)
+        checking = state.update > 0 and (state.update % every == 0 or state.update == self.bound)
+        if checking or state.update % config.log_every == 0:
+            losses = self._finite_losses(weights=checking)
+            figures: dict[str, float] = {}
+            if checking:
+                with self.update.kept_policy():
+                    measured = self.held_out, self.environment, self.data.play
+                    figures = measure(self.learner, config, *measured, state.update, self.ranks)
             self._tick()
-            state.loss, state.losses, state.summed = loss, losses, 0
+            state.loss, state.losses, state.summed = sum(losses.values()) if losses else None, losses, 0
             self.update.forget_losses()
             state.metrics_bytes = self.folder.append(self._row(figures))
-            if checking and self.checks.decide(state, figures):
+            if checking and decide(state, config, figures, self.bound):
                 self.best = {name: tensor.clone() for name, tensor in self.update.policy_state().items()}
             self._report()
         state.settled = state.update
 
-    def _losses(self) -> dict[str, float]:
-        """The mean of each over the updates since the last row; of one whose group was not stepped since, the last known value.
+    def _finite_losses(self, *, weights: bool) -> dict[str, float]:
+        """The mean of each over the updates since the last row; of one whose group was not stepped since, the last known value,
+        and none where it never was. Waits for the device, so the wait is time spent in updates.
 
-        Waits for the device, so the wait is time spent in updates.
+        Raises Diverged rather than continue with, or keep, a policy that is not finite. `weights`: look at these, too.
         """
-        state = self.state
-        if not state.summed and state.loss is not None:
-            return state.losses
-        before = time.perf_counter()
-        state.samples, self.samples = state.samples + int(self.samples), 0
-        known = state.losses | self.update.means(state.update, state.summed)
-        state.train_seconds += time.perf_counter() - before
-        return {name: known[name] for name in self.learner.losses if name in known}
-
-    def _check_numbers(self, loss: float | None, *, weights: bool) -> None:
-        """Raise Diverged rather than continue with, or keep, a policy that is not finite. `weights`: look at these, too."""
-        if (loss is None or math.isfinite(loss)) and (not weights or self.update.is_finite()):
-            return
-        what = f"training diverged: the loss is {loss} after {self.state.update} updates"
-        steadier = [f"a smaller --lr than {self.config.lr:g}", *filter(None, [self.learner.algorithm.steadied_by])]
-        fix = f"train again with --overwrite and {' or '.join(steadier)}, or look for wild values in the data"
+        state, known = self.state, self.state.losses
+        if state.summed or state.loss is None:
+            before = time.perf_counter()
+            state.samples, self.samples = state.samples + int(self.samples), 0
+            known = state.losses | self.update.means(state.update, state.summed)
+            state.train_seconds += time.perf_counter() - before
+        losses = {name: known[name] for name in self.learner.losses if name in known}
+        if math.isfinite(sum(losses.values())) and (not weights or self.update.is_finite()):
+            return losses
+        what = f"training diverged: the loss is {sum(losses.values())} after {state.update} updates"
+        fix = f"train again with --overwrite and a smaller --lr than {self.config.lr:g}, or look for wild values in the data"
         kind = Diverged if self.config.algorithm["name"] == BC else TrainingDiverged
-        raise kind(what, where=self.folder.url, fix=fix, details={"update": self.state.update})
+        raise kind(what, where=self.folder.url, fix=fix, details={"update": state.update})
 
     def _tick(self) -> None:
         now = time.perf_counter()
@@ -348,7 +363,7 @@ class Run:
     @property
     def epochs(self) -> float:
         """Passes over the data so far."""
-        return self.state.update / self.batches.updates_per_epoch
+        return round(self.state.update / self.batches.updates_per_epoch, 6)
 
     @property
     def samples_per_second(self) -> float:
@@ -359,7 +374,7 @@ class Run:
         state = self.state
         return {
             "update": state.update,
-            "epoch": round(self.epochs, 6),
+            "epoch": self.epochs,
             "samples": state.samples,
             "loss": state.loss,
             **({f"{name}_loss": value for name, value in state.losses.items()} if len(self.learner.losses) > 1 else {}),
@@ -376,15 +391,20 @@ class Run:
             shown = {"updates/s": pace, "samples/s": self.samples_per_second, **shown}
         shown |= {"val loss": state.figures.get("val_loss"), "return": state.figures.get("eval_return_mean")}
         known = {name: value for name, value in shown.items() if value is not None}
-        self.on_progress(Progress("training", state.update, self.checks.bound, "updates", known))
+        self.on_progress(Progress("training", state.update, self.bound, "updates", known))
+
+    # ---- checkpoints, and ends ----
+
+    def _changing(self) -> dict[str, Tensor]:
+        """All that an update changes, and torch's random generators."""
+        found = self.update.changing() | {"generator": torch.get_rng_state()}
+        return found | ({"generator_cuda": torch.cuda.get_rng_state()} if self.device.type == "cuda" else {})
 
     def save(self) -> None:
         """Write a checkpoint of this moment. Raises Diverged, and keeps the previous one, where weights are not finite."""
-        losses = self._losses()
-        self._check_numbers(sum(losses.values()) if losses else None, weights=True)
+        self._finite_losses(weights=True)
         self._tick()
-        kept = prefixed(BEST, self.best) | prefixed(REFRESHED, self.refreshed)
-        self.folder.save(self.state, self.update.changing() | _generators(self.update.device) | kept)
+        self.folder.save(self.state, self._changing() | prefixed(BEST, self.best) | prefixed(REFRESHED, self.refreshed))
         self.saved = self.state.update
 
     @property
@@ -393,16 +413,11 @@ class Run:
         return requested() is not None if self.ranks.count == 1 else self.stopping
 
     def interrupted(self) -> Interrupted:
-        """The error of a run that is saved, and was stopped by a signal: in every rank the same one, whichever it reached.
-
-        A rank that has failed meanwhile does not answer.
-        """
+        """The error of a run that is saved, and was stopped by a signal: in every rank the same one, whichever it reached."""
         number = requested() or signal.SIGTERM
-        try:
+        with suppress(ClusterLost):  # a rank that has failed meanwhile does not answer
             if self.ranks.summed([float(requested() == signal.SIGINT)])[0]:
                 number = signal.SIGINT
-        except ClusterLost:
-            pass
         update, where, name = self.state.update, self.folder.url, signal.Signals(number).name
         what = f"stopped by {name} after {update} updates; all of them are saved, and the policy of this last checkpoint "
         what += "can be played until the run is resumed"
@@ -417,8 +432,8 @@ class Run:
         except StorageError as err:
             begun = "nothing is saved yet, so it begins the run"
             so_far = begun if self.saved is None else f"from its checkpoint at update {self.saved}"
-            fix = f"{err.fix}; then the same command with --resume continues: {so_far}"
-            raise type(err)(err.what, where=err.where, fix=fix, details=err.details, result=err.result) from err
+            err.fix = f"{err.fix}; then the same command with --resume continues: {so_far}"
+            raise
 
     def keep_best(self) -> int:
         """Load the policy that the run keeps into its module; returns its update number."""
@@ -438,17 +453,15 @@ class Run:
         return TrainResult(
             run=self.folder.url,
             updates=state.update,
-            epochs=round(self.epochs, 6),
+            epochs=self.epochs,
             seconds=round(state.seconds, 3),
             samples_per_second=round(self.samples_per_second, 1),
             loss=state.loss,
             losses=dict(state.losses),
-            val_loss=figures.get("val_loss"),
+            **{name: figures.get(name) for name in ("val_loss", "val_accuracy", "val_mse")},
             eval_return_mean=figures.get(f"{played}_return_mean"),
             eval_return_ci95=figures.get(f"{played}_return_ci95"),
             eval_episodes=counts[played] if f"{played}_return_mean" in figures else None,
-            val_accuracy=figures.get("val_accuracy"),
-            val_mse=figures.get("val_mse"),
             policy_update=kept,
             stopped_by=config.bound_name if state.stopped_by in (None, "bound") else state.stopped_by,
             episodes=facts.episodes,
@@ -464,64 +477,30 @@ class Run:
         )
 
 
-# ---- configuration ----
-
-
-def _keys(options: Mapping[str, Any]) -> list[str]:
-    """Of the options those that are keys of the configuration."""
-    return [name for name in options if name in BCConfig.model_fields]
+# ---- what a run is asked for ----
 
 
 def _resolved(options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: RunFolder) -> BCConfig:
     """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes."""
-    asked = {name: options[name] for name in _keys(options) if name != "network"}
+    asked = {name: value for name, value in options.items() if name in BCConfig.model_fields and name != "network"}
     if options["memory_limit"] is not None:
         asked["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
-    file = options["config"]
+    file, stored = options["config"], folder.config() if options["resume"] else None
     named: dict[str, Any] = {"algorithm": algorithm, "network": network_named(options["network"])}
-    named |= {"plugins": options["plugins"]}
-    if not (options["resume"] and folder.is_run):
-        return resolve_config(asked, file=file, **named)
-    wanted = resolve_config(asked, file=file, stored=folder.config(), **named)
-    said = {**({} if file is None else read_config(file)), **{name: one for name, one in asked.items() if one is not None}}
-    check_named_again(wanted, said, where=folder.url)
-    changed = differences(folder.resolved_config(), wanted)
-    if changed:
-        fix = "leave these options out to resume, or train again with --overwrite"
-        raise BadConfig.of(changed, where=folder.url, fix=fix)
+    wanted = resolve_config(asked, file=file, stored=stored, plugins=options["plugins"], **named)
+    if stored is not None:
+        said = {**({} if file is None else read_config(file)), **{name: one for name, one in asked.items() if one is not None}}
+        check_named_again(wanted, said, where=folder.url)
+        changed = differences(stored_config(stored), wanted)
+        if changed:
+            fix = "leave these options out to resume, or train again with --overwrite"
+            raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
 
 
-def _setup(config: BCConfig) -> Setup:
-    """Raises BadConfig for an algorithm that cannot stream, and for an environment that is wrong whatever the data is."""
-    _asked_environment(config)
-    setup = Setup.of(config)
-    every = setup.algorithm.refresh_every
-    if config.streaming and every is not None:
-        name = config.algorithm["name"]
-        what = f"the algorithm {name!r} recomputes its columns every {every} updates, from episodes in memory"
-        once = "--set refresh_every=0 to compute them once; or " * ("refresh_every" in setup.algorithm.options)
-        raise BadConfig(what, where="--streaming", fix=f"{once}leave out --streaming")
-    return setup
-
-
-def _asked_environment(config: BCConfig) -> AskedEnvironment | None:
-    return AskedEnvironment.of({name: getattr(config, name) for name in ("env", "env_kwargs", "wrappers")})
-
-
-def _played_in(config: BCConfig, places: Sequence[Location]) -> tuple[EnvironmentSpec | None, list[str]]:
-    """The environment of the checks, None where none was asked for, and notes on it and the data's. Raises BadConfig."""
-    asked = _asked_environment(config)
-    known = ((info.location, info.environment) for info in infos_of_manifests(places))
-    return (None, []) if asked is None else asked.chosen(known)
-
-
 @contextmanager
-def _environment(spec: EnvironmentSpec | None) -> Iterator[Environment | None]:
+def _environment(spec: EnvironmentSpec) -> Iterator[Environment]:
     """The environment to measure in; it is closed afterwards whatever happens."""
-    if spec is None:
-        yield None
-        return
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         if environment.agents is not None:
             fix = "leave out --env; `offline-cli evaluate --env` plays the runs of all agents, --policy AGENT=RUN"
@@ -529,53 +508,9 @@ def _environment(spec: EnvironmentSpec | None) -> Iterator[Environment | None]:
         yield environment
 
 
-# ---- resuming ----
-
-
-def _continued(
-    stored: TrainState, wanted: TrainState, data: TrainingData, folder: RunFolder, allow_changes: bool
-) -> TrainState:
-    """The state of the run in `folder`. Raises BadConfig unless it can continue as `wanted`."""
-    before = len(stored.changes)
-    check_same_run(stored, wanted, allow_changes, where=folder.url)
-    for change in stored.changes[before:]:
-        _log.warning("note: resumed although %s", change)
-    check_same_learned(folder.learned(), data.trained, where=folder.url)
-    return stored
-
-
-def _finished(run: Run) -> TrainResult | None:
-    """The result of a run that is finished within its bound; None: it is not. Raises BadConfig for a bound that is passed."""
-    state, bound = run.state, run.checks.bound
-    if state.update > bound:
-        fix = f"{run.checks.least_bound(state.update)} or more, or train again with --overwrite"
-        what = f"{state.update} updates are made already, and only {bound} asked for"
-        raise BadConfig(what, where=run.folder.url, fix=fix)
-    known = run.folder.result()
-    return known if known is not None and (state.stopped_by is not None or state.update == bound) else None
-
-
-# ---- the rest ----
-
-
-def _warn(notes: Sequence[str], config: BCConfig, device: torch.device, *, began_anew: bool, where: str) -> None:
-    """Log what was asked for but may not be intended."""
-    if config.precision == "bf16" and device.type == "cpu":
-        _log.warning("warning: bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
-    if began_anew:
-        _log.warning("note: no checkpoint in %s yet, so --resume begins a new run", where)
-    for note in notes:
-        _log.warning("note: %s", note)
-
-
 def _own_chance(state: TrainState) -> AbstractContextManager[None]:
     """Within it torch's random generators are the run's; afterwards they are restored."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if state.device == "cuda" else [])
-
-
-def _generators(device: torch.device) -> dict[str, Tensor]:
-    found = {"generator": torch.get_rng_state()}
-    return found | ({"generator_cuda": torch.cuda.get_rng_state()} if device.type == "cuda" else {})
 
 
 def _check_rows_apart(module: nn.Module) -> None:
@@ -586,6 +521,19 @@ def _check_rows_apart(module: nn.Module) -> None:
     if wrong:
         what = f"{', '.join(wrong)}: statistics over the rows of a batch, which several processes share out"
         raise BadConfig(what, where="torchrun", fix="LayerNorm or GroupNorm in the network, or train in one process")
+
+
+# ---- what it tells ----
+
+
+def _tell(notes: Sequence[str], config: BCConfig, state: TrainState, *, began_anew: bool, where: str) -> None:
+    """Log what was asked for but may not be intended."""
+    if config.precision == "bf16" and state.device == "cpu":
+        _log.warning("warning: bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
+    if began_anew:
+        _log.warning("note: no checkpoint in %s yet, so --resume begins a new run", where)
+    for note in notes:
+        _log.warning("note: %s", note)
 
 
 def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
@@ -600,8 +548,7 @@ def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]
         left_out = f"the last step of each is left out, as {name} bootstraps; --keep-invented takes them"
         how = f"{name} bootstraps from copies of the ones before" if config.keep_invented else left_out
         notes.append(f"{data.facts.invented:,} truncated episodes have no recorded last observation: {how}")
-    scaled = (algorithm.scaled_by, algorithm.options[algorithm.scaled_by]) if algorithm.scaled_by in algorithm.options else None
-    return [*notes, *data.facts.notes_on_rewards(unused_by=None if uses_rewards(algorithm) else name, scaled_by=scaled)]
+    return [*notes, *data.facts.notes_on_rewards(unused_by=None if uses_rewards(algorithm) else name)]
 
 
 def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:

@@ -1,7 +1,7 @@
 """A run folder, wherever it is.
 
-    RUN/config.toml          resolved configuration
     RUN/policy.json          spaces, network and action scale: what it takes to build the policy again
+    RUN/config.toml          resolved configuration
     RUN/connectors.msgpack   what the pieces of its learner pipeline learned, where it has one
     RUN/state.safetensors    the checkpoint: weights, optimizer, generators; its counters as the file's metadata
     RUN/state.json           the counters again, for people and other programs
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import time
 import tomllib
@@ -40,8 +39,7 @@ from torch import Tensor
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.datasets.ownership import is_own_part, keep_bytes, keep_names
 from offline_cli.datasets.target_folder import exclusive
-from offline_cli.errors import BadData, Locked, OfflineCliError, OutputExists, StorageNotFound
-from offline_cli.json_documents import from_json
+from offline_cli.errors import BadData, Locked, OfflineCliError, OutputExists
 from offline_cli.policies.run_files import (
     CONFIG,
     CURVE,
@@ -61,7 +59,6 @@ from offline_cli.policies.run_files import (
 from offline_cli.report.curves import draw_curve
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
-from offline_cli.training.config import stored_config
 from offline_cli.training.config_model import BCConfig
 from offline_cli.training.result import TrainResult
 from offline_cli.training.run_state import TrainState
@@ -70,12 +67,9 @@ __all__ = ["RunFolder"]
 
 LOCK: Final = ".training.lock"
 OURS: Final = b"offline-cli-policy"
-RESOLVED: Final = frozenset(("batch_size", "checkpoint_every", "log_every", "lr", "seed"))  # keys of every run's config.toml
-REPLACED: Final = (RESULT, TENSORS, STATE, WEIGHTS, LEARNED, METRICS, CURVE)
+REPLACED: Final = (RESULT, TENSORS, STATE, WEIGHTS, LEARNED, METRICS, CURVE, CONFIG)
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 SHARE: Final = 0.05  # of the time, that they may take there
-
-_log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -87,23 +81,9 @@ class RunFolder:
         self._writes = writes
         self._rows = bytearray()  # of metrics.jsonl
         self._next = 0.0  # when another checkpoint is due, where storage is not a local disk
-
-    @property
-    def url(self) -> str:
-        """The folder's URL, for people."""
-        return self._place.url
+        self.url = self._place.url
 
     # ---- what is there ----
-
-    @property
-    def is_run(self) -> bool:
-        """Whether a run was started here, even if its files are damaged."""
-        if OURS in (whole_file(self._place.join(POLICY)) or b""):
-            return True
-        try:  # a kill may have come before policy.json
-            return tomllib.loads((whole_file(self._place.join(CONFIG)) or b"").decode()).keys() >= RESOLVED
-        except (ValueError, RecursionError):
-            return False
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputExists unless this call may write here, UsageError for both at once; StorageError where nothing can be
@@ -111,71 +91,56 @@ class RunFolder:
         """
         if resume and overwrite:
             raise exclusive(self.url, "run")
-        if self._place.is_file():
-            raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
-        is_run = self.is_run
+        is_file = self._place.is_file()
+        is_run = not is_file and OURS in (whole_file(self._place.join(POLICY)) or b"")
         if is_run and not (resume or overwrite):
             fix = "--resume to continue that run, --overwrite to replace it, or another --out"
             raise OutputExists("a run is there already", where=self.url, fix=fix)
-        others = [one for one in self._place.children() if one.name != LOCK and not is_own_part(one)]
-        if not is_run and others:
+        if is_file or (not is_run and any(one.name != LOCK and not is_own_part(one) for one in self._place.children())):
             raise OutputExists("something else is there already", where=self.url, fix="choose another --out")
         if not (is_run and resume):  # a finished run is shown again wherever it is
             self._place.check_writable()
 
-    def config(self) -> dict[str, Any]:
-        """The stored configuration. Raises BadData where it cannot be read."""
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Within it what a broken file leads to is BadData with the file's name."""
         try:
-            return tomllib.loads(self._place.join(CONFIG).read_bytes().decode())
-        except (StorageNotFound, ValueError, RecursionError) as err:
-            raise self._broken(CONFIG, err) from err
+            yield
+        except (BadData, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as err:
+            raise BadData(f"{name} cannot be read: {err}", where=self.url, fix="train again with --overwrite") from err
 
-    def resolved_config(self) -> BCConfig:
-        """The stored configuration, checked."""
-        return stored_config(self.config())
+    def config(self) -> dict[str, Any] | None:
+        """The stored configuration, unchecked; None: there is none yet. Raises BadData."""
+        content = whole_file(self._place.join(CONFIG))
+        with self._reading(CONFIG):
+            return None if content is None else tomllib.loads(content.decode())
 
     def result(self) -> TrainResult | None:
         """The result of a finished run; None: it is not finished. Raises BadData."""
         content = whole_file(self._place.join(RESULT))
-        try:
+        with self._reading(RESULT):
             return None if content is None else TrainResult(**json_object(content))
-        except (TypeError, ValueError) as err:
-            raise self._broken(RESULT, err) from err
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
         place = self._place.join(LEARNED)
         content = whole_file(place)
-        try:
-            told = json_object(self._place.join(POLICY).read_bytes()).get("pipeline")
+        with self._reading(LEARNED):
+            told = json_object(whole_file(self._place.join(POLICY)) or b"").get("pipeline")
             if content is None and told is None:
                 return None
-            check_learned(content, told)
-            return state_from_bytes(content or b"", where=place.url)
-        except (BadData, StorageNotFound, ValueError) as err:
-            raise self._broken(LEARNED, err) from err
+            return state_from_bytes(check_learned(content, told), where=place.url)
 
     def load(self) -> tuple[TrainState, dict[str, Tensor]] | None:
         """The checkpoint; None: there is none. Raises BadData where it cannot be read."""
         content = whole_file(self._place.join(TENSORS))
-        if content is None:
-            return None
-        try:
-            return TrainState.from_dict(state_in(content)), load(content)
-        except (ValueError, TypeError, KeyError, SafetensorError) as err:
-            raise self._broken(TENSORS, err) from err
+        with self._reading(TENSORS):
+            return None if content is None else (TrainState.from_dict(state_in(content)), load(content))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows of metrics.jsonl that can be read, oldest first; a warning says how many cannot."""
-        lines = (whole_file(self._place.join(METRICS)) or b"").split(b"\n")
-        found = [row for line in lines if (row := _row(line)) is not None]
-        lost = sum(1 for line in lines if line.strip()) - len(found)
-        if lost:
-            _log.warning("warning: %d rows of %s cannot be read, and are left out", lost, self._place.join(METRICS).url)
-        return found
-
-    def _broken(self, name: str, err: Exception) -> BadData:
-        return BadData(f"{name} cannot be read: {err}", where=self.url, fix="train again with --overwrite")
+        """The rows of metrics.jsonl, oldest first. Raises BadData."""
+        with self._reading(METRICS):
+            return [json_object(line) for line in (whole_file(self._place.join(METRICS)) or b"").splitlines()]
 
     # ---- writing ----
 
@@ -207,7 +172,7 @@ class RunFolder:
                     folder.remove_empty_folder()
 
     def begin(self, config: BCConfig, policy: Mapping[str, Any], learned: bytes | None = None) -> None:
-        """Make the folder, or empty it of the run that was here: its result and checkpoint first.
+        """Make the folder, or empty it of the run that was here: its result and checkpoint first, its policy.json last.
 
         `learned`: the state of connector pieces; None: the policy plays without any.
         """
@@ -216,10 +181,10 @@ class RunFolder:
         self._place.make_folder()
         self._remove(*REPLACED)
         self._rows = bytearray()
-        self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
         self._write(POLICY, json_bytes(policy))
         if learned is not None:
             self._write(LEARNED, learned)
+        self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
 
     def resume(self, config: BCConfig, metrics_bytes: int) -> None:
         """Prepare for the updates after a checkpoint; `config` may have another bound. A policy stays until it is replaced.
@@ -238,10 +203,10 @@ class RunFolder:
             self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
 
     def _remove(self, *names: str) -> None:
-        """Remove these files, and half-written ones of a killed trainer."""
-        for child in self._place.children():
-            if child.name in names or is_own_part(child):
-                child.remove()
+        """Remove these files, in this order, and half-written ones of a killed trainer."""
+        there = {child.name: child for child in self._place.children()}
+        for child in [*(there[name] for name in names if name in there), *filter(is_own_part, there.values())]:
+            child.remove()
         keep_names(self._place)
 
     def append(self, row: Mapping[str, Any]) -> int:
@@ -270,17 +235,17 @@ class RunFolder:
         self._next = ended + max(EVERY, (ended - began) / SHARE)
 
     def keep_policy(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the policy of a run that is interrupted; without a result it is not finished."""
+        """Write the policy; without a result the run is not finished."""
         self._write(WEIGHTS, tensor_bytes(weights))
 
-    def finish(self, weights: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
+    def finish(self, weights: Mapping[str, Tensor], result: Mapping[str, Any], *, until_return: float | None = None) -> None:
         """Write the policy, draw the curve, then write the result that marks the run as finished."""
         if not self._writes:
             return
         self._flush_rows()
-        self._write(WEIGHTS, tensor_bytes(weights))
+        self.keep_policy(weights)
         curve = io.BytesIO()
-        draw_curve(self.metrics(), curve, until_return=self.config().get("until_return"))
+        draw_curve(self.metrics(), curve, until_return=until_return)
         self._write(CURVE, curve.getvalue())
         self._write(RESULT, json_bytes(result))
 
@@ -299,14 +264,3 @@ class RunFolder:
 def _append(path: str, line: bytes) -> None:
     with open(path, "ab") as file:
         file.write(line)
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """The row in a line; None where there is none: numbers by name, an `update` among them."""
-    try:
-        row = from_json(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("update"), (int, float)):
-        return None
-    return row if all(value is None or isinstance(value, (int, float)) for value in row.values()) else None

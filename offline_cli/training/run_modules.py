@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load
-
 from offline_cli.errors import BadData
 from offline_cli.modules.network import MLP, network_kind
 from offline_cli.plugins import with_network
-from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
+from offline_cli.policies.run_files import copy_into, part
 from offline_cli.policies.run_policy import LoadedPolicy, load_policy
 from offline_cli.storage.locations import Location
 from offline_cli.training.algorithms.algorithm import POLICY, Algorithm, Task, algorithm_kind
-from offline_cli.training.config import BCConfig, stored_config
-from offline_cli.training.learner import Learner
+from offline_cli.training.config import stored_config
+from offline_cli.training.learner import Learner, saved_modules
 
 __all__ = ["policy_with_values"]
 
@@ -37,48 +33,33 @@ def policy_with_values(
     checkpoint.
     """
     loaded = load_policy(place, storage_options, plugins=plugins, network=network)
-    place = replace(place, cache=None)
-    last = checkpoint_bytes(place)
-    if last is None:
+    saved = saved_modules(replace(place, cache=None))
+    if saved is None:
         return loaded
-    try:
-        config = stored_config(tomllib.loads(place.join(CONFIG).read_bytes().decode()))
-        tensors = part(load(last[1]), MODULES)
-    except (ValueError, SafetensorError) as err:
-        raise BadData(f"the run cannot be read: {err}", where=place.url, fix="train again, or name another run") from err
+    config, module = stored_config(saved[0]), loaded.module
     options = {name: value for name, value in config.algorithm.items() if name != "name"}
     algorithm = algorithm_kind(config.algorithm["name"], named=plugins)(options)
-    if type(algorithm).rl_module is not Algorithm.rl_module:
-        _add_values(loaded, algorithm, config, tensors, with_network(plugins, network), place.url)
-    return loaded
-
-
-def _add_values(
-    loaded: LoadedPolicy,
-    algorithm: Algorithm,
-    config: BCConfig,
-    tensors: Mapping[str, Any],
-    named: Sequence[str],
-    where: str,
-) -> None:
-    module, name = loaded.module, config.network["name"]
+    if type(algorithm).rl_module is Algorithm.rl_module:
+        return loaded
+    name = config.network["name"]
     task = Task(
         module.observation_space,
         module.action_space,
         loaded.description["action_scale"],
-        network_kind(name, named=None if name == MLP else named)(config.network_options),
+        network_kind(name, named=None if name == MLP else with_network(plugins, network))(config.network_options),
         weights=module.state_dict(),
         log_std=(config.log_std_min, config.log_std_max),
     )
     learner = Learner.of(algorithm, task)
-    for other, made in learner.modules.items():
-        if other != POLICY:
-            try:
-                copy_into(made.state_dict(), part(tensors, f"{other}."))
-            except (KeyError, RuntimeError) as err:
-                what = f"the checkpoint has no module {other!r} of the form that the algorithm makes: {err}"
-                raise BadData(what, where=where, fix="train again, or name another run") from err
+    try:
+        for other, made in learner.modules.items():
+            if other != POLICY:
+                copy_into(made.state_dict(), part(saved[1], f"{other}."))
+    except (KeyError, RuntimeError) as err:
+        what = f"the checkpoint has no modules of the form that the algorithm makes: {err}"
+        raise BadData(what, where=place.url, fix="train again, or name another run") from err
     given = algorithm.rl_module(learner.modules)
     if hasattr(given, "compute_values"):
         given.eval()
         module.compute_values = given.compute_values
+    return loaded

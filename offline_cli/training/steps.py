@@ -11,7 +11,7 @@ may take their share of the memory limit; the system keeps them in its cache as 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,9 +37,6 @@ ROWS, AGES, FRAMES = "rows", "ages", "_frames"
 AROUND: Final = 1 << 16  # bytes around a mapped row that the system may bring into memory with it
 RESIDENT: Final = 64 << 20  # of mapped files, unless a share of the memory limit is given
 
-Gather = Callable[[int, Sequence[Tensor]], None]
-"""Puts the batch of an update into tensors, one for each leaf."""
-
 
 @dataclass(slots=True, eq=False)
 class Steps:
@@ -56,6 +53,10 @@ class Steps:
     def rows(self, which: slice) -> dict[str, Tree]:
         """A range of rows as trees of tensors, stacks gathered."""
         return expanded(self.columns, which)
+
+    def by_source(self, count: int) -> list[int]:
+        """The rows of each of so many sources, where these have weights."""
+        return [] if self.sources is None else self.sources.bincount(minlength=count).tolist()
 
     def close(self) -> None:
         """Release what is held on disk."""
@@ -87,7 +88,8 @@ class Batches:
     """Fills one batch, again and again.
 
     `batch` is what updates read: per column a tree of tensors (B, ...) on `device`, and `weights`. Every batch has the same
-    shape: the last one of an epoch is padded with rows of weight 0.
+    shape: the last one of an epoch is padded with rows of weight 0. Rows that are not on the device are gathered by a thread,
+    one batch ahead.
     """
 
     def __init__(
@@ -119,17 +121,18 @@ class Batches:
             for name, tree in first.items()
         }
         self._targets = [leaf for name in self._columns for leaf in leaves(self.batch[name])]
-        self._ahead = None
+        self._thread: ThreadPoolExecutor | None = None
         if steps.mapped is not None or self._home != device:
-            self._ahead = _Ahead(self._gather, self._targets, device)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="step-reader")
+        self._ahead: tuple[int, Future[list[Tensor]]] | None = None  # the number of an update, and its batch
         self.batch |= self._repeated(self._own)
         self.batch[WEIGHTS] = torch.empty(self._own * per_row, device=device)
         self._epoch, self._order, self._rows = -1, torch.empty(0, dtype=torch.int32), -1
 
     def close(self) -> None:
         """End the thread that gathers ahead."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _repeated(self, rows: int) -> dict[str, Any]:
         return {name: map_leaves(lambda leaf: leaf.expand(rows, *leaf.shape), tree) for name, tree in self._before.items()}
@@ -138,10 +141,10 @@ class Batches:
         """Put the batch of update number `update`, counted from 0, into `batch`; gives the steps in it that are learned from,
         of sequences as a tensor () on the device.
         """
-        if self._ahead is None:
+        if self._thread is None:
             self._gather(update, self._targets)
         else:
-            self._ahead.fill(update)
+            self._take_ahead(self._thread, update)
         rows, own = self._part(update)
         if Columns.LOSS_MASK in self.batch:
             mask: Tensor = self.batch[Columns.LOSS_MASK]
@@ -153,6 +156,22 @@ class Batches:
             self.batch[WEIGHTS].fill_(1 / rows)[own.stop - own.start :] = 0
             self._rows = rows
         return rows
+
+    def _take_ahead(self, thread: ThreadPoolExecutor, update: int) -> None:
+        if self._ahead is None or self._ahead[0] != update:
+            if self._ahead is not None:
+                self._ahead[1].result()  # one gathers at a time
+            self._ahead = update, thread.submit(self._gathered, update)
+        gathered = self._ahead[1].result()
+        for target, held in zip(self._targets, gathered, strict=True):
+            target.copy_(held, non_blocking=True)  # torch keeps pinned memory until the copy has left it
+        self._ahead = update + 1, thread.submit(self._gathered, update + 1)
+
+    def _gathered(self, update: int) -> list[Tensor]:
+        pinned = self._device.type == "cuda"
+        held = [torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=pinned) for leaf in self._targets]
+        self._gather(update, held)
+        return held
 
     def _part(self, update: int) -> tuple[int, slice]:
         """Rows of the batch of that update, and which of them are this rank's."""
@@ -172,26 +191,23 @@ class Batches:
         size = len(chosen) if self._store.mapped is None else self._store.mapped.rows_at_once
         for start in range(0, len(chosen), size):
             part = slice(start, start + size)
-            self._take(chosen[part], [target[part] for target in targets])
+            left = iter(targets)
+            for leaf in (leaf for tree in self._columns.values() for leaf in leaves(tree)):
+                if isinstance(leaf, FrameStacks):
+                    leaf.gather(chosen[part], [next(left)[part] for _ in leaf.shapes])
+                else:
+                    torch.index_select(leaf, 0, chosen[part], out=next(left)[part])
             if self._store.mapped is not None:
                 self._store.mapped.touched(len(chosen[part]))
 
-    def _take(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
-        left = iter(targets)
-        for tree in self._columns.values():
-            for leaf in leaves(tree):
-                if isinstance(leaf, FrameStacks):
-                    leaf.gather(chosen, [next(left) for _ in leaf.shapes])
-                else:
-                    torch.index_select(leaf, 0, chosen, out=next(left))
-
     def replace(self, columns: Mapping[str, Any]) -> None:
         """Take other values of the same steps, of the same forms; they are in memory."""
+        if self._ahead is not None:
+            self._ahead[1].result()
+            self._ahead = None
         for name, tree in columns.items():
             for held, leaf in zip(leaves(self._columns[name]), leaves(tree), strict=True):
                 held.copy_(leaf)
-        if self._ahead is not None:
-            self._ahead.forget()
 
     def in_order(self) -> Iterator[tuple[dict[str, Any], int]]:
         """This rank's share of all steps, in the order of the store, as batches of at most B rows on the device, with their
@@ -219,50 +235,6 @@ def _placed(steps: Steps, device: torch.device) -> tuple[dict[str, Any], torch.d
     return {name: map_leaves(moved, tree) for name, tree in steps.columns.items()}, home
 
 
-class _Ahead:
-    """Gathers the next batch in a thread, into host memory (pinned for a GPU), while the current one is learned from."""
-
-    def __init__(
-        self, gather: Callable[[int, Sequence[Tensor]], None], targets: Sequence[Tensor], device: torch.device
-    ) -> None:
-        self._gather, self._targets, self._on_gpu = gather, targets, device.type == "cuda"
-        self._held = [
-            [torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=self._on_gpu) for leaf in targets] for _ in range(2)
-        ]
-        self._copied = [torch.cuda.Event() if self._on_gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="step-reader")
-        self._next: tuple[int, Future[None]] | None = None
-
-    def fill(self, update: int) -> None:
-        """Put the batch of that update into the targets, and begin to gather the one after it."""
-        if self._next is None or self._next[0] != update:
-            self.forget()
-            self._next = update, self._thread.submit(self._read, update)
-        self._next[1].result()
-        for target, held in zip(self._targets, self._held[update % 2], strict=True):
-            target.copy_(held, non_blocking=True)
-        copied = self._copied[update % 2]
-        if copied is not None:
-            copied.record()
-        self._next = update + 1, self._thread.submit(self._read, update + 1)
-
-    def _read(self, update: int) -> None:
-        copied = self._copied[update % 2]
-        if copied is not None:
-            copied.synchronize()  # the copy to the GPU has left this memory
-        self._gather(update, self._held[update % 2])
-
-    def forget(self) -> None:
-        """Gather again what was gathered ahead."""
-        if self._next is not None:
-            self._next[1].result()
-        self._next = None
-
-    def close(self) -> None:
-        """Wait for the thread, and end it."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-
-
 class MappedColumns:
     """Columns that come in parts: a temporary file without a name for each leaf, mapped once all parts are there."""
 
@@ -273,7 +245,7 @@ class MappedColumns:
         self._like: dict[str, Any] = {}
         self._size = self._frames = 0  # frames in a stack; frames so far
         self._maps: list[mmap.mmap] = []
-        self._touched: list[int] = []  # bytes of each that may be in memory
+        self._touched = 0  # bytes that may be in memory
 
     def add(self, columns: Mapping[str, Any]) -> None:
         """Append the rows of a part. Raises StorageError, for instance where the disk is full."""
@@ -294,8 +266,8 @@ class MappedColumns:
         """The rows of all parts. Raises StorageError."""
         made = []
         for file in self._files:
-            mapped, leaf = file.mapped()
-            self._maps += [mapped] if mapped is not None else []
+            found, leaf = file.mapped()
+            self._maps += [found] if found is not None else []
             made.append(leaf)
         columns = dict(unflatten_like(self._like, made))
         frames = columns.pop(FRAMES, None)
@@ -310,18 +282,13 @@ class MappedColumns:
         return max(16, self._resident // 2 // AROUND)
 
     def touched(self, rows: int) -> None:
-        """So many rows were read. Where more may be in memory than is allowed, the larger files give their pages back."""
-        sizes = [len(mapped) for mapped in self._maps]
-        self._touched = [
-            min(known + rows * (AROUND + file.row_bytes), size)
-            for known, file, size in zip(self._touched or [0] * len(sizes), self._files, sizes, strict=True)
-        ]
-        if sum(self._touched) > self._resident // 2 and hasattr(mmap, "MADV_DONTNEED"):
-            small = self._resident // 2 // len(sizes)
-            for number, mapped in enumerate(self._maps):
-                if sizes[number] > small // 2:
-                    mapped.madvise(mmap.MADV_DONTNEED)
-                    self._touched[number] = 0
+        """So many rows were read. Where more may be in memory than is allowed, all files give their pages back."""
+        sizes = [min(rows * (AROUND + file.row_bytes), file.size) for file in self._files]
+        self._touched += sum(sizes)
+        if self._touched > self._resident // 2 and hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in self._maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
+            self._touched = 0
 
     def close(self) -> None:
         """Release the disk; its space is free once nothing refers to the columns any more."""

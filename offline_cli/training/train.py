@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import (
@@ -30,6 +30,8 @@ from offline_cli.training.loop import learn
 from offline_cli.training.result import TrainResult
 
 __all__ = ["train", "train_bc"]
+
+NOT_KEYS: Final = ("sources", "out", "algorithm", "set", "weight", "env_to_module", "on_progress", "command")
 
 
 @checked
@@ -119,15 +121,13 @@ def train(
     kept all the same).
     """
     options = dict(locals())
-    given: dict[str, Any] = dict(options)
-    asked: dict[str, Any] = {name: given.pop(name) for name in ("algorithm", "set", "weight")}
-    table = dict(asked["set"] or {})
+    table = dict(set or {})
     if "name" in table:
         raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
-    table |= {"name": asked["algorithm"]} if asked["algorithm"] else {}
-    given |= {"init_from": given["init_from"] and place_named(given["init_from"])}
-    how: dict[str, Any] = {"env_to_module": env_to_module, "on_progress": on_progress, "command": command}
-    return _learned(sources, out, given, table, asked["weight"], **how)
+    table |= {"name": algorithm} if algorithm else {}
+    given = {name: value for name, value in options.items() if name not in NOT_KEYS}
+    given |= {"init_from": init_from and place_named(init_from)}
+    return learn(sources, out, given, algorithm=table, weight=weight, env_to_module=env_to_module, on_progress=on_progress)
 
 
 @checked
@@ -179,23 +179,5 @@ def train_bc(
 
     Options and what is raised: see `train`.
     """
-    options = dict(locals())
-    return _learned(sources, out, options, {}, None, env_to_module=env_to_module, on_progress=on_progress, command=command)
-
-
-def _learned(
-    sources: Sources,
-    out: str | os.PathLike[str] | Location,
-    options: Mapping[str, Any],
-    algorithm: Mapping[str, Any],
-    weight: Any,
-    *,
-    env_to_module: Given,
-    on_progress: OnProgress,
-    command: Sequence[str],
-) -> TrainResult:
-    """See `train`. `options`: those of `train_bc` and keys of the file. `algorithm`: what was asked for of its table."""
-    del command  # a run keeps no note of who trains
-    asked = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    how: dict[str, Any] = {"env_to_module": env_to_module, "on_progress": on_progress}
-    return learn(asked, out, options, algorithm=algorithm, weight=weight, **how)
+    options = {name: value for name, value in locals().items() if name not in NOT_KEYS}
+    return learn(sources, out, options, algorithm={}, weight=None, env_to_module=env_to_module, on_progress=on_progress)

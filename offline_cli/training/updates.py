@@ -46,21 +46,9 @@ class GroupStep:
     Calling it is a step. `sums` add up its losses, () each, on the device.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        learner: Learner,
-        batch: Mapping[str, Any],
-        *,
-        lr: float,
-        precision: str,
-        weight_decay: float,
-        clip_norm: float | None,
-        ema: float | None,
-        ranks: Ranks,
-    ) -> None:
-        named = learner.parameters_of(group)
-        self.group, self.batch, self.ranks = group, batch, ranks
+    def __init__(self, update: Update, group: Group, *, lr: float, weight_decay: float, ema: float | None) -> None:
+        self.update, self.group, self._ema = update, group, ema
+        named = update.learner.parameters_of(group)
         self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
         self.device = self.parameters[0].device
         self.rate = lr if group.lr is None else group.lr
@@ -71,17 +59,14 @@ class GroupStep:
         for parameter in self.parameters:
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             self._adam.state[parameter] = {"step": torch.zeros((), device=self.device), **moments}
-        self._clip_norm, self._ema, self._precision = clip_norm, ema, precision
         self.averages = [] if ema is None else [parameter.detach().clone() for parameter in self.parameters]
         self.sums = {name: torch.zeros((), device=self.device) for name in group.losses}
-        self._kind = type(learner.algorithm).__name__
-        self._inputs = None if len(learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
-        self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
+        self._inputs = None if len(update.learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
         self._told: Tensor | None = None  # by all ranks, with the last step: losses, and whether one of them is to stop
 
     def _losses(self) -> tuple[Mapping[str, Tensor], Tensor]:
-        with autocast(self.device, self._precision):
-            losses = self.group.loss(self.batch)
+        with autocast(self.device, self.update.precision):
+            losses = self.group.loss(self.update.batch)
             if not isinstance(losses, Mapping) or losses.keys() != self.sums.keys():
                 given = list(losses) if isinstance(losses, Mapping) else f"a {type(losses).__name__}"
                 what = f"announces the losses {list(self.sums)} of a group, and gives {given}"
@@ -90,7 +75,8 @@ class GroupStep:
             return losses, sum(others, start=first)
 
     def _wrong(self, what: str, fix: str) -> BadConfig:
-        return BadConfig(f"algorithm {self._kind} {what}", where=f"algorithm {self._kind}", fix=fix)
+        kind = type(self.update.learner.algorithm).__name__
+        return BadConfig(f"algorithm {kind} {what}", where=f"algorithm {kind}", fix=fix)
 
     def __call__(self) -> None:
         for parameter in self.parameters:
@@ -100,10 +86,10 @@ class GroupStep:
         for parameter in self.parameters:
             if parameter.grad is None:  # the loss does not depend on it in this step
                 parameter.grad = torch.zeros_like(parameter)
-        if self.ranks.count > 1:
+        if self.update.ranks.count > 1:
             losses = self._exchange(losses)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        if self.update.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.update.clip_norm)
         with torch.no_grad():
             UNWRAPPED_STEP(self._adam)
             self._average()
@@ -125,10 +111,10 @@ class GroupStep:
     def _exchange(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradient and losses of the whole batch, which are sums over the ranks; and whether one of them is to stop."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        stop = torch.tensor(float(self.stop), device=self.device)
+        stop = torch.tensor(float(self.update.stop), device=self.device)
         told = torch.stack([*(losses[name].detach() for name in self.sums), stop])
         exchanged = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told.to(gradients[0].dtype)])
-        self.ranks.sum_(exchanged)
+        self.update.ranks.sum_(exchanged)
         *parts, self._told = torch.split(exchanged, [*(gradient.numel() for gradient in gradients), len(told)])
         for owner, part in zip(self.parameters, parts, strict=True):
             owner.grad = part.view_as(owner)
@@ -142,21 +128,15 @@ class GroupStep:
     def check(self) -> None:
         """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
         losses, total = self._losses()
-        for name, loss in losses.items():
-            if not isinstance(loss, Tensor) or loss.shape != ():
-                shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-                what = f"has the loss {name!r}, a {type(loss).__name__}{shape}; it must be a scalar tensor"
-                raise self._wrong(what, 'sum it over rows, weighted: torch.dot(rows, batch["weights"]), without .item()')
-        if not total.requires_grad:
-            what = f"has losses {list(losses)} without a gradient"
-            raise self._wrong(what, "make them of what the group's modules give, without detach() or torch.no_grad()")
         try:
-            total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # as above
-        except RuntimeError as err:
+            if not all(loss.shape == () for loss in losses.values()):
+                raise RuntimeError(f"shapes { ({name: tuple(loss.shape) for name, loss in losses.items()}) }")
+            total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        except (RuntimeError, AttributeError) as err:
             if plugin_behind(err) is not None or any(word in str(err).lower() for word in SHORTAGE):
                 raise
-            fix = "no in-place operation on tensors that a gradient needs, in the loss or in a network"
-            raise self._wrong(f"has losses whose gradient cannot be computed: {err}", fix) from err
+            fix = 'scalars with a gradient: torch.dot(rows, batch["weights"]), without .item(), detach() or in-place operations'
+            raise self._wrong(f"has losses {list(losses)} that cannot be minimised: {err}", fix) from err
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
@@ -192,14 +172,14 @@ class Update:
         """`clip_norm`: the longest gradient of a group, all its parameters as one vector. `ema`: decay of a moving average of
         the policy's weights; None: there is none.
         """
-        self.learner = learner
+        self.learner, self.batch, self.precision, self.clip_norm, self.ranks = learner, batch, precision, clip_norm, ranks
+        self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
         own = {id(parameter): name for name, parameter in learner.policy.named_parameters()}
         self._averages: dict[str, Tensor] = {}  # of the policy's parameters, by name
         self.steps: list[GroupStep] = []
-        how: dict[str, Any] = {"lr": lr, "precision": precision, "weight_decay": weight_decay, "clip_norm": clip_norm}
         for group in learner.groups:
             of_policy = any(id(parameter) in own for _, parameter in learner.parameters_of(group))
-            step = GroupStep(group, learner, batch, ema=ema if of_policy else None, ranks=ranks, **how)
+            step = GroupStep(self, group, lr=lr, weight_decay=weight_decay, ema=ema if of_policy else None)
             pairs = zip(step.parameters, step.averages, strict=False)
             self._averages |= {own[id(parameter)]: average for parameter, average in pairs if id(parameter) in own}
             self.steps.append(step)
@@ -226,11 +206,6 @@ class Update:
         with unchanged([*self.learner.others().values()]), checking_features(self.learner.whole):
             for step in self.steps:
                 step.check()
-
-    def tell(self, stop: int) -> None:
-        """Have the other ranks learn of this signal, 0: of none, with the next step."""
-        for step in self.steps:
-            step.stop = stop
 
     def stopped(self, number: int) -> bool:
         """Whether a rank had to stop in update `number`, counted from 0; the same answer for all of them."""

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from faulty import Make, made
 
@@ -40,7 +39,7 @@ def a_shard_that_was_cut(make: Make) -> Path:
     return folder
 
 
-@made({"shard-hash": 1})
+@made({"shard-hash": 1}, deep=True)
 def a_shard_with_a_changed_byte(make: Make) -> Path:
     return flip(make.dataset())
 
@@ -76,15 +75,6 @@ def a_manifest_with_other_figures(make: Make) -> Path:
         found["statistics"]["return"]["quantiles"]["50"] += 1
 
     return make.edit_manifest(make.dataset(format="columns"), change)
-
-
-@made({"plain-columns-differ": 1})
-def a_return_that_the_rewards_do_not_add_up_to(make: Make) -> Path:
-    def change(table: pa.Table) -> pa.Table:
-        column = pa.array([value + (row == 1) for row, value in enumerate(table["return"].to_pylist())])
-        return table.set_column(table.column_names.index("return"), "return", column)
-
-    return make.rewrite_shard(make.dataset(), change)
 
 
 @made({"unlisted-file": 1})

@@ -103,6 +103,14 @@ def test_a_duplicate_within_one_batch_is_dropped_too() -> None:
     assert stitcher.tally.duplicates_dropped == 1
 
 
+def test_a_whole_copy_beside_its_own_beginning_in_one_batch_is_one_episode() -> None:
+    both = [fragment("a", 0, 2), fragment("a", 0, 4, end="terminated"), fragment("b", 0, 1, end="truncated")]
+    for order in (both, both[::-1]):
+        whole, _ = stitch(EpisodeBatch.concat(order), on_error="skip")
+        assert_whole(episodes(whole)["a"], 4)
+        assert sorted(episodes(whole)) == ["a", "b"]
+
+
 def test_a_duplicate_that_comes_in_fragments_is_dropped() -> None:
     whole, stitcher = stitch(fragment("a", 0, 4, end="terminated"), fragment("a", 0, 2), fragment("a", 2, 2, end="terminated"))
     assert [out.num_steps for out in whole] == [4]

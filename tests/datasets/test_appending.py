@@ -131,14 +131,11 @@ def test_a_reader_of_the_manifest_before_reads_on(parts: tuple[Path, Path]) -> N
         assert [(batch.ids[e], batch.digest(e)) for batch in batches for e in range(len(batch))] == expected
 
 
-def test_infos_that_old_shards_have_no_columns_for_are_refused(tmp_path: Path, make_batch: Make) -> None:
+def test_infos_are_added_to_episodes_without_any(tmp_path: Path, make_batch: Make) -> None:
     old = write(tmp_path / "old", make_batch((3, 4)), "columns")
     new = write(tmp_path / "new", make_batch((2,), first_id=10, infos=[{"k": 1}] * 3), "columns")
-    before = whole(old)
-    with pytest.raises(BadEpisode, match="has infos") as caught:
-        convert(new, old, append=True)
-    assert "merge" in caught.value.fix
-    assert whole(old) == before
+    convert(new, old, append=True)
+    assert [episode.get_infos()[-1] for episode in open_dataset(old)] == [{}, {}, {"k": 1}]
 
 
 def test_another_episode_of_an_id_is_refused_with_both_places(
@@ -161,7 +158,7 @@ def test_another_episode_of_an_id_is_refused_with_both_places(
         ({"action_space": spaces.Discrete(4)}, {}, SpaceMismatch, "two action spaces"),
         ({}, {"to": "columns"}, BadConfig, "format is episodes, not columns"),
         ({}, {"compression": "snappy"}, BadConfig, "compression is zstd, not snappy"),
-        ({"extra": {"p": np.zeros(2)}}, {}, BadEpisode, "extra p is missing in one"),
+        ({"extra": {"p": np.zeros(2)}}, {}, BadEpisode, "extra p is missing"),
     ],
 )
 def test_what_is_not_of_the_dataset_s_kind_is_refused(

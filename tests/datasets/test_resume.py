@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from offline_cli.checking.inspect import inspect
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.manifest import Manifest, Shard
+from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, OutputExists, TargetNotMet
@@ -85,30 +85,6 @@ def test_a_crash_between_manifest_and_clean_up_is_finished_by_resume(
     assert [file.path for file in place.join("data").files()] == [
         place.join(shard.path).path for shard in Dataset.open(place).manifest.shards
     ]
-
-
-def test_a_crash_while_infos_get_their_columns_is_finished_by_resume(
-    place: Location, long_batch: EpisodeBatch, writer_for: WriterFor, write_dataset: Write, monkeypatch: Any
-) -> None:
-    write_dataset(place.join("whole"), long_batch, max_rows_per_file=40)
-    target = place.join("broken")
-    with monkeypatch.context() as patch, pytest.raises(Crash), writer_for(target, max_rows_per_file=40) as writer:
-        from offline_cli.datasets.shard_sequence import ShardSequence
-
-        real = ShardSequence._rewritten
-
-        def crash(self: ShardSequence, shard: Shard, *more: Any) -> Shard:
-            if shard.path.endswith("-000002.parquet"):
-                raise Crash
-            return real(self, shard, *more)
-
-        patch.setattr(ShardSequence, "_rewritten", crash)
-        writer.write(long_batch)
-        writer.commit()
-    with writer_for(target, resume=True, max_rows_per_file=40) as writer:
-        assert writer.episodes_written == 60
-        writer.commit()
-    assert content(target) == content(place.join("whole"))
 
 
 def test_resume_where_nothing_was_begun_begins(place: Location, make_batch: Make, write_dataset: Write) -> None:

@@ -13,8 +13,8 @@ import pytest
 from gymnasium import spaces
 from hypothesis import HealthCheck, assume, given, settings
 
-from offline_cli.datasets.reading import run_starts
-from offline_cli.datasets.step_tables import extra_fields, from_table, step_schema, to_table
+from offline_cli.datasets.row_format import Rows
+from offline_cli.datasets.step_tables import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import check_shapes, conform
 from offline_cli.errors import BadData, BadEpisode
@@ -25,18 +25,15 @@ from offline_cli.testing import assert_same_batch, episode_batches
 Make = Callable[..., EpisodeBatch]
 
 
-def table_of(batch: EpisodeBatch, *, infos: bool | None = None, tally: Tally | None = None) -> pa.Table:
-    has_infos = batch.infos is not None if infos is None else infos
-    schema = step_schema(
-        batch.observation_space, batch.action_space, extra_fields(batch), further=["infos"] if has_infos else []
-    )
-    return to_table(batch, schema, tally=tally or Tally())
+def table_of(batch: EpisodeBatch, *, tally: Tally | None = None) -> pa.Table:
+    return StepRows(batch.observation_space, batch.action_space, tally or Tally()).table(batch, where="shard")
 
 
 def batch_of(table: pa.Table, like: EpisodeBatch, **options: Any) -> EpisodeBatch:
-    spaces_ = {"observation_space": like.observation_space, "action_space": like.action_space}
-    starts = np.append(run_starts(table["eps_id"]), table.num_rows)
-    return from_table(table, starts, where="shard", **{**spaces_, **options})
+    rows_as = StepRows(like.observation_space, like.action_space, Tally())
+    rows = Rows(table, rows_as.starts(table["eps_id"]))
+    (batch,) = rows_as.batches(rows, range(len(table)), where="shard", **options)
+    return batch
 
 
 def storable(batch: EpisodeBatch) -> EpisodeBatch:
@@ -63,10 +60,10 @@ def test_a_batch_written_and_read_again_is_equal_leaf_by_leaf(batch: EpisodeBatc
 
 
 def test_the_columns_are_rllibs_in_their_order(make_batch: Make) -> None:
-    table = table_of(make_batch(extra={"b": np.zeros(9), "a": {"y": np.zeros((9, 2, 2)), "x": np.zeros(9)}}), infos=True)
+    table = table_of(make_batch(extra={"b": np.zeros(9), "a": {"y": np.zeros((9, 2, 2)), "x": np.zeros(9)}}))
     assert table.column_names == [
         *("eps_id", "agent_id", "module_id", "t", "obs", "actions", "rewards", "new_obs", "terminateds", "truncateds"),
-        *("a", "b", "infos", "reset_infos"),
+        *("a", "b", "source_id", "final_obs_assumed", "infos", "reset_infos"),
     ]
     kinds = {field.name: field.type for field in table.schema}
     assert kinds["agent_id"] == kinds["module_id"] == kinds["infos"] == pa.string()
@@ -97,7 +94,7 @@ def test_infos_stand_on_the_step_that_led_to_them_and_the_resets_at_the_start(ma
 
 def test_infos_that_are_all_empty_come_back_as_none(make_batch: Make) -> None:
     batch = make_batch((2, 1))
-    assert batch_of(table_of(batch, infos=True), batch).infos is None
+    assert batch_of(table_of(batch), batch).infos is None
 
 
 def test_arrays_in_infos_become_lists_and_are_counted(make_batch: Make) -> None:
@@ -124,7 +121,7 @@ def test_only_the_extra_outputs_asked_for_are_read(make_batch: Make) -> None:
 @pytest.mark.parametrize("name", ["obs", "t", "reset_infos"])
 def test_an_extra_output_named_like_a_column_is_refused(make_batch: Make, name: str) -> None:
     with pytest.raises(BadEpisode, match=repr(name)):
-        extra_fields(make_batch((2,), extra={name: np.zeros(2)}))
+        table_of(make_batch((2,), extra={name: np.zeros(2)}))
 
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 9, (3,), np.float32), spaces.Box(0, 9, (3,), np.int8), spaces.MultiBinary(3)])

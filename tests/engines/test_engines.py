@@ -20,7 +20,7 @@ from operated import data_files
 from pickled_engine import PickledEngine
 
 from offline_cli.converting.convert import convert
-from offline_cli.engines.engine import Engine, EngineSpec, LocalEngine
+from offline_cli.engines.engine import Engine, EngineSpec
 from offline_cli.engines.window import called
 from offline_cli.errors import BadData, MissingPackage, UsageError
 
@@ -30,7 +30,7 @@ LIMIT = 120  # seconds for one command
 
 @pytest.fixture(params=["local", "pickled", pytest.param("processes", marks=pytest.mark.integration)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made: dict[str, Callable[[], Any]] = {"local": LocalEngine, "pickled": PickledEngine}
+    made: dict[str, Callable[[], Any]] = {"local": Engine, "pickled": PickledEngine}
     with made.get(request.param, EngineSpec("processes", 2).engine)() as found:
         yield found
 

@@ -11,7 +11,8 @@ from gymnasium import spaces
 
 from offline_cli.errors import BadData, SpaceMismatch
 from offline_cli.policies.onnx_model import model_of
-from offline_cli.policies.onnx_policy import check_ports
+from offline_cli.policies.onnx_policy import OnnxPolicy
+from offline_cli.policies.policy import stand_in
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -61,7 +62,7 @@ def test_what_is_no_whole_model_of_rows_is_bad_data(content: bytes) -> None:
 
 def test_a_file_of_somebody_else_plays_by_its_names_and_shapes() -> None:
     model = model_of(small(), where="their.onnx")
-    check_ports(model, SEEN, CHOICES)
+    OnnxPolicy(model, stand_in("theirs", (SEEN, CHOICES)))
     assert model.space("observation_space") is None
     assert model.run({"obs": np.zeros((5, 3), np.float32)})["actions"].shape == (5,)
 
@@ -69,6 +70,6 @@ def test_a_file_of_somebody_else_plays_by_its_names_and_shapes() -> None:
 def test_another_name_or_shape_and_metadata_that_describe_no_space_are_told() -> None:
     for content, seen in [(small(renamed), SEEN), (small(), spaces.Box(-1, 1, (4,), np.float32))]:
         with pytest.raises(SpaceMismatch):
-            check_ports(model_of(content, where="their.onnx"), seen, CHOICES)
+            OnnxPolicy(model_of(content, where="their.onnx"), stand_in("theirs", (seen, CHOICES)))
     with pytest.raises(BadData, match="observation_space"):
         model_of(small(no_space), where="their.onnx").space("observation_space")

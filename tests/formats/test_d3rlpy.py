@@ -51,6 +51,7 @@ def test_a_file_goes_out_and_comes_back_equal(name: str, tmp_path: Path) -> None
     assert theirs.keys() == wrote.keys()
     for key, values in theirs.items():
         np.testing.assert_array_equal(values, wrote[key])
+        assert np.asarray(values).dtype == np.asarray(wrote[key]).dtype or key in ("columns", "num_episodes", "version")
 
 
 def test_what_is_not_kept_is_counted(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli.errors import BadData, NoData
-from offline_cli.formats.opening import open_source
+from offline_cli.formats.opening import open_sources
 from offline_cli.tally import Rejects, Tally
 
 STEP = {"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}
@@ -44,7 +44,7 @@ def text(path: Path, content: str) -> Path:
 )
 def test_parquet_is_told_by_its_columns_whatever_its_name(columns: dict[str, Any], format_: str, tmp_path: Path) -> None:
     parquet(tmp_path / "deep" / "er" / "data.json", columns)
-    assert open_source(str(tmp_path)).info.format == format_
+    assert open_sources(str(tmp_path))[0].info.format == format_
 
 
 @pytest.mark.parametrize(
@@ -59,22 +59,22 @@ def test_sample_batches_are_told_by_their_first_line_whatever_their_packing(line
             archive.writestr("one", content)
     else:
         path.write_bytes(gzip.compress(content) if packing == "gzip" else content)
-    assert open_source(str(path)).info.format == "sample-batch"
+    assert open_sources(str(path))[0].info.format == "sample-batch"
 
 
 @pytest.mark.parametrize("line", [SINGLE, {"policy_batches": {"p": SINGLE}}, {"value": SINGLE}, {"value": json.dumps(SINGLE)}])
 def test_batches_without_a_type_are_recognised_by_what_they_hold(line: dict[str, Any], tmp_path: Path) -> None:
     path = text(tmp_path / "a.json", json.dumps(line) + "\n")
-    assert open_source(str(path)).info.format == "sample-batch"
+    assert open_sources(str(path))[0].info.format == "sample-batch"
     path.write_text(json.dumps({**SINGLE, "zzz": 1})[:-10], encoding="utf-8")
-    assert open_source(str(path)).info.format == "sample-batch"
+    assert open_sources(str(path))[0].info.format == "sample-batch"
 
 
 def test_markers_checksums_hidden_files_and_texts_are_passed_over(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", STEP)
     for name in ("_SUCCESS", ".a.parquet.crc", "a.crc", ".hidden/b.json", "_tmp/c.json", "README.md"):
         text(tmp_path / name, LINE if name.endswith("json") else "some words")
-    assert open_source(str(tmp_path)).info.format == "rllib-columns"
+    assert open_sources(str(tmp_path))[0].info.format == "rllib-columns"
 
 
 @pytest.mark.parametrize("second", ["lines", "parquet"])
@@ -82,14 +82,14 @@ def test_two_formats_in_one_folder_are_refused_by_both_names(second: str, tmp_pa
     parquet(tmp_path / "a.parquet", STEP)
     other = text(tmp_path / "b.json", LINE) if second == "lines" else parquet(tmp_path / "b.parquet", {"item": [b"x"]})
     with pytest.raises(BadData) as caught:
-        open_source(str(tmp_path))
+        open_sources(str(tmp_path))[0]
     assert caught.value.where == f"{tmp_path / 'a.parquet'} and {other}"
 
 
 def test_from_forces_a_reader(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", {**STEP, "item": [b"x"]})
-    assert open_source(str(tmp_path)).info.format == "rllib-episodes"
-    assert open_source(str(tmp_path), from_="columns").info.format == "rllib-columns"
+    assert open_sources(str(tmp_path))[0].info.format == "rllib-episodes"
+    assert open_sources(str(tmp_path), from_="columns")[0].info.format == "rllib-columns"
 
 
 @pytest.mark.parametrize("content", [None, "_SUCCESS", "notes.txt"])
@@ -97,7 +97,7 @@ def test_a_folder_without_data_is_refused(content: str | None, tmp_path: Path) -
     if content:
         text(tmp_path / content, "some words")
     with pytest.raises(NoData) as caught:
-        open_source(str(tmp_path))
+        open_sources(str(tmp_path))[0]
     assert caught.value.where == str(tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_a_table_is_told_by_its_content_whatever_its_name_and_packing(kind: str,
     packed = content if packing == "plain" else pa.compress(content, packing, asbytes=True)
     file = tmp_path / "recording"
     file.write_bytes(gzip.compress(content) if packing == "gzip" else packed)
-    source = open_source(str(file), from_="table")
+    source = open_sources(str(file), from_="table")[0]
     batch = next(source.fragments(Tally(), Rejects())).batch
     assert (source.info.format, batch.num_steps, batch.obs.tolist()) == ("table", 1, [0.5, 0.5])
 
@@ -132,6 +132,6 @@ def test_a_parquet_file_cut_in_half_is_refused_by_name_and_remedy(tmp_path: Path
     path = parquet(tmp_path / "a.parquet", {"item": [b"x" * 5000]})
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(BadData) as caught:
-        open_source(str(tmp_path))
+        open_sources(str(tmp_path))[0]
     assert caught.value.where == str(path)
     assert "again" in caught.value.fix

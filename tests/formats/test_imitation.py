@@ -15,7 +15,7 @@ from offline_cli import open_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.formats.opening import open_source
+from offline_cli.formats.opening import open_sources
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "imitation"
 NAME = "data-00000-of-00001.arrow"
@@ -65,7 +65,7 @@ def test_infos_of_jsonpickle_are_left_out_by_name(tmp_path: Path) -> None:
 
 def test_whole_numbers_are_categories(tmp_path: Path) -> None:
     convert([str(TESTDATA / "discrete")], str(tmp_path / "out"))
-    assert open_source(str(tmp_path / "out")).info.action_space == spaces.Discrete(3)
+    assert open_sources(str(tmp_path / "out"))[0].info.action_space == spaces.Discrete(3)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from offline_cli.errors import (
     UnsafeData,
     UnsupportedSpace,
 )
-from offline_cli.formats.lerobot.dataset import checked_template
+from offline_cli.formats.lerobot.dataset import check_template
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "lerobot"
 LENGTHS = [4, 5, 3]
@@ -175,9 +175,9 @@ def test_an_episode_with_fewer_frames_than_its_record_says_is_named(v30: Path, t
         ("data/{episode_index:03d}", BadData),
     ],
 )
-def test_a_path_template_is_filled_with_named_numbers_only(template: object, error: type[Exception]) -> None:
+def test_a_path_template_is_filled_with_named_numbers_only(template: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        checked_template(template, ("chunk_index", "file_index"), "info.json")
+        check_template(template, ("chunk_index", "file_index"), "info.json")
 
 
 def test_a_link_out_of_the_dataset_is_refused(v30: Path, tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_link_out_of_the_dataset_is_refused(v30: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda info: info.update(codebase_version="v1.6"), "version 'v1.6'"),
-        (lambda info: info.update(fps=0), "fps is 0"),
-        (lambda info: info.update(features={}), "features is no object"),
-        (lambda info: info["features"]["action"].update(shape=[1 << 60]), "has no dtype and shape"),
+        (lambda info: info.update(codebase_version="v1.6"), "codebase_version.*v1.6"),
+        (lambda info: info.update(fps=0), "fps"),
+        (lambda info: info.update(features={}), "features"),
+        (lambda info: info["features"]["action"].update(shape=[1 << 60]), "features.action.shape"),
         (lambda info: info["features"].pop("action"), "no feature of numbers is called action"),
         (lambda info: info["features"].update(missing={"dtype": "float32", "shape": [1]}), "not in the data files"),
         (lambda info: info["features"].update({"observation.state.x": info["features"]["action"]}), "not in the data files"),

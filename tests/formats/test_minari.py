@@ -19,8 +19,8 @@ from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.converting.operations.merging import merge
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, NoData, OutputExists, UnsupportedSpace
-from offline_cli.formats.opening import open_source
+from offline_cli.errors import BadData, MemoryLimitExceeded, NoData, OutputExists, UnsupportedSpace
+from offline_cli.formats.opening import open_sources
 
 Tree = Any
 
@@ -130,7 +130,7 @@ def test_two_datasets_below_a_folder_are_refused_and_two_folders_are_merged(tmp_
     for name in ("one", "two"):
         shutil.copytree(FOREIGN / "minari_hdf5", tmp_path / "both" / name)
     with pytest.raises(BadData):
-        open_source(str(tmp_path / "both"))
+        open_sources(str(tmp_path / "both"))[0]
     convert(FOREIGN / "minari_hdf5", tmp_path / "D")
     convert([str(FOREIGN / "minari_hdf5"), str(FOREIGN / "minari_hdf5")], tmp_path / "same")
     assert diff(tmp_path / "same", tmp_path / "D").equal
@@ -174,9 +174,10 @@ def metadata(folder: Path, **said: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **said}))
 
 
-def test_large_episodes_are_read_in_parts_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = read(FOREIGN / "minari_hdf5")[1]
-    monkeypatch.setattr("offline_cli.formats.hdf5.episodes.PART", 64)
-    stream, parts = read(FOREIGN / "minari_hdf5")
-    assert stream.tally.fragments_stitched > 2
-    assert [whole.digest(i) for i in range(2)] == [parts.digest(i) for i in range(2)]
+def test_an_episode_larger_than_the_memory_limit_is_refused_by_name(tmp_path: Path) -> None:
+    shutil.copytree(FOREIGN / "minari_hdf5", tmp_path / "M")
+    with h5py.File(tmp_path / "M/data/main_data.hdf5", "a") as file:
+        del file["episode_0/observations/small"]
+        file["episode_0/observations/small"] = np.zeros((10_000, 300))
+    with pytest.raises(MemoryLimitExceeded):
+        convert(tmp_path / "M", tmp_path / "D", memory_limit=256 << 20)

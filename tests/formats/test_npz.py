@@ -16,7 +16,7 @@ from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping, OutputExists, UnsafeData
 from offline_cli.formats.npz.archive import NpzArchive
-from offline_cli.formats.opening import open_source
+from offline_cli.formats.opening import open_sources
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import open_location
 
@@ -86,7 +86,7 @@ def test_parts_of_a_dict_are_named_with_a_slash(tmp_path: Path, flat: Arrays) ->
     del arrays["observations"]
     batch: Any = episodes(saved(tmp_path, arrays), tmp_path / "out")
     np.testing.assert_array_equal(batch.acted_obs()["camera"], frames)
-    assert open_source(str(tmp_path / "out")).info.observation_space["camera"].dtype == np.uint8  # type: ignore[index]
+    assert open_sources(str(tmp_path / "out"))[0].info.observation_space["camera"].dtype == np.uint8  # type: ignore[index]
 
 
 def test_further_arrays_are_kept_with_their_dtypes_or_named(tmp_path: Path, flat: Arrays) -> None:
@@ -151,7 +151,7 @@ def test_an_archive_written_back_is_equal_array_by_array(tmp_path: Path) -> None
         assert wrote.pop(name).tobytes() == one.tobytes(), name
     assert not wrote
     convert([str(tmp_path / "theirs.npz")], str(tmp_path / "again"))
-    assert open_source(str(tmp_path / "again")).info.action_scale == "env"
+    assert open_sources(str(tmp_path / "again"))[0].info.action_scale == "env"
 
 
 def test_rewards_and_masks_come_back_as_rewards_and_terminations(
@@ -188,7 +188,7 @@ def test_choices_rewards_and_flags_may_have_a_second_dimension_of_one(tmp_path: 
     columns = {name: one if name == "observations" else one.reshape(12, 1) for name, one in flat.items()}
     batch = episodes(saved(tmp_path, columns), tmp_path / "out")
     assert (batch.lengths.tolist(), batch.actions.shape) == ([4, 4, 4], (12,))
-    assert open_source(str(tmp_path / "out")).info.action_space == spaces.Discrete(3)
+    assert open_sources(str(tmp_path / "out"))[0].info.action_space == spaces.Discrete(3)
 
 
 def test_what_an_array_lacks_to_be_a_column_is_said_of_it(tmp_path: Path, flat: Arrays) -> None:

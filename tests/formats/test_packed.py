@@ -24,7 +24,7 @@ from offline_cli.formats.rllib import packed as module
 from offline_cli.formats.rllib.packed import unpack, unpack_cells
 from offline_cli.formats.rllib.pickles import unpickle
 
-PROTOCOLS = range(6)
+PROTOCOLS = (4, 5)
 
 
 def packed(value: Any, protocol: int = 5) -> str:
@@ -72,15 +72,6 @@ def test_whatever_numpy_pickles_comes_back_equal() -> None:
             np.testing.assert_equal(found, value, err_msg=name)
             if isinstance(value, (np.ndarray, np.generic)):
                 assert (type(found), found.dtype) == (type(value), value.dtype), name
-
-
-def test_arrays_that_python_2_pickled_are_read() -> None:
-    pickled = (
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
-        b"(K\x01K\x02\x85cnumpy\ndtype\nq\x04U\x02f4K\x00K\x01\x87Rq\x05(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89U\x08\x00\x00\x80?\x00\x00\x00@tb."
-    )
-    np.testing.assert_array_equal(unpack(packed_bytes(pickled), where="test"), np.array([1, 2], np.float32), strict=True)
 
 
 @pytest.mark.parametrize("options", [{"store_size": False}, {"block_checksum": True}])
@@ -156,7 +147,6 @@ HOSTILE: dict[str, bytes] = {
     ),
     "a datetime": pickle.dumps(np.array(["2026-01-01"], "M8[D]")),
     "a subclass": pickle.dumps(np.ma.array([1])),
-    "an encoding that runs code": global_("_codecs", "encode") + b"(X\x01\x00\x00\x00aX\x06\x00\x00\x00base64tR.",
     "a name left over": NDARRAY + b".",
     "an array never filled": RECONSTRUCT + b".",
     "a list in itself": b"]q\x00h\x00a.",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from read_partitions import Content, content_of, content_of_pickled
 
 from offline_cli.converting.convert import convert
-from offline_cli.formats.opening import open_source
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import ReadOptions, Source
 from offline_cli.tally import Tally
 
@@ -27,7 +27,7 @@ RECORDINGS = (
 
 
 def opened(place: Path | str) -> Source:
-    source = open_source(str(place))
+    source = open_sources(str(place))[0]
     source.prepare(ReadOptions())
     return source
 

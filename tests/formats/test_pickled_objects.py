@@ -148,7 +148,7 @@ LEAVES = st.one_of(
     st.recursive(
         LEAVES, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1) | st.tuples(part, part), max_leaves=4
     ),
-    st.integers(2, 5),
+    st.integers(4, 5),
     st.data(),
 )
 def test_a_column_of_objects_equals_its_cells_read_one_by_one(value: Any, protocol: int, data: st.DataObject) -> None:

@@ -17,7 +17,7 @@ from installed_packages import Install
 from offline_cli.converting.convert import convert
 from offline_cli.errors import BadConfig, BadData, NoData
 from offline_cli.formats.listing import Listing
-from offline_cli.formats.opening import open_source
+from offline_cli.formats.opening import open_sources
 from offline_cli.formats.reader import LIKELY, NO, SURE
 from offline_cli.formats.registry import OURS
 from offline_cli.storage.locations import open_location
@@ -108,7 +108,7 @@ def test_one_reader_of_ours_at_most_is_the_surest_of_a_file(
 
 def test_a_plugin_reads_what_none_of_ours_knows(notes: Callable[[str], None], tmp_path: Path) -> None:
     notes("EQUALLY")
-    assert open_source(str(written(tmp_path / "a.book", b"some words\n"))).info.format == "notes"
+    assert open_sources(str(written(tmp_path / "a.book", b"some words\n")))[0].info.format == "notes"
 
 
 def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chosen(
@@ -147,7 +147,7 @@ def test_a_name_in_a_manifest_selects_no_plugin(install: Install, dataset: Path)
     manifest["provenance"]["source_formats"] = ["spied"]
     (dataset / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BadData):
-        open_source(str(dataset))
+        open_sources(str(dataset))[0]
     assert "spying" not in sys.modules
 
 
@@ -166,7 +166,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("own")
 def test_a_reader_of_ones_own_file_reads(table: str) -> None:
-    assert open_source(table, from_="python:own_notes:SURELY").info.format == "notes"
+    assert open_sources(table, from_="python:own_notes:SURELY")[0].info.format == "notes"
 
 
 @pytest.mark.usefixtures("own")
@@ -181,10 +181,10 @@ def test_a_reader_of_ones_own_file_reads(table: str) -> None:
 )
 def test_what_names_no_reader_is_refused_before_anything_is_opened(name: str, error: type[Exception], what: str) -> None:
     with pytest.raises(error, match=what):
-        open_source("there-is-no-such-file", from_=name)
+        open_sources("there-is-no-such-file", from_=name)[0]
 
 
 def test_files_that_nobody_knows_are_no_data_and_all_readers_of_ours_are_named(tmp_path: Path) -> None:
     with pytest.raises(NoData) as caught:
-        open_source(str(written(tmp_path / "a.record", FIRST_RECORD)))
+        open_sources(str(written(tmp_path / "a.record", FIRST_RECORD)))[0]
     assert all(f"--from {name}" in caught.value.what for name in OURS)

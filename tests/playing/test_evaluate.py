@@ -25,7 +25,6 @@ from offline_cli.errors import (
 )
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_files import tensor_bytes
-from offline_cli.progress import Progress
 from offline_cli.training.train import train_bc
 
 
@@ -90,12 +89,6 @@ def test_a_policy_of_unknown_make_is_bad_data(run: Path) -> None:
         tell(run / "policy.json", {**policy, **change})
         with pytest.raises(BadData, match="cannot be read"):
             evaluate(run, env="Sign-v0")
-
-
-def test_progress_counts_episodes(run: Path) -> None:
-    reports: list[Progress] = []
-    evaluate(run, episodes=5, on_progress=reports.append)
-    assert (reports[-1].done, reports[-1].total) == (5, 5)
 
 
 def test_an_environment_that_does_not_fit_is_refused(run: Path) -> None:

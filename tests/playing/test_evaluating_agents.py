@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offline_cli.environments import open_environment
-from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, TargetNotMet, UsageError
+from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, TargetNotMet
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
 from offline_cli.policies.run_policy import load_policy
@@ -18,7 +18,6 @@ from offline_cli.training.train import train
 
 WALKERS = "python:agent_games:Walkers"
 HEAP = "python:agent_games:Heap"
-DRAWN = "python:agent_games:Drawn"
 
 
 @pytest.fixture(scope="module")
@@ -87,39 +86,6 @@ def test_what_cannot_be_played_is_named(options: dict[str, Any], kind: type[Offl
 def test_a_reward_that_is_no_number_is_not_taken_for_an_absent_agent(run: Path) -> None:
     with pytest.raises(BadData, match="a return of nan"):
         found(run, env="python:agent_games:Strange", env_kwargs={"rule": "nan"})
-
-
-def test_a_module_that_remembers_learns_and_plays_among_several(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text('hidden = [8]\n[network]\nmemory = "gru"\nmemory_size = 8\n')
-    options: dict[str, Any] = {"config": tmp_path / "c.toml", "updates": 2, "device": "cpu", "module_id": "left"}
-    train(data, tmp_path / "run", **options)
-    assert found(tmp_path / "run", episodes=3)["return_by_agent"]["left"]["games"] == 3
-
-
-def test_a_network_of_ones_own_is_named_for_all_modules(data: Path, tmp_path: Path) -> None:
-    code = tmp_path / "net.py"
-    code.write_text(
-        "from torch import nn\n"
-        "from offline_cli.modules.python_network import action_inputs\n"
-        "def build(observations, actions, options):\n"
-        "    return nn.Linear(observations.shape[0], action_inputs(actions))\n"
-    )
-    named: dict[str, Any] = {"network": f"{code}:build"}
-    train(data, tmp_path / "run", module_id="left", updates=2, device="cpu", **named)
-    assert found(tmp_path / "run", episodes=2, **named)["episodes"] == 2
-    with pytest.raises(UsageError, match="random is no run folder"):
-        found("random", **named)
-
-
-@pytest.mark.parametrize("shape", [(36, 36, 1), (1, 36, 36)], ids=str)
-def test_agents_that_see_frames_are_recorded_learned_and_played(shape: tuple[int, ...], tmp_path: Path) -> None:
-    game: dict[str, Any] = {"env_kwargs": {"shape": shape}, "device": "cpu"}
-    record(DRAWN, tmp_path / "D", policy="python:agent_games:walk_by_sight", episodes=4, **game)
-    options: dict[str, Any] = {"hidden": (8,), "batch_size": 16, "updates": 2, "device": "cpu"}
-    train(tmp_path / "D", tmp_path / "run", **options)
-    told = found(tmp_path / "run", env=DRAWN, episodes=3, **game)
-    assert told["return_by_agent"]["left"]["games"] == 3
-    assert found(tmp_path / "run", env=DRAWN, episodes=3, num_envs=2, **game) == told
 
 
 def test_a_policy_between_pieces_learns_and_plays_among_several(data: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from offline_cli import Columns
 from offline_cli.applying.learner_batches import in_learner_units
-from offline_cli.connectors import FrameStacking, MeanStdFilter
+from offline_cli.connectors import MeanStdFilter
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.environments import Environment, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
@@ -210,24 +210,6 @@ def test_a_file_in_place_of_the_pieces_has_to_give_what_the_policy_takes(stacked
     other.write_text('kind = "env_to_module"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
     with pytest.raises(BadConfig, match="state for a piece 'MeanStdFilter'"):
         evaluate(stacked_run, env_to_module=other)
-
-
-def test_a_run_trained_by_python_objects_wants_its_pieces_named(write_dataset: Write, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("hidden = [16]\nbatch_size = 64\nlr = 0.01\n")
-
-    def learner(observations: Any, actions: Any) -> Any:
-        return FrameStacking(num_frames=2, as_learner_connector=True)
-
-    def beside(env: Any) -> Any:
-        return FrameStacking(num_frames=2)
-
-    run = tmp_path / "run"
-    options: dict[str, Any] = {"config": tmp_path / "c.toml", "updates": 40, "eval_episodes": 4}
-    trained = train_bc(write_dataset(), run, env="Sign-v0", pipeline=learner, env_to_module=beside, **options)
-    assert trained.eval_return_mean is not None
-    with pytest.raises(BadConfig, match="pieces that Python code made: FrameStacking, "):
-        evaluate(run)
-    assert evaluate(run, episodes=20, env_to_module=beside).return_mean > 7
 
 
 @pytest.fixture

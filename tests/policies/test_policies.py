@@ -45,13 +45,6 @@ def test_a_run_that_explores_draws_by_its_own_likelihoods(
     assert abs(share - expected) < 4 * np.sqrt(0.25 / len(chance))
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("model.zip", "sb3:"), ("model.onnx", "onnx:"), ("my_code:act", "python:")])
-def test_a_name_without_its_prefix_gets_a_hint(name: str, prefix: str, recorded: Record) -> None:
-    with pytest.raises(StorageNotFound) as caught:
-        recorded(policy=name)
-    assert caught.value.fix == f"did you mean {prefix}{name}?"
-
-
 def test_functions_of_one_observation_and_of_batches_play_alike(recorded: Record, read: Read) -> None:
     one = read(recorded(policy="python:recording_envs:one_at_a_time"))
     many = read(recorded(policy="python:recording_envs:batched"))

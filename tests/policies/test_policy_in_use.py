@@ -22,6 +22,7 @@ from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
 from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.policy import stand_in
 from offline_cli.policies.policy_in_use import PolicyInUse
 from offline_cli.policies.seeds import Purpose, reset_seed
 from offline_cli.training.train import train_bc
@@ -122,8 +123,7 @@ def nested() -> PolicyInUse:
     """Observations in Dict and Tuple, actions in boxes that are not the network's."""
     acts = spaces.Dict({"go": spaces.Box(2.0, 6.0, (2,), np.float32), "pick": spaces.Discrete(3, start=4)})
     module = build_module(NESTED, acts, hidden=[8], action_scale="normalized", seed=1)
-    policy = ModulePolicy(module, acts, explore=False, device="cpu", fingerprint="")
-    return PolicyInUse(policy, (NESTED, acts))
+    return PolicyInUse(ModulePolicy(module, stand_in("nested", (NESTED, acts)), device="cpu", fingerprint=""))
 
 
 def observations(count: int) -> list[Any]:
@@ -145,23 +145,22 @@ def test_one_observation_and_a_batch_of_dicts_and_tuples_get_the_same_actions_in
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    "wrong",
     [
-        ([0.0, 0.0], "an observation with list"),
-        ({"b": np.zeros(2)}, "an observation with the keys ['b']"),
-        ({"a": (0, 1.0, 2.0), "b": np.zeros(2)}, "an observation with 3 parts in a"),
-        ({"a": (0, 1.0), "b": np.zeros(3)}, "observations of shape a.0 (), a.1 (), b (3,)"),
-        ({"a": (np.zeros(2, int), np.zeros(2)), "b": np.zeros((3, 2))}, "observations of shape a.0 (2,), a.1 (2,), b (3, 2)"),
-        ({"a": (np.zeros(2, int), 1.0), "b": np.zeros((2, 2))}, "observations of shape a.0 (2,), a.1 (), b (2, 2)"),
-        ({"a": (0.5, 1.0), "b": np.zeros(2)}, "an observation of float64, and the space's int64 cannot hold its values"),
-        ({"a": (0, "x"), "b": np.zeros(2)}, "an observation of <U1 in a.1, which is not numeric"),
+        [0.0, 0.0],
+        {"b": np.zeros(2)},
+        {"a": (0, 1.0, 2.0), "b": np.zeros(2)},
+        {"a": (0, 1.0), "b": np.zeros(3)},
+        {"a": (np.zeros(2, int), np.zeros(2)), "b": np.zeros((3, 2))},
+        {"a": (np.zeros(2, int), 1.0), "b": np.zeros((2, 2))},
+        {"a": (0.5, 1.0), "b": np.zeros(2)},
+        {"a": (0, "x"), "b": np.zeros(2)},
     ],
 )
-def test_what_is_not_of_the_space_is_refused_with_what_is(nested: PolicyInUse, wrong: Any, told: str) -> None:
+def test_what_is_not_of_the_space_is_refused_with_the_space(nested: PolicyInUse, wrong: Any) -> None:
     with pytest.raises(SpaceMismatch) as caught:
         nested.act(wrong)
-    assert told in caught.value.what
-    assert "the policy takes Dict(a: Tuple(Discrete(3), Box(scalar, float32)), b: Box(2, float32))" in caught.value.what
+    assert "Dict(a: Tuple(Discrete(3), Box(scalar, float32)), b: Box(2, float32))" in caught.value.what
     assert caught.value.exit_code == 4
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from operated import data_files
 from pickled_engine import PickledEngine
 
-from offline_cli import export, train
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
 from offline_cli.recording.record import record
 
@@ -43,30 +40,6 @@ def test_real_processes_record_the_same_and_a_part_can_be_recorded_alone(tmp_pat
     record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=30, first_episode=10)
     record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=30, first_episode=10, num_env_runners=2)
     assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("kind", ["onnx", "stack"])
-def test_policies_of_every_kind_play_on_workers(kind: str, tmp_path: Path, pickled: PickledEngine) -> None:
-    """With memory, exported, and through a stack of frames."""
-    memory = "" if kind == "stack" else '[network]\nmemory = "lstm"\nmemory_size = 4\nmax_seq_len = 5\n'
-    (tmp_path / "config.toml").write_text(f"hidden = [8]\n{memory}")
-    options: dict[str, Any] = {"config": tmp_path / "config.toml", "updates": 2, "device": "cpu"}
-    if kind == "stack":
-        (tmp_path / "pieces.toml").write_text('kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
-        options["pipeline"] = tmp_path / "pieces.toml"
-    train(str(SAMPLE), tmp_path / "run", **options)
-    policy = str(tmp_path / "run")
-    if kind == "onnx":
-        export(policy, tmp_path / "policy.onnx", to="onnx")
-        policy = f"onnx:{tmp_path / 'policy.onnx'}"
-    kinds: dict[str, Any] = {"policy": policy, "vectorize": "sync", "num_envs": 3, "episodes": 12, "device": "cpu"}
-    record("CartPole-v1", tmp_path / "here", **kinds)
-    record("CartPole-v1", tmp_path / "there", **kinds, engine="processes", workers=2)
-    here, there = (EpisodeBatch.concat(list(Dataset.open(tmp_path / out).batches())) for out in ("here", "there"))
-    assert here.ids == there.ids
-    np.testing.assert_array_equal(here.actions, there.actions)
-    assert pickled.items > 1
 
 
 def test_what_is_whole_before_an_environment_raises_is_kept(tmp_path: Path, pickled: PickledEngine) -> None:

@@ -119,12 +119,6 @@ def test_a_finished_recording_is_left_alone_by_resume_and_kept_from_another(tmp_
     assert (tmp_path / "D" / "manifest.json").read_bytes() == before
 
 
-def test_overwriting_replaces(tmp_path: Path, read: Read) -> None:
-    record(ENV, tmp_path / "D", **OPTIONS, episodes=8)
-    record(ENV, tmp_path / "D", **OPTIONS, episodes=3, overwrite=True)
-    assert len(read(tmp_path / "D")) == 3
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.spaces import Space
 from offline_cli.training.config import BCConfig
+from offline_cli.training.data_facts import DataFacts
 from offline_cli.training.learner import Setup
 from offline_cli.training.run_state import describe_policy
-from offline_cli.training.steps import Steps
-from offline_cli.training.training_data import TrainingData
 from offline_cli.trees import Tree, map_leaves
 
 Record = Callable[..., Path]
@@ -38,7 +38,8 @@ def run_folder(folder: Path, space: Space, scale: str) -> Path:
     """A finished run whose network puts out log standard deviations beyond the limits."""
     config = BCConfig(hidden=(16,))
     learner = Setup.of(config).learner(OBSERVATIONS, space, scale)
-    data = TrainingData(Steps({}), None, OBSERVATIONS, space, scale, learner=learner, given_space=OBSERVATIONS)
+    data: Any = SimpleNamespace(observation_space=OBSERVATIONS, action_space=space, action_scale=scale, learner=learner)
+    data.recorded_in, data.trained, data.facts = None, None, DataFacts()
     module = learner.policy
     with torch.no_grad():
         last = list(module.parameters())[-1]

@@ -16,7 +16,6 @@ from gymnasium import spaces
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.errors import BadData, StorageError, StorageNotFound
-from offline_cli.storage import local_files
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.staging import whole_file
 
@@ -77,18 +76,6 @@ def test_what_is_no_file_is_refused_by_its_kind(tmp_path: Path, kind: str, way: 
     with pytest.raises(BadData, match=f"a {kind.removeprefix('link to a ')}, not a file") as caught:
         read()
     assert caught.value.where == str(path)
-
-
-def test_a_pipe_that_takes_the_place_of_a_file_just_looked_at_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "x"
-    file.write_bytes(b"bytes")
-    looked = os.stat(file)
-    instead(file)
-    monkeypatch.setattr(local_files.os, "stat", lambda path: looked)
-    with pytest.raises(BadData):
-        local_files.open_plain(str(file), shown="x")
 
 
 def test_files_folders_and_nothing_are_what_they_were(tmp_path: Path) -> None:

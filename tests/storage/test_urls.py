@@ -10,7 +10,7 @@ import pytest
 from offline_cli.errors import StorageNotFound, UsageError
 from offline_cli.storage import locations
 from offline_cli.storage.locations import Location, expand, open_location
-from offline_cli.storage.urls import check_url, is_of_bucket
+from offline_cli.storage.urls import check_url
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,3 @@ def test_a_question_mark_on_the_web_begins_a_query_and_is_no_pattern(monkeypatch
     monkeypatch.setattr(Location, "exists", lambda _: False)
     with pytest.raises(StorageNotFound, match=r"\?X-Amz-Signature=\*\*\* does not exist"):
         expand("https://host.invalid/bucket/a.json?X-Amz-Signature=0ff1ce")
-
-
-@pytest.mark.parametrize(
-    ("url", "of_bucket"),
-    [
-        ("s3://bucket/D", True),
-        ("zip://a.parquet::gs://bucket/D.zip", True),
-        ("az://container/D", True),
-        ("/data/s3", False),
-        ("https://host/D", False),
-        ("memory://s3/D", False),
-    ],
-)
-def test_what_lies_in_an_object_store_is_told_by_its_url(url: str, of_bucket: bool) -> None:
-    assert is_of_bucket(url) is of_bucket

@@ -64,22 +64,6 @@ class Walkers(ParallelEnv):
         return seen, rewards, there, over, infos
 
 
-class Drawn(Walkers):
-    """Walkers who see a picture: above, where they are, below, where their goal is."""
-
-    def __init__(self, shape: tuple[int, ...] = (36, 36)) -> None:
-        super().__init__()
-        self.shape = tuple(shape)
-
-    def observation_space(self, agent):
-        return spaces.Box(0, 255, self.shape, np.uint8)
-
-    def _see(self, agent):
-        frame = np.zeros((36, 36), np.uint8)
-        frame[:18, 10 + self.at[agent]] = frame[18:, 10 + self.goal[agent]] = 255
-        return frame.reshape(self.shape)
-
-
 class Heap(AECEnv):
     """Two take 1 to 3 of a heap in turn; whoever leaves a multiple of four gets a point, and who takes the last two more."""
 
@@ -129,12 +113,6 @@ class Heap(AECEnv):
 def walk(observation):
     """Towards the goal, for Walkers."""
     return int(np.sign(np.round(10 * (observation[1] - observation[0])))) + 1
-
-
-def walk_by_sight(frame):
-    """Towards the goal, for Drawn."""
-    place, goal = (int(line.argmax()) for line in np.reshape(frame, (36, 36))[[0, -1]])
-    return int(np.sign(goal - place)) + 1
 
 
 def stay(observation):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,16 +29,6 @@ def inverses(number: int) -> Iterator[float]:
 def pid_after(seconds: float) -> Iterator[int]:
     time.sleep(seconds)
     yield os.getpid()
-
-
-def dies_once(folder: str, number: int) -> Iterator[int]:
-    """Three results of an item; the first worker that has item 2 is killed."""
-    mark = Path(folder) / "died"
-    for part in range(3):
-        if number == 2 and part == 2 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield 10 * number + part
 
 
 def leaving(number: int) -> Iterator[int]:

@@ -76,8 +76,3 @@ class FakeBucket(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         finally:
             with self._lock:
                 self.at_once -= 1
-
-    @property
-    def bytes_given(self) -> int:
-        """Bytes asked for in all."""
-        return sum(end - start for _, start, end in self.gets)

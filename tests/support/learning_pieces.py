@@ -138,10 +138,3 @@ class Caching(Noisy):
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             self.tables[len(episode)] = np.arange(len(episode))
         return batch
-
-
-class SaysSo(Caching):
-    per_episode: ClassVar[bool] = True
-
-    def get_state(self, components: Any = None, **_: Any) -> dict[str, Any]:
-        return {}

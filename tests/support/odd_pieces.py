@@ -60,16 +60,6 @@ class Lies(ConnectorV2):
         return batch
 
 
-class Unsaveable(ConnectorV2):
-    """Its state is no plain value."""
-
-    def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
-        return {"who": object()}
-
-    def __call__(self, *, batch: Any, **_: Any) -> Any:
-        return batch
-
-
 class Bolder(ConnectorV2):
     """For module-to-env: turns the two choices around."""
 

@@ -177,16 +177,6 @@ def recorded(disk: Path, command: Callable[[], object]) -> Log:
     return seen.log
 
 
-def killed_before_the_last_sync(disk: Path, command: Callable[[], object], again: Callable[[], object]) -> Log:
-    """The calls of `command` but for the last, which is a sync, and then those of `again`: what was removed is not kept yet."""
-    with RecordedDisk(disk) as seen:
-        command()
-        last = len(seen.log.calls) - 1
-        again()
-    assert isinstance(seen.log.calls.pop(last), Sync)
-    return seen.log
-
-
 def tree_of(folder: Path) -> Tree:
     """What is below `folder`."""
     return {path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes() for path in folder.rglob("*")}

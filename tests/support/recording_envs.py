@@ -272,13 +272,6 @@ def failing(observation: Any) -> int:
     return 1
 
 
-def picky(observations: Any) -> Any:
-    """Takes no observation that the environment does not give."""
-    if not (observations[:, 1] >= 1).all():
-        raise ValueError("not from this environment")
-    return np.zeros(len(observations), int)
-
-
 def leaving(observation: Any) -> int:
     """Calls exit in the third step of every episode of 20 steps."""
     if observation[0] == 2 and observation[1] == 20:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -15,7 +14,6 @@ from odd_pieces import Scaled
 
 from offline_cli import ConnectorV2
 from offline_cli.modules import build_module, build_recurrent_module
-from offline_cli.playing.loop import REPORT_SECONDS
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 STACKED = spaces.Box(-np.inf, np.inf, (12,), np.float32)
@@ -126,19 +124,6 @@ class Exiting(ConnectorV2):
         raise SystemExit(3)
 
 
-class Dying(ConnectorV2):
-    """Ends its process, without a word, in the third step of an episode of 20 steps; whole ones have been handed on by then."""
-
-    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-        for episode in self.single_agent_episode_iterator(episodes):
-            count, length = episode.get_observations(-1)[:2]
-            if length == 20 and count == 0:
-                time.sleep(REPORT_SECONDS)
-            if length == 20 and count == 2:
-                os._exit(9)
-        return batch
-
-
 class Where(ConnectorV2):
     """Notes which processes it ran in, and for which episodes."""
 
@@ -159,14 +144,6 @@ class Scribbling(ConnectorV2):
             episode.set_observations(new_data=np.full(3, 7.0, np.float32), at_indices=-1)
             info = episode.get_infos(-1)
             info["scribble"] = 1
-        return batch
-
-
-class Constant(ConnectorV2):
-    """Beside the network: always the last choice, whatever was drawn."""
-
-    def __call__(self, *, batch: Any, **_: Any) -> Any:
-        self.foreach_batch_item_change_in_place(batch, "actions", lambda action, *_: np.int64(2))
         return batch
 
 

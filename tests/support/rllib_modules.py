@@ -114,15 +114,6 @@ class WideOfOurs(Wide):
         super().__init__(observation_space, action_space, build_head(action_space, action_scale="env"))
 
 
-class Widens(Wide):
-    """Gives as many as it should at first."""
-
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        self.calls = getattr(self, "calls", 0) + 1
-        inputs = self.net(batch[Columns.OBS])
-        return {Columns.ACTION_DIST_INPUTS: inputs if self.calls > 40 else inputs[:, :3]}
-
-
 class WantsCatalog(RLModule):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(catalog_class=dict, **kwargs)

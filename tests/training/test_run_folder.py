@@ -109,7 +109,8 @@ def test_dying_while_a_run_is_replaced_never_leaves_an_old_checkpoint_under_a_ne
             folder.begin(BCConfig(lr=1.0), POLICY)
     folder.claim(resume=True, overwrite=False)
     folder.claim(resume=False, overwrite=True)
-    if folder.resolved_config().lr == 1.0:
+    stored = folder.config()
+    if stored is None or stored["lr"] == 1.0:
         assert folder.load() is None
         assert not place.join("policy.safetensors").exists()
     folder.begin(BCConfig(lr=1.0), POLICY)
@@ -125,17 +126,6 @@ def test_metrics_are_cut_back_to_the_checkpoint_even_if_half_a_row_is_left(folde
     folder.append({"update": 4})
     folder.save(TrainState(update=4), tensors(1.0))
     assert folder.metrics() == [{"update": 1}, {"update": 4}]
-
-
-def test_rows_that_cannot_be_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(BCConfig(), POLICY)
-    folder.append({"update": 1})
-    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"upd\n')
-    folder.append({"update": 2})
-    assert folder.metrics() == [{"update": 1}, {"update": 2}]
-    assert [record.message[:16] for record in caplog.records] == ["warning: 1 rows "]
 
 
 # ---- damage ----

@@ -126,13 +126,12 @@ def random_nested() -> EpisodeBatch:
 
 
 def test_wrong_columns_and_options_are_named(dataset: Dataset) -> None:
-    with pytest.raises(BadConfig, match="no column 'reward'"):
-        dataset.to_torch(["reward"])
-    with pytest.raises(BadConfig, match=r"to_torch\(\['obs'\]\)"):
-        dataset.to_torch("obs")
+    wrong: tuple[Any, ...] = (["reward"], "obs", [])
+    for columns in wrong:
+        with pytest.raises(BadConfig) as caught:
+            dataset.to_torch(columns)
+        assert repr(columns) in caught.value.what
     with pytest.raises(UsageError, match="batch_size: for streams alone"):
         dataset.to_torch(batch_size=4)  # type: ignore[call-overload]
-    with pytest.raises(BadConfig, match="no columns"):
-        dataset.to_torch([])
     with pytest.raises(BadConfig, match="batch_size of 0"):
         dataset.to_torch(streaming=True, batch_size=0)

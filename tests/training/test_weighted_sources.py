@@ -50,9 +50,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(
 
 def test_a_run_resumes_with_its_own_weights_alone(sources: list[str], tmp_path: Path) -> None:
     train(sources, tmp_path / "run", weight={sources[1]: 0.4}, **OPTIONS)
-    with pytest.raises(BadConfig, match=r"the run draws .* this call every step once an epoch"):
+    with pytest.raises(BadConfig, match=r"weights: the run has .* this call every step once an epoch"):
         train(sources, tmp_path / "run", resume=True, updates=60)
-    with pytest.raises(BadConfig, match="the run draws"):
+    with pytest.raises(BadConfig, match="weights: the run has"):
         train(sources, tmp_path / "run", resume=True, updates=60, weight={sources[1]: 0.5})
     assert train(sources, tmp_path / "run", resume=True, updates=60, weight={sources[1]: 0.4}).updates == 60
 
@@ -66,7 +66,7 @@ def test_all_mistakes_are_told_at_once(sources: list[str], tmp_path: Path) -> No
     for text in (
         f"{large!r} has two weights",
         f"{small}=-1: must be a number from 0 to 1",
-        f"{small[:-1]!r} is not among the sources, did you mean {small!r}?",
+        f"{small[:-1]!r} is not among the sources",
         "'nowhere' is not among the sources",
         "nowhere=much: must be a number from 0 to 1",
     ):

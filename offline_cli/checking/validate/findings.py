@@ -1,24 +1,22 @@
-"""What `validate` found: collected from checks and from reading, as values for programs and rows of a table for people.
+"""What `validate` found: collected from checks and from reading, one entry for each code and source.
 
-* `Validation`, `Problem`: the result; it raises for data with problems when asked to.
-* `Findings`: collects what checks find, one entry per code and source, with counts and first places. A code without an entry in
-  `codes` raises.
-* `ListeningTally`, `ListeningRejects`: record what reading otherwise counts silently, with its places, and never stop at a bad
-  row.
+`ListeningTally` and `ListeningRejects` report what reading otherwise counts silently, with its places, and never stop at a bad
+row.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any, Final
 
 from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Severity
+from offline_cli.checking.validate.values import Found
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
 from offline_cli.parquet.shards import OTHER_SHARD
-from offline_cli.tally import DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
+from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
 
@@ -108,16 +106,12 @@ class Validation:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
-        return {
-            "problems": [problem.as_dict() for problem in self.problems],
-            **{f"{severity}s": count for severity, count in self.counts.items()},
-            "passed": self.passed,
-            **{name: getattr(self, name) for name in self.__slots__ if name not in ("problems", "agents", "modules")},
-            **{name: dict(found) for name in ("agents", "modules") if (found := getattr(self, name))},
-            "sources": list(self.sources),
-            "formats": list(self.formats),
-            "seconds": round(self.seconds, 3),
-        }
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        agents = {name: dict(found) for name in ("agents", "modules") if (found := known.pop(name))}
+        lists = {name: list(known[name]) for name in ("sources", "formats")}
+        problems = [problem.as_dict() for problem in self.problems]
+        severities = {f"{severity}s": count for severity, count in self.counts.items()}
+        return {**known, **agents, **lists, **severities, "problems": problems, "passed": self.passed}
 
 
 @dataclass(slots=True)
@@ -169,6 +163,13 @@ class Findings:
                 entry.episodes[name] = None
             else:
                 entry.unnamed += name not in entry.episodes
+
+    def add_found(self, source: str, found: Iterable[Found]) -> None:
+        """Count what checks found in `source`."""
+        for one in found:
+            places = (f"{source}, {place}" for place in one.places)
+            more: dict[str, Any] = {"severity": one.severity, "example": one.example, "fix": one.fix, "episodes": one.episodes}
+            self.add(source, one.code, one.times, places, **more)
 
     def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
@@ -289,7 +290,7 @@ class ListeningRejects(Rejects):
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
         """Count and report; several parts of one refused episode come with one error."""
-        is_new = error is not self._last
+        is_new = error is not self._last and ANOTHER_PART not in error.details
         super().add(error, rows=rows)
         if is_new:
             whole_thing = PROBLEM in error.details and error.details[PROBLEM] != "length-mismatch"

@@ -217,9 +217,6 @@ CODES: Final[dict[str, Code]] = {
     "shard-columns": Code("error", "shard", "other columns than the manifest's spaces ask for", AGAIN),
     "count-mismatch": Code("error", "count", "other than the manifest says", AGAIN),
     "statistics-mismatch": Code("error", "column", "other statistics than the manifest says", AGAIN),
-    "plain-columns-differ": Code(
-        "error", "episode", "whose packed bytes say something else than the columns beside them", AGAIN
-    ),
     "unlisted-file": Code(
         "error",
         "file",

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline_cli.converting.operations.survey import NOWHERE, Survey
-from offline_cli.datasets.episode_tables import PLAIN_SCHEMA
+from offline_cli.converting.operations.operation import NOWHERE, Survey
+from offline_cli.datasets.row_format import PLAIN_SCHEMA
 from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.storage.locations import Location
 
@@ -143,8 +143,8 @@ class Parts:
             return {"by": self.by}
         return {"counts" if self.are_counts else "fractions": dict(self.amounts), "seed": seed}
 
-    def drawn(self, survey: Survey, seed: int) -> tuple[list[str], NDArray[np.int64]]:
-        """The names of the parts, and (E,) the number of each episode's, NOWHERE of one in none.
+    def drawn(self, survey: Survey, seed: int, where: str) -> tuple[list[str], NDArray[np.int64]]:
+        """The names of the parts, and (E,) the number of each episode's, NOWHERE of one in none. `where`: the sources.
 
         Raises NoData where there are too few episodes, UsageError for a column of too many values.
         """
@@ -159,11 +159,11 @@ class Parts:
             sizes = _shared_out(list(self.amounts.values()), len(survey))
         if sum(sizes) > len(survey):
             what = f"{sum(sizes):,} episodes are wanted, and the sources have {len(survey):,}"
-            raise NoData(what, where=survey.operation.where, fix="ask for fewer: an episode is in one part")
+            raise NoData(what, where=where, fix="ask for fewer: an episode is in one part")
         empty = [name for name, size in zip(self.amounts, sizes, strict=True) if not size]
         if empty:
             what = f"of {len(survey):,} episodes none is left for {', '.join(empty)}; nothing was written"
-            raise NoData(what, where=survey.operation.where, fix="give larger fractions, or --counts")
+            raise NoData(what, where=where, fix="give larger fractions, or --counts")
         part_of = np.full(len(survey), NOWHERE)
         part_of[drawn(len(survey), seed)[: sum(sizes)]] = np.repeat(np.arange(len(sizes)), sizes)
         return list(self.amounts), part_of

@@ -12,33 +12,27 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, Unpack
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from offline_cli.checked_keywords import checked
-from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, ActionScale, Count, EpisodeEnds
+from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
-from offline_cli.converting.reading import EpisodeStream, read_opened
+from offline_cli.converting.operations.operation import OpenedSources, ReadingOptions, with_options
 from offline_cli.datasets.dataset import holds_dataset
-from offline_cli.environments import EnvironmentSpec, spaces_of_env
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch, Form, forms, in_words
 from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import TargetNotMet
-from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.opening import open_sources
-from offline_cli.formats.source import Source
-from offline_cli.formats.tables.source import TableOptions
 from offline_cli.meanings import Meanings
-from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location, expand
 from offline_cli.tally import Tally
@@ -102,39 +96,23 @@ class DiffResult:
         return f"first: {place}: {first.get('a')} and {first.get('b')}"
 
 
-@checked
+@with_options
 def diff(
-    a: str | os.PathLike[str] | Location,
-    b: str | os.PathLike[str] | Location,
-    *,
-    from_: str = "auto",
-    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: EpisodeEnds | None = None,
-    action_scale: ActionScale | None = None,
-    env: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[str] | None = None,
-    temp_dir: str | os.PathLike[str] | None = None,
-    memory_limit: int | str = TABLE_MEMORY_LIMIT,
-    workers: Count = 4,
-    storage_options: Mapping[str, Any] | None = None,
-    on_progress: OnProgress = no_progress,
+    a: str | os.PathLike[str] | Location, b: str | os.PathLike[str] | Location, **options: Unpack[ReadingOptions]
 ) -> DiffResult:
     """What differs between `a` and `b`; `check` of the result raises where anything does. Raises as `read_episodes` does."""
-    options = dict(locals())
     started = time.monotonic()
-    one, other = (_Side.opened(place, options, on_progress) for place in (a, b))
-    everything = "columns" not in (one.format, other.format)
-    one_known, other_known = one.summary(everything=everything), other.summary(everything=everything)
+    one, other = (_opened(place, options) for place in (a, b))
+    formats = [", ".join(dict.fromkeys(source.info.format for source in side.sources)) for side in (one, other)]
+    everything = "columns" not in formats
+    one_known, other_known = _summary(one, everything=everything), _summary(other, everything=everything)
     compared = _joined(one_known.table, other_known.table)
     found = {name: compared.filter(which) for name, which in _WHICH.items()}
-    named = {name: table.get_column(ID).head(NAMED) for name, table in found.items()}
-    ids = {name: tuple(value.decode("utf-8", "surrogatepass") for value in column) for name, column in named.items()}
+    ids = {name: tuple(map(_text_of, table.get_column(ID).head(NAMED))) for name, table in found.items()}
     facts = tuple(one_known.facts_unlike(other_known))
     first: dict[str, Any] | None = None
     if name := next(iter(ids["changed"]), None):
-        first = {"episode": name, **_first_difference(one.episode(name), other.episode(name), everything=everything)}
+        first = {"episode": name, **_first_difference(_episode(one, name), _episode(other, name), everything=everything)}
     elif lacks := next((name for name in ("missing_in_b", "missing_in_a") if ids[name]), None):
         said = ("there", "missing") if lacks == "missing_in_b" else ("missing", "there")
         first = {"episode": ids[lacks][0], **_difference(None, None, *said)}
@@ -142,8 +120,8 @@ def diff(
         first = {"episode": None, **facts[0]}
     counts = {name: table.height for name, table in found.items()}
     return DiffResult(
-        a=one.url,
-        b=other.url,
+        a=one.where,
+        b=other.where,
         equal=first is None,
         missing=counts["missing_in_a"] + counts["missing_in_b"],
         missing_in_a=counts["missing_in_a"],
@@ -151,7 +129,7 @@ def diff(
         changed=counts["changed"],
         first=first,
         facts=facts,
-        notes=tuple(_notes(one, other, one_known, other_known, compared)),
+        notes=tuple(_notes(formats, one_known, other_known, compared)),
         ids=ids,
         episodes_a=one_known.table.height,
         episodes_b=other_known.table.height,
@@ -174,15 +152,15 @@ def _joined(one: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     return left.join(right, on=ID, how="full", coalesce=True).sort("row_a", "row_b", nulls_last=True)
 
 
-def _notes(one: _Side, other: _Side, known: _Summary, other_known: _Summary, compared: pl.DataFrame) -> Iterator[str]:
-    if one.format != other.format:
-        unseen = f"; not compared: {NOT_COMPARED}" if "columns" in (one.format, other.format) else ""
-        yield f"A is in the format {one.format}, B in {other.format}{unseen}"
+def _notes(formats: Sequence[str], known: _Summary, other: _Summary, compared: pl.DataFrame) -> Iterator[str]:
+    if formats[0] != formats[1]:
+        unseen = f"; not compared: {NOT_COMPARED}" if "columns" in formats else ""
+        yield f"A is in the format {formats[0]}, B in {formats[1]}{unseen}"
     if not compared.drop_nulls().get_column("row_b").is_sorted():
         yield "the episodes come in another order"
-    if bool(known.meanings.by_path) != bool(other_known.meanings.by_path):
+    if bool(known.meanings.by_path) != bool(other.meanings.by_path):
         yield f"{'A' if known.meanings.by_path else 'B'} says what its columns mean, the other does not"
-    if known.spaces_inferred != other_known.spaces_inferred:
+    if known.spaces_inferred != other.spaces_inferred:
         yield f"the spaces of {'A' if known.spaces_inferred else 'B'} are inferred from its data, the other's are not"
 
 
@@ -216,70 +194,48 @@ class _Summary:
             yield _difference(None, found[0], *found[2:], [found[1]])
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One of the two, opened; it can be read several times, one after the other."""
+def _opened(place: str | os.PathLike[str] | Location, options: Mapping[str, Any]) -> OpenedSources:
+    """One of the two. Where it is a dataset, format and mapping are the other one's."""
+    places = expand(place, options["storage_options"])
+    if len(places) == 1 and places[0].is_dir() and holds_dataset(places[0]):
+        own = {"from_": SOURCE_FORMAT, "mapping": None, "rows_as_episodes": False, "episode_ends": None}
+        return OpenedSources({**options, **own}, places)
+    return OpenedSources(options, places)
 
-    url: str
-    sources: Sequence[Source]
-    read: Callable[[], EpisodeStream]
 
-    @classmethod
-    def opened(cls, place: str | os.PathLike[str] | Location, options: Mapping[str, Any], on_progress: OnProgress) -> _Side:
-        storage, tables = options["storage_options"], TableOptions.of(options)
-        places, asked, from_ = expand(place, storage), AskedEnvironment.of(options), options["from_"]
-        if len(places) == 1 and places[0].is_dir() and holds_dataset(places[0]):  # format and mapping are the other one's
-            tables, from_ = TableOptions(memory_limit=tables.memory_limit), SOURCE_FORMAT
-        sources = open_sources(places, from_=from_, tables=tables, storage_options=storage)
-        env = None if asked is None else asked.among((source.info.location, source.info.environment) for source in sources)
+def _summary(side: OpenedSources, *, everything: bool) -> _Summary:
+    """Of all episodes. A dataset of ours may have none."""
+    info = side.sources[0].info
+    if len(side.sources) == 1 and info.manifest is not None and not info.manifest.counts.episodes:
+        named = _environment(info.environment)
+        return _Summary(_table([], [], []), 0, *info.spaces, info.spaces_inferred, info.action_scale, named, info.meanings)
+    ids, of_steps, of_rest, steps = list[bytes](), list[NDArray[np.uint64]](), list[NDArray[np.uint64]](), 0
+    with side.stream() as stream:
+        for batch in stream:
+            ids += (name.encode("utf-8", "surrogatepass") for name in batch.ids)
+            of_steps.append(fingerprints(batch))
+            of_rest.append(_rest(batch, everything=everything))
+            steps += batch.num_steps
+    return _Summary(
+        _table(ids, of_steps, of_rest),
+        steps,
+        stream.observation_space,
+        stream.action_space,
+        stream.spaces_inferred,
+        stream.action_scale,
+        _environment(stream.environment),
+        stream.meanings,
+    )
 
-        def read() -> EpisodeStream:
-            return read_opened(
-                sources,
-                env=env,
-                env_spaces=None if env is None else spaces_of_env(env),
-                action_scale=options["action_scale"],
-                workers=options["workers"],
-                memory_limit=tables.memory_limit,
-                episode_limit=EpisodeLimit.within(tables.memory_limit),
-                temp_dir=tables.temp_dir,
-                on_progress=on_progress,
-            )
 
-        return cls(", ".join(place.url for place in places), sources, read)
+def _episode(side: OpenedSources, name: str) -> EpisodeBatch:
+    """The one with an id that is there, as a batch of it alone."""
+    with side.stream() as stream, closing(iter(stream)) as batches:  # type: ignore[type-var]
+        return next(batch.select([batch.ids.index(name)]) for batch in batches if name in batch.ids)
 
-    @property
-    def format(self) -> str:
-        return ", ".join(dict.fromkeys(source.info.format for source in self.sources))
 
-    def summary(self, *, everything: bool) -> _Summary:
-        """Of all episodes. A dataset of ours may have none."""
-        info = self.sources[0].info
-        if len(self.sources) == 1 and info.manifest is not None and not info.manifest.counts.episodes:
-            named = _environment(info.environment)
-            return _Summary(_table([], [], []), 0, *info.spaces, info.spaces_inferred, info.action_scale, named, info.meanings)
-        ids, of_steps, of_rest, steps = list[bytes](), list[NDArray[np.uint64]](), list[NDArray[np.uint64]](), 0
-        with self.read() as stream:
-            for batch in stream:
-                ids += (name.encode("utf-8", "surrogatepass") for name in batch.ids)
-                of_steps.append(fingerprints(batch))
-                of_rest.append(_rest(batch, everything=everything))
-                steps += batch.num_steps
-        return _Summary(
-            _table(ids, of_steps, of_rest),
-            steps,
-            stream.observation_space,
-            stream.action_space,
-            stream.spaces_inferred,
-            stream.action_scale,
-            _environment(stream.environment),
-            stream.meanings,
-        )
-
-    def episode(self, name: str) -> EpisodeBatch:
-        """The one with an id that is there, as a batch of it alone."""
-        with self.read() as stream, closing(iter(stream)) as batches:  # type: ignore[type-var]
-            return next(batch.select([batch.ids.index(name)]) for batch in batches if name in batch.ids)
+def _text_of(name: bytes) -> str:
+    return name.decode("utf-8", "surrogatepass")
 
 
 def _table(ids: list[bytes], steps: list[NDArray[np.uint64]], rest: list[NDArray[np.uint64]]) -> pl.DataFrame:
@@ -369,14 +325,26 @@ def _trees(batch: EpisodeBatch) -> dict[str, Tree]:
 
 def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: bool) -> dict[str, Any]:
     """Step (None: of the episode), column, index within the value, and both values, of two single episodes that differ."""
-    found = [*_unlike_forms(one, other), *_unlike_values(one, other), *_unlike_ends(one, other), *_unlike_infos(one, other)]
+    found = [*_unlike_forms(one, other), *_unlike_values(one, other)]
+    ends = [{"terminated": bool(batch.terminated[0]), "truncated": bool(batch.truncated[0])} for batch in (one, other)]
+    last = max(one.num_steps, other.num_steps) - 1
+    found += [_difference(last, name, *values) for name, *values in _unlike(*ends)]
+    if one.num_steps != other.num_steps:
+        step = min(one.num_steps, other.num_steps)
+        found.insert(0, _difference(step, "length", one.num_steps, other.num_steps))
+    texts = [_info_texts(batch).get(0, {}) for batch in (one, other)]
+    for step, *infos in sorted(_unlike(*texts), key=itemgetter(0))[:1]:
+        found.append(_difference(step, Columns.INFOS, *(json.loads(text or "{}") for text in infos)))
     known = [_of_episode(batch, everything=everything) for batch in (one, other)]
-    for name in OF_EPISODE:
-        left, right = (None if (values := of[name]) is None else values[0] for of in known)
-        if left != right:
-            found.append(_difference(None, name, left, right))
+    singles = [{name: None if values is None else values[0] for name, values in of.items()} for of in known]
+    found += [_difference(None, name, *values) for name, *values in _unlike(*singles)]
     assert found, "episodes of other fingerprints differ"
     return min(found, key=lambda one: np.inf if one["step"] is None else one["step"])
+
+
+def _unlike(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[tuple[Any, Any, Any]]:
+    """The keys whose values differ, with both."""
+    return [(key, one.get(key), other.get(key)) for key in {**one, **other} if one.get(key) != other.get(key)]
 
 
 def _difference(step: int | None, column: str | None, a: Any, b: Any, index: Sequence[int] | None = None) -> dict[str, Any]:
@@ -384,10 +352,8 @@ def _difference(step: int | None, column: str | None, a: Any, b: Any, index: Seq
 
 
 def _unlike_forms(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:
-    mine, theirs = _forms(one), _forms(other)
-    for path in {**mine, **theirs}:
-        if mine.get(path) != theirs.get(path):
-            yield _difference(0, path, in_words(mine.get(path)), in_words(theirs.get(path)))
+    for path, mine, theirs in _unlike(_forms(one), _forms(other)):
+        yield _difference(0, path, in_words(mine), in_words(theirs))
 
 
 def _unlike_values(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:
@@ -410,20 +376,3 @@ def _value(value: Any) -> Any:
     """A number as JSON has it; NaN and infinities, which it lacks, as text."""
     plain = value.item()
     return plain if not isinstance(plain, float) or np.isfinite(plain) else str(plain)
-
-
-def _unlike_ends(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:
-    if one.num_steps != other.num_steps:
-        yield _difference(min(one.num_steps, other.num_steps), "length", one.num_steps, other.num_steps)
-    for name in ("terminated", "truncated"):
-        left, right = (bool(getattr(batch, name)[0]) for batch in (one, other))
-        if left != right:
-            yield _difference(max(one.num_steps, other.num_steps) - 1, name, left, right)
-
-
-def _unlike_infos(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:
-    mine, theirs = (_info_texts(batch).get(0, {}) for batch in (one, other))
-    steps = sorted(step for step in mine.keys() | theirs.keys() if mine.get(step) != theirs.get(step))
-    if steps:
-        left, right = (json.loads(known.get(steps[0], "{}")) for known in (mine, theirs))
-        yield _difference(steps[0], Columns.INFOS, left, right)

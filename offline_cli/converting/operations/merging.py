@@ -11,36 +11,21 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Unpack
 
 import numpy as np
-import polars as pl
 
-from offline_cli.checked_keywords import checked
-from offline_cli.choices import (
-    EXTRAS,
-    MAX_BYTES_PER_FILE,
-    TABLE_MEMORY_LIMIT,
-    ActionScale,
-    Compression,
-    Count,
-    EngineName,
-    EpisodeEnds,
-    Extras,
-    OnBadRow,
-    RowFormat,
-)
+from offline_cli.choices import EXTRAS, Extras
 from offline_cli.columns import Columns
-from offline_cli.converting.operations import Operation, OperationResult
-from offline_cli.converting.operations.survey import by_rows
-from offline_cli.converting.reading import EpisodeStream
+from offline_cli.converting.operations.operation import Operation, OperationOptions, OperationResult, with_options
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.converting.whole_episodes import CHOSEN, ExtraOutputs, first_batch, stitched
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
 from offline_cli.formats.source import Fragments, Source, WrappedSource
-from offline_cli.progress import OnProgress, no_progress
+from offline_cli.progress import no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
 
@@ -70,140 +55,69 @@ class RepackResult(OperationResult):
     ids_hashed: bool
 
 
-@checked
+@with_options
 def merge(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
-    from_: str = "auto",
-    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: EpisodeEnds | None = None,
-    action_scale: ActionScale | None = None,
-    env: str | None = None,
-    on_error: OnBadRow = "fail",
     unique_ids: bool = False,
-    extras: Extras = "union",
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[str] | None = None,
-    temp_dir: str | os.PathLike[str] | None = None,
-    memory_limit: int | str = TABLE_MEMORY_LIMIT,
-    engine: EngineName = "local",
-    engine_address: str | None = None,
-    workers: Count = 4,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    force_unlock: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    format: RowFormat | None = None,
-    compression: Compression | None = None,
-    max_rows_per_file: Count | None = None,
-    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
-    on_progress: OnProgress = no_progress,
-    command: Sequence[str] = (),
+    extras: Extras = EXTRAS,
+    **options: Unpack[OperationOptions],
 ) -> MergeResult:
-    """Write the episodes of all `sources`, in their order, as dataset `out`. `command`: for provenance.
+    """Write the episodes of all `sources`, in their order, as dataset `out`.
 
     Raises BadEpisode for two different episodes of one id, without `unique_ids`; BadConfig for sources of different action
     scales, SpaceMismatch for other spaces, and what `convert` raises.
     """
-    options = dict(locals())
-    operation = Operation.begun("merge", sources, out, options=options, command=command, on_progress=on_progress)
+    operation, by = Operation.begun("merge", sources, out, options), {"unique_ids": unique_ids, "extras": extras}
     operation.check_target()
-    kept: list[ExtraOutputs | None] = [None]
+    if extras == EXTRAS and (survey := operation.survey_of_rows()) is not None:
+        figures = operation.write_chosen(survey, np.ones(len(survey), np.bool_), by)
+        return MergeResult(**figures, ids_changed=0, extras_left_out={})
+    kept: list[ExtraOutputs | None] = []
 
     def choose(opened: Sequence[Source]) -> ExtraOutputs | None:
-        chosen = CHOSEN[options["extras"]]
-        kept[0] = None if chosen is None else chosen(opened)
-        return kept[0]
+        chosen = CHOSEN[extras]
+        kept.append(None if chosen is None else chosen(opened))
+        return kept[-1]
 
-    by = {"unique_ids": options["unique_ids"], "extras": options["extras"]}
-    as_it_is = options["extras"] == EXTRAS
-    if as_it_is and (figures := _moved(operation, by)) is not None:
-        return MergeResult(**figures, ids_changed=0, extras_left_out={})
-    changes = _changes(operation.sources, OnError(options["on_error"])) if options["unique_ids"] else []
-    read = [_Changed(one, _Renamed(new)) if new else one for one, new in zip(operation.sources, changes, strict=False)]
+    changes = _changes(operation.sources, OnError(options["on_error"])) if unique_ids else [{} for _ in operation.sources]
+    read = [_Changed(one, partial(_renamed, new)) if new else one for one, new in zip(operation.sources, changes, strict=True)]
     try:
-        stream = operation.stream(read or None, extras=choose)
-        figures = _written(operation, stream, by)
+        figures = operation.write_all(operation.stream(read, extras=choose), by)
     except BadEpisode as error:
-        raise _with_own_ids(error) from error
-    left_out = {} if kept[0] is None else dict(kept[0].left_out)
+        if error.details.get(PROBLEM) != CONFLICT:
+            raise
+        fix = "--unique-ids gives the later one an id of its own; or --on-error skip leaves it out"
+        raise BadEpisode(error.what, where=error.where, fix=fix, details=error.details) from error
+    left_out = {} if kept[-1] is None else dict(kept[-1].left_out)
     return MergeResult(**figures, ids_changed=sum(map(len, changes)), extras_left_out=left_out)
 
 
-@checked
+@with_options
 def repack(
     sources: Sources,
     out: str | os.PathLike[str] | Location,
     *,
-    from_: str = "auto",
-    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: EpisodeEnds | None = None,
-    action_scale: ActionScale | None = None,
-    env: str | None = None,
-    on_error: OnBadRow = "fail",
     drop: Sequence[str] = (),
     hash_ids: bool = False,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[str] | None = None,
-    temp_dir: str | os.PathLike[str] | None = None,
-    memory_limit: int | str = TABLE_MEMORY_LIMIT,
-    engine: EngineName = "local",
-    engine_address: str | None = None,
-    workers: Count = 4,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    force_unlock: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    format: RowFormat | None = None,
-    compression: Compression | None = None,
-    max_rows_per_file: Count | None = None,
-    max_bytes_per_file: Count = MAX_BYTES_PER_FILE,
-    on_progress: OnProgress = no_progress,
-    command: Sequence[str] = (),
+    **options: Unpack[OperationOptions],
 ) -> RepackResult:
-    """Write the episodes of `sources` as dataset `out`, in files of another kind. `command`: for provenance.
+    """Write the episodes of `sources` as dataset `out`, in files of another kind.
 
     Raises UsageError for a column of `drop` that every episode needs, or that none has, and what `convert` raises.
     """
-    options = dict(locals())
-    operation = Operation.begun("repack", sources, out, options=options, command=command, on_progress=on_progress)
+    operation, drop = Operation.begun("repack", sources, out, options), tuple(dict.fromkeys(drop))
     operation.check_target()
-    drop = tuple(dict.fromkeys(options["drop"]))
     _check_columns(operation.sources, drop)
-    by, changes = {"drop": list(drop), "hash_ids": options["hash_ids"]}, bool(drop or options["hash_ids"])
-    figures = None if changes else _moved(operation, by)
-    if figures is None:
-        change = _Repacked(frozenset(drop), options["hash_ids"])
-        read: list[Source] | None = [_Changed(one, change) for one in operation.sources] if changes else None
-        figures = _written(operation, operation.stream(read), by)
-    return RepackResult(**figures, compression=operation.compression, dropped_columns=drop, ids_hashed=options["hash_ids"])
-
-
-def _moved(operation: Operation, by: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Move all rows; the fields of `OperationResult`. None where that cannot be: see `by_rows`."""
-    survey = by_rows(operation)
-    if survey is None:
-        return None
-    return survey.written(np.ones(len(survey), np.bool_), by)
-
-
-def _written(operation: Operation, stream: EpisodeStream, by: Mapping[str, Any]) -> dict[str, Any]:
-    """Write all episodes of `stream`; the fields of `OperationResult`."""
-    if not operation.options["dry_run"]:
-        told = {"operation": {"name": operation.name, **by}}
-        writer = operation.writer(stream, operation.target, identity=operation.identity(**by), provenance=told)
-        return operation.figures(stream, operation.copy(stream, [writer]))
-    episodes = steps = 0
-    with stream:
-        stream.set_aside_to(lambda _: None)
-        for batch in stream:
-            episodes, steps = episodes + len(batch), steps + batch.num_steps
-    return operation.figures(stream, [], episodes=episodes, steps=steps)
+    by, changes = {"drop": list(drop), "hash_ids": hash_ids}, bool(drop) or hash_ids
+    if not changes and (survey := operation.survey_of_rows()) is not None:
+        figures = operation.write_chosen(survey, np.ones(len(survey), np.bool_), by)
+    else:
+        change = partial(_repacked, frozenset(drop), hash_ids)
+        read: list[Source] = [_Changed(one, change) if changes else one for one in operation.sources]
+        figures = operation.write_all(operation.stream(read), by)
+    return RepackResult(**figures, compression=operation.compression, dropped_columns=drop, ids_hashed=hash_ids)
 
 
 # ---- sources whose episodes are changed while they are read ----
@@ -221,81 +135,24 @@ class _Changed(WrappedSource):
             yield replace(fragments, batch=self.change(fragments.batch))
 
 
-@dataclass(frozen=True, slots=True)
-class _Renamed:
-    """Episodes with other ids."""
-
-    new: Mapping[str, str]  # by the id before
-
-    def __call__(self, batch: EpisodeBatch) -> EpisodeBatch:
-        return replace(batch, ids=tuple(self.new.get(name, name) for name in batch.ids))
+def _renamed(new: Mapping[str, str], batch: EpisodeBatch) -> EpisodeBatch:
+    """Under other ids; `new`: by the id before."""
+    return replace(batch, ids=tuple(new.get(name, name) for name in batch.ids))
 
 
-def _changes(sources: Sequence[Source], on_error: OnError) -> list[dict[str, str]]:
-    """For each source the ids that its episodes do not keep, and the new ones: `<id>-<number of the source, from 1>`.
-
-    Each source is read by itself: an episode keeps its id where it is the first one of it, or a copy of one that keeps it.
-    Copies of one episode get one id, so that they are dropped. Raises what reading raises.
-    """
-    tables = []
-    for number, source in enumerate(sources):
-        rejects = Rejects(OnError.FAIL if on_error is OnError.FAIL else OnError.SKIP)
-        for batch in stitched([source], Stitcher(Tally(), rejects), no_progress):
-            ids = pl.Series([name.encode("utf-8", "surrogatepass") for name in batch.ids], dtype=pl.Binary)
-            tables.append(pl.DataFrame({"id": ids, "print": fingerprints(batch), "source": np.full(len(batch), number)}))
-        source.close()
-    changes: list[dict[str, str]] = [{} for _ in sources]
-    if not tables:
-        return changes
-    known = pl.concat(tables)
-    taken = known.filter(pl.col("print").n_unique().over("id") > 1)
-    firsts = taken.with_columns(
-        like=pl.col("source").min().over("id", "print"), first=pl.col("source").min().over("id")
-    ).filter(pl.col("like") > pl.col("first"))
-    used = set(known.get_column("id").to_list()) if firsts.height else set[bytes]()
-    given: dict[tuple[bytes, int], str] = {}
-    for row in firsts.sort("source", maintain_order=True).iter_rows(named=True):  # conflicts alone
-        name, like = row["id"], row["like"]
-        if (name, like) not in given:
-            new = name + f"-{like + 1}".encode()
-            while new in used:
-                new += f"-{like + 1}".encode()
-            used.add(new)
-            given[name, like] = new.decode("utf-8", "surrogatepass")
-        changes[row["source"]][name.decode("utf-8", "surrogatepass")] = given[name, like]
-    return changes
-
-
-def _with_own_ids(error: BadEpisode) -> BadEpisode:
-    if error.details.get(PROBLEM) != CONFLICT:
-        return error
-    fix = "--unique-ids gives the later one an id of its own; or --on-error skip leaves it out"
-    return BadEpisode(error.what, where=error.where, fix=fix, details=error.details)
-
-
-# ---- other files ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Repacked:
-    """Episodes without some columns, and under hashed ids."""
-
-    drop: frozenset[str]
-    hash_ids: bool
-
-    def __call__(self, batch: EpisodeBatch) -> EpisodeBatch:
-        extra = {name: tree for name, tree in batch.extra.items() if name not in self.drop}
-        infos = None if Columns.INFOS in self.drop else batch.infos
-        batch = replace(batch, extra=extra, infos=infos)
-        if not self.hash_ids:
-            return batch
-        custom = batch.custom_data
-        return replace(
-            batch,
-            ids=tuple(map(_hashed, batch.ids)),
-            multi_agent_ids=None if batch.multi_agent_ids is None else tuple(map(_hashed, batch.multi_agent_ids)),
-            custom_data=None if custom is None else tuple(map(_hashed_source_id, custom)),
-        )
+def _repacked(drop: frozenset[str], hash_ids: bool, batch: EpisodeBatch) -> EpisodeBatch:
+    """Without some columns, and under hashed ids."""
+    extra = {name: tree for name, tree in batch.extra.items() if name not in drop}
+    batch = replace(batch, extra=extra, infos=None if Columns.INFOS in drop else batch.infos)
+    if not hash_ids:
+        return batch
+    games, custom = batch.multi_agent_ids, batch.custom_data
+    return replace(
+        batch,
+        ids=tuple(map(_hashed, batch.ids)),
+        multi_agent_ids=None if games is None else tuple(map(_hashed, games)),
+        custom_data=None if custom is None else tuple(map(_hashed_source_id, custom)),
+    )
 
 
 def _hashed(name: Any) -> Any:
@@ -305,6 +162,33 @@ def _hashed(name: Any) -> Any:
 
 def _hashed_source_id(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: _hashed(value) if name == Columns.SOURCE_ID else value for name, value in data.items()}
+
+
+def _changes(sources: Sequence[Source], on_error: OnError) -> list[dict[str, str]]:
+    """For each source the ids that its episodes do not keep, and the new ones: `<id>-<number of the source, from 1>`.
+
+    Each source is read by itself: an episode keeps its id where it is the first one of it, or a copy of one that keeps it.
+    Copies of one episode get one id, so that they are dropped. Raises what reading raises.
+    """
+    marks, conflicts = dict[str, int](), list[tuple[int, str, int]]()  # a fingerprint by id; source, id and fingerprint
+    for number, source in enumerate(sources):
+        rejects = Rejects(OnError.FAIL if on_error is OnError.FAIL else OnError.SKIP)
+        for batch in stitched([source], Stitcher(Tally(), rejects), no_progress):
+            for name, mark in zip(batch.ids, fingerprints(batch).tolist(), strict=True):
+                if marks.setdefault(name, mark) != mark:
+                    conflicts.append((number, name, mark))
+        source.close()
+    changes: list[dict[str, str]] = [{} for _ in sources]
+    given: dict[tuple[str, int], str] = {}
+    for number, name, mark in conflicts:
+        if (name, mark) not in given:
+            new = f"{name}-{number + 1}"
+            while new in marks:
+                new += f"-{number + 1}"
+            marks[new] = mark
+            given[name, mark] = new
+        changes[number][name] = given[name, mark]
+    return changes
 
 
 def _check_columns(sources: Sequence[Source], drop: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Our metadata (spaces, environment, action scale): one JSON attribute in the HDF5 files that we write.
 
-D4RL's, robomimic's and d3rlpy's layouts have no place for these; their own readers ignore the attribute.
+D4RL's, robomimic's and d3rlpy's layouts have no place for these; their own readers ignore the attribute. dtypes of rewards and
+flags are declared by the source that has them, so that a file written back has them again.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
+from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Node
 from offline_cli.formats.sink import SinkContext
 from offline_cli.json_documents import from_json
 from offline_cli.meanings import Meanings
 from offline_cli.spaces import space_from_json, space_to_json
 
-__all__ = ["OURS", "metadata_text", "read_metadata"]
+__all__ = ["OURS", "dtypes_of", "in_dtype", "metadata_text", "read_metadata"]
 
 OURS: Final = "offline_cli"
 SCALES: Final = ("env", "normalized", "unknown")
@@ -63,3 +68,22 @@ def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, BadConfig, UnsupportedSpace) as error:
         raise BadData(f"not what this program writes: {str(error)[:200]}", where=where, fix=FIX) from error
     return found
+
+
+def dtypes_of(node: Node, names: Mapping[str, str]) -> dict[str, str]:
+    """The dtypes of some datasets, as `in_dtype` takes them; `names`: paths in the node by what they are called there."""
+    kinds = {name: node.datasets.get(path, (TEXT, ()))[0] for name, path in names.items()}
+    return {name: kind for name, kind in kinds.items() if kind not in (TEXT, FRAMES)}
+
+
+def in_dtype(values: NDArray[Any], declared: Any) -> NDArray[Any]:
+    """`values` in the dtype that a source declared for them; as they are without one, or where one of them would change."""
+    try:
+        dtype = np.dtype(declared) if isinstance(declared, str) else values.dtype
+    except TypeError:
+        return values
+    if dtype == values.dtype or dtype.kind not in "biuf":
+        return values
+    with np.errstate(all="ignore"):
+        cast = values.astype(dtype)
+        return cast if np.array_equal(cast.astype(values.dtype), values, equal_nan=values.dtype.kind == "f") else values

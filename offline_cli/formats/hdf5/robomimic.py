@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Self
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -26,19 +26,19 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.hdf5.episodes import Column, EpisodeDatasets, fragments_of_files, numbered
-from offline_cli.formats.hdf5.our_metadata import OURS, metadata_text, read_metadata
-from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Hdf5File, Node
-from offline_cli.formats.hdf5.writing import Hdf5Sink, attribute_of, check_hdf5, checked_key, put
-from offline_cli.formats.left_out import count_left_out, why_no_column
+from offline_cli.formats.hdf5.episodes import Hdf5Source, numbered, one_episode, why_left_out, with_final
+from offline_cli.formats.hdf5.our_metadata import OURS, dtypes_of, in_dtype, metadata_text, read_metadata
+from offline_cli.formats.hdf5.safe import Hdf5File, Values
+from offline_cli.formats.hdf5.writing import Hdf5Sink, attributes_of, check_hdf5, put
+from offline_cli.formats.leaf_names import checked_key, heads, tree_of_names
+from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, FileSource, Fragments, SourceInfo
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, SourceInfo
 from offline_cli.json_documents import from_json
-from offline_cli.spaces import Space
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location
-from offline_cli.tally import Rejects, Tally
+from offline_cli.tally import Tally
 from offline_cli.trees import Tree
 
 __all__ = ["ROBOMIMIC_SINK", "open_robomimic"]
@@ -53,25 +53,29 @@ GYM: Final = 2  # robomimic's number of the kind of environments that gymnasium 
 FIX: Final = "write the demonstration again, or leave it out with --on-error skip"
 
 
-def open_robomimic(files: Sequence[Location], context: OpenContext) -> RobomimicSource:
+def open_robomimic(files: Sequence[Location], context: OpenContext) -> Hdf5Source:
     """The files. Raises BadData for one that is damaged."""
     with Hdf5File(files[0]) as file:
-        top = file.node(DATA, whole=False)
-        said = read_metadata(top.attributes, file.url)
-        names = numbered(top.groups, DEMO)
-        kind, shape = file.node(f"{DATA}/{names[0]}").datasets.get("actions", ("", ())) if names else ("", ())
-    arguments = top.attributes.get("env_args")
+        attributes, names = file.attributes(DATA), numbered(file.members(DATA), DEMO)
+        first = file.node(f"{DATA}/{names[0]}") if names else None
+    ours, arguments = read_metadata(attributes, files[0].url), attributes.get("env_args")
     document = _object_in(arguments)
     name, kwargs = document.get("env_name"), document.get("env_kwargs")
     known: dict[str, Any] = {"action_scale": NORMALIZED_SCALE}
     if isinstance(name, str) and name:
         known["environment"] = EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {})
+    kind, shape = first.datasets.get("actions", ("", ())) if first else ("", ())
     if kind in ("<f4", "<f8") and len(shape) > 1:
         known |= {"action_space": spaces.Box(-1.0, 1.0, shape[1:], np.dtype(kind).type), "spaces_inferred": True}
-    others = {key: value for key, value in top.attributes.items() if key not in ("env_args", "total", OURS)}
-    declared = {"format": FORMAT, "env_args": blanked(arguments) if isinstance(arguments, str) else None, "attributes": others}
-    info = SourceInfo(format=FORMAT, location=context.location, declared=(declared,), **{**known, **said})
-    return RobomimicSource(files, context.location, info, drop=context.drop)
+    declared = {
+        "format": FORMAT,
+        "env_args": blanked(arguments) if isinstance(arguments, str) else None,
+        "attributes": {key: value for key, value in attributes.items() if key not in ("env_args", "total", OURS)},
+        "dtypes": dtypes_of(first, {"rewards": "rewards"}) if first else {},
+    }
+    info = SourceInfo(format=FORMAT, location=context.location, declared=(declared,), **{**known, **ours})
+    is_array = info.observation_space is not None and not isinstance(info.observation_space, (spaces.Dict, spaces.Tuple))
+    return Hdf5Source(files, context.location, info, layout=partial(_Demonstrations, is_array=is_array, drop=context.drop))
 
 
 def _object_in(text: Any) -> dict[str, Any]:
@@ -82,123 +86,95 @@ def _object_in(text: Any) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-@dataclass(slots=True)
-class RobomimicSource(FileSource):
-    """Files of demonstrations, in the order given."""
-
-    format: ClassVar[str] = FORMAT
-    drop: frozenset[str] = field(default=frozenset(), kw_only=True)  # see `OpenContext`
-
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`: whole demonstrations in the order of their numbers, large ones in parts."""
-        known = self.info.observation_space, self.drop, tally
-        return fragments_of_files(self, lambda file, prefix: _Demonstrations(file, prefix, *known), tally, rejects)
-
-
 class _Demonstrations:
     """An `EpisodeLayout`."""
 
-    def __init__(self, file: Hdf5File, prefix: str, space: Space | None, drop: frozenset[str], tally: Tally) -> None:
-        """`space`: of observations, where this program has written it; `drop`: see `OpenContext`."""
-        self._file, self._prefix, self._space, self._drop, self._tally = file, prefix, space, drop, tally
+    def __init__(self, file: Hdf5File, prefix: str, tally: Tally, *, is_array: bool, drop: frozenset[str]) -> None:
+        """`is_array`: the space of observations, which this program has written, has no keys; `drop`: see `OpenContext`."""
+        self._file, self._prefix, self._tally, self._is_array, self._drop = file, prefix, tally, is_array, drop
         self._masks: dict[str, list[str]] = {}
 
     def names(self) -> list[str]:
+        """See `EpisodeLayout`; reads the splits."""
         members = self._file.members(DATA)
         names = numbered(members, DEMO)
         for other in set(members) - set(names):
             self._tally.drop_column(f"{DATA}/{other}", "not a demonstration")
-        masks = self._file.node(MASK) if MASK in self._file.top.groups else None
-        for mask, (kind, _) in masks.datasets.items() if masks is not None else ():
-            demos = masks.texts(mask) if kind == TEXT and masks is not None else []
-            if kind != TEXT or not set(members).issuperset(demos):
-                why = "it names demonstrations that are not in the file" if kind == TEXT else f"{kind}, and not names"
-                self._tally.drop_column(f"{MASK}/{mask}", why)
-            for demo in set(demos).intersection(names):
-                self._masks.setdefault(demo, []).append(mask)
+        masks = self._file.node(MASK).values() if MASK in self._file.members() else {}
+        for mask, demos in masks.items():
+            if isinstance(demos, list) and set(members).issuperset(demos):
+                for demo in set(demos).intersection(names):
+                    self._masks.setdefault(demo, []).append(mask)
+            else:
+                self._tally.drop_column(f"{MASK}/{mask}", "not names of demonstrations in the file")
         return names
 
-    def episode(self, name: str) -> EpisodeDatasets:
+    def episode(self, name: str) -> tuple[int, EpisodeBatch]:
+        """See `EpisodeLayout`."""
         node = self._file.node(f"{DATA}/{name}")
-        if not any(path.startswith("obs/") for path in node.datasets):
+        dropped = {path for path in node.datasets if _dotted(path) in self._drop}
+        for path in dropped:
+            self._tally.drop_column(_dotted(path), LEFT_OUT)
+        values = node.values(without=dropped)
+        if "obs" not in heads(node.datasets):
             fix = "extract them with robomimic's dataset_states_to_obs.py"
             raise BadEpisode("no observations are in the demonstration", where=node.where, fix=fix)
-        if not node.datasets.get("actions", ("", ()))[1]:
+        if not np.ndim(values.get("actions", 0)):
             raise BadEpisode("no actions are in the demonstration", where=node.where, fix=FIX)
-        steps = node.datasets["actions"][1][0]
-        obs, following = self._observations(node, "obs"), self._observations(node, "next_obs")
-        if following and _keys(obs) != _keys(following):
-            raise BadEpisode("next_obs has other keys than obs", where=node.where, fix=FIX)
-        extra = {path: Column(node, path) for path in self._extra(node, steps)}
-        if "dones" in node.datasets:
-            extra[DONES] = Column(node, "dones")
-            extra[DONES].check(steps, node.where)
+        steps, has_next = len(values["actions"]), "next_obs" in heads(node.datasets)
+        obs, following = (self._observations(values, key, node.where) for key in ("obs", "next_obs"))
+        extra = self._extra(values, steps)
+        ended, dones = False, values.get("dones")
+        if isinstance(dones, np.ndarray):
+            extra[DONES] = dones
+            ended = bool(dones[-1:].any())
         else:
             self._tally.assume("missing-end-flags")
-        ended = "dones" in node.datasets and steps > 0 and bool(node.rows("dones", steps - 1, steps).any())
-        kept = {key: value for key, value in node.attributes.items() if key != "num_samples"}
-        masks = self._masks.get(name)
-        return EpisodeDatasets(
-            id=f"{self._prefix}{name}",
-            number=int(name.removeprefix(DEMO)),
+        data = self._file.attributes(f"{DATA}/{name}", self._tally)
+        data.pop("num_samples", None)
+        if name in self._masks:
+            data[MASK] = ",".join(sorted(self._masks[name]))
+        return int(name.removeprefix(DEMO)), one_episode(
+            f"{self._prefix}{name}",
+            steps,
             where=node.where,
-            steps=steps,
-            obs=obs,
-            next_obs=following or None,
-            actions=Column(node, "actions"),
-            rewards=Column(node, "rewards") if "rewards" in node.datasets else None,
+            tally=self._tally,
+            obs=with_final(obs, following if has_next else None, node.where),
+            actions=np.asarray(values["actions"]),
+            rewards=None if "rewards" not in values else np.asarray(values["rewards"]),
             terminated=ended,
             truncated=not ended,
-            extra=_nested(extra),
-            custom_data={**kept, **({MASK: ",".join(sorted(masks))} if masks else {}), Columns.SOURCE_ID: name},
+            extra=tree_of_names(extra),
+            custom_data={**data, Columns.SOURCE_ID: name},
+            final_missing=None if has_next else np.array([True]),
         )
 
-    def _observations(self, node: Node, key: str) -> Tree:
-        """The datasets below a key as a Dict; the only one, where the space is known and has no keys."""
-        columns: dict[str, Column] = {}
-        for path, (kind, _) in node.datasets.items():
-            head, _, rest = path.partition("/")
-            dotted = f"{Columns.OBS}.{rest.replace('/', '.')}"
-            if head == key and dotted in self._drop:
-                self._tally.drop_column(dotted, LEFT_OUT)
-            elif head == key and kind == TEXT:
-                fix = f"leave it out: convert ... --drop {dotted}"
-                raise BadEpisode(f"{path} holds texts, which episodes do not hold", where=node.where, fix=fix)
-            elif head == key and rest:
-                columns[rest] = Column(node, path)
-        found, space = _nested(columns), self._space
-        if space is not None and not isinstance(space, (spaces.Dict, spaces.Tuple)) and list(found) == [ONLY]:
-            return found[ONLY]
-        return found
+    def _observations(self, values: Mapping[str, Values], key: str, where: str) -> Tree:
+        """The arrays below a key as a Dict; the only one, where the space has no keys."""
+        found = {path.removeprefix(f"{key}/"): one for path, one in values.items() if path.startswith(f"{key}/")}
+        for path, one in found.items():
+            if isinstance(one, list):
+                fix = f"leave it out: convert ... --drop {_dotted(f'obs/{path}')}"
+                raise BadEpisode(f"{key}/{path} holds texts, which episodes do not hold", where=where, fix=fix)
+        return found[ONLY] if self._is_array and list(found) == [ONLY] else tree_of_names(found)
 
-    def _extra(self, node: Node, steps: int) -> Iterator[str]:
-        """Datasets that are extra outputs; others are named."""
-        for path, (kind, shape) in node.datasets.items():
+    def _extra(self, values: Mapping[str, Values], steps: int) -> dict[str, Values]:
+        """Arrays that are extra outputs; others are named."""
+        found: dict[str, Values] = {}
+        for path, one in values.items():
             head = path.partition("/")[0]
             if head == DONES:
                 self._tally.drop_column(path, "the name has a meaning here")
-            elif head not in KNOWN and (kind in (TEXT, FRAMES) or shape[:1] != (steps,)):
-                self._tally.drop_column(path, why_no_column(kind, shape, steps))
+            elif head not in KNOWN and (isinstance(one, list) or one.shape[:1] != (steps,)):
+                self._tally.drop_column(path, why_left_out(one, steps))
             elif head not in KNOWN:
-                yield path
-        for attribute in node.left_out:
-            self._tally.drop_column(f"@{attribute}", "an attribute that is neither numbers nor text")
+                found[path] = one
+        return found
 
 
-def _nested(leaves: Mapping[str, Column]) -> dict[str, Any]:
-    """Columns by path, `/` between keys, as a tree."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *above, name = path.split("/")
-        inner = tree
-        for key in above:
-            inner = inner.setdefault(key, {})
-        inner[name] = leaf
-    return tree
-
-
-def _keys(tree: Tree) -> Any:
-    return {key: _keys(part) for key, part in tree.items()} if isinstance(tree, dict) else None
+def _dotted(path: str) -> str:
+    """The path of an observation as `--drop` takes it."""
+    return path.removeprefix("next_").replace("/", ".")
 
 
 class RobomimicSink(Hdf5Sink):
@@ -210,37 +186,25 @@ class RobomimicSink(Hdf5Sink):
         self._names: set[str] = set()
         self._bounds = _bounds_of(context)
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self.root.create_group(DATA)
-        return self
-
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`: a group for each episode."""
         count_left_out(batch, self.context.tally, kept=None, ids=True)
         obs = batch.obs if isinstance(batch.obs, (dict, tuple)) else {ONLY: batch.obs}
-        actions, assumed = self._scaled(batch.actions), batch.final_obs_assumed
-        for at in range(len(batch)):
+        steps = {"actions": self._scaled(batch.actions), "dones": batch.step_flags()[0].astype(np.int64)}
+        for name, tree in batch.extra.items():
+            steps["dones" if name == DONES else name] = tree
+        for at, assumed in enumerate(batch.final_obs_assumed):
             rows = slice(int(batch.starts[at]), int(batch.starts[at + 1]))
             data = dict(batch.custom_data[at]) if batch.custom_data is not None else {}
             data.pop(Columns.FINAL_OBS_ASSUMED, None)  # said by what is not there
             group = self.root.create_group(f"{DATA}/{self._name(data)}")
             put(group, "obs", obs, slice(rows.start + at, rows.stop + at))
-            if not assumed[at]:
+            if not assumed:
                 put(group, "next_obs", obs, slice(rows.start + at + 1, rows.stop + at + 1))
-            put(group, "actions", actions, rows)
-            group["rewards"] = batch.rewards[rows]
-            dones = batch.extra.get(DONES)
-            if dones is None:
-                dones = batch.step_flags()[0].astype(np.int64)
-            group["dones"] = dones[rows]
-            for name, tree in batch.extra.items():
-                if name != DONES:
-                    put(group, name, tree, rows)
-            kept = {key: attribute_of(value) for key, value in data.items()}
-            self.context.tally.assume("custom-data-not-kept", int(any(value is None for value in kept.values())))
-            group.attrs.update({key: value for key, value in kept.items() if value is not None})
-            group.attrs["num_samples"] = rows.stop - rows.start
+            group["rewards"] = in_dtype(batch.rewards[rows], self.dtypes.get("rewards"))
+            for name, tree in steps.items():
+                put(group, name, tree, rows)
+            group.attrs.update({**self.attributes_of(data), "num_samples": rows.stop - rows.start})
         self.count(batch)
 
     def _name(self, data: dict[str, Any]) -> str:
@@ -266,15 +230,14 @@ class RobomimicSink(Hdf5Sink):
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
-        attributes, context, said = self.root[DATA].attrs, self.context, self.said_by_source()
-        others = said.get("attributes")
-        kept = {key: attribute_of(value) for key, value in (others if isinstance(others, dict) else {}).items()}
-        attributes.update({key: value for key, value in kept.items() if value is not None})
-        known, environment = said.get("env_args"), context.environment
+        context, said = self.context, self.said_by_source()
+        others, known, environment = said.get("attributes"), said.get("env_args"), context.environment
         if not (isinstance(known, str) and (environment is None or f'"{environment.id}"' in known)):
             name, kwargs = ("unknown", {}) if environment is None else (environment.id, dict(environment.kwargs))
             known = json.dumps({"env_name": name, "type": GYM, "env_kwargs": kwargs})
         scale = context.action_scale if self._bounds is None else NORMALIZED_SCALE
+        attributes = self.root.require_group(DATA).attrs
+        attributes.update(attributes_of(others if isinstance(others, dict) else {}))
         attributes.update({"total": self.steps, "env_args": known, OURS: metadata_text(context, scale)})
         for mask, names in self._masks.items():
             self.root[f"{MASK}/{checked_key(mask, MASK)}"] = np.array(names, dtype="S")

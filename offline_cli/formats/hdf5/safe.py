@@ -1,9 +1,9 @@
 """An HDF5 file, opened by h5py in this process; each object is checked against an allow-list before anything of it is read.
 
-Allowed: groups, datasets of numbers, booleans and texts, hard links, and soft links to objects of the same file. Bytes of
-varying length are read only as JPEG frames, as Minari stores them. Refused by name and place: external links, external
-storage, virtual datasets, filters other than HDF5's own and h5py's, other types, and datasets that unfold to more than `RATIO`
-times what is stored. libhdf5 itself is C code, which a crafted file may crash, and this process with it (docs/SECURITY.md).
+Allowed: groups, and datasets of numbers, booleans and texts. Bytes of varying length are read only as JPEG frames, as Minari
+stores them. Refused by name and place: soft and external links, external storage, virtual datasets, filters other than HDF5's
+own and h5py's, other types, and datasets that unfold to more than `RATIO` times what is stored. libhdf5 itself is C code, which
+a crafted file may crash, and this process with it (docs/SECURITY.md).
 
 A remote file is copied to a temporary file first: HDF5 jumps around in its files.
 """
@@ -18,29 +18,32 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadData, MissingPackage, OfflineCliError, UnsafeData
+from offline_cli.errors import BadData, MemoryLimitExceeded, MissingPackage, OfflineCliError, UnsafeData
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import open_plain
 from offline_cli.storage.locations import Location
+from offline_cli.tally import Tally
 
-__all__ = ["FRAMES", "TEXT", "Form", "Hdf5File", "Node", "need_h5py"]
+__all__ = ["FRAMES", "TEXT", "Form", "Hdf5File", "Node", "Values", "need_h5py"]
 
 Form = tuple[str, tuple[int, ...]]
 """dtype of one value (or TEXT, FRAMES) and shape of a dataset."""
+Values = NDArray[Any] | list[str]
 
 TEXT: Final = "text"  # in place of a dtype
 FRAMES: Final = "frames"  # the same, of bytes of varying length
+NOTHING: Final[Form] = ("no values", ())  # of a group
 FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32000})  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset; h5py's lzf
 RATIO: Final = 1100  # more than deflate can: times the stored bytes that a dataset may unfold to, beyond:
-SMALL: Final = 64 << 20  # bytes of a dataset; pixels of a frame
+SMALL: Final = 64 << 20  # bytes of a dataset
 CHUNK: Final = 1 << 30  # bytes
 ATTRIBUTE: Final = 16 << 20  # bytes of one
 DEEPEST: Final = 32  # groups within groups
@@ -57,54 +60,75 @@ def need_h5py(where: str, extra: str = "hdf5") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A group or a dataset, and the datasets below it by their path from here; of a dataset, itself under ''."""
+    """The datasets below a group, by their path from there; of a dataset, itself under ''."""
 
     where: str  # for messages
-    attributes: Mapping[str, Any]  # JSON values
-    left_out: tuple[str, ...]  # attributes that are neither numbers nor texts
     datasets: Mapping[str, Form]
-    groups: tuple[str, ...]
     opened: Mapping[str, Any] = field(repr=False)  # h5py.Dataset by name
+    most: int  # bytes that may be read at once
 
-    def rows(self, name: str, first: int, stop: int) -> NDArray[Any]:
-        """Rows [first, stop) of a dataset of numbers; of one without rows, its value. Raises BadData."""
-        kind, shape = self.datasets[name]
-        if kind in (TEXT, FRAMES):
-            raise BadData(f"{name} holds {kind}, and no numbers", where=self.where, fix=FIX)
+    def has_rows(self, name: str, rows: int) -> bool:
+        """Whether there is a dataset of that name with a number, or an array of them, for each of `rows` rows."""
+        kind, shape = self.datasets.get(name, (TEXT, ()))
+        return kind not in (TEXT, FRAMES) and shape[:1] == (rows,)
+
+    def values(self, without: Collection[str] = ()) -> dict[str, Values]:
+        """All datasets by path, but for those named. Raises as `read` does."""
+        return {name: self.read(name) for name in self.datasets if name not in without}
+
+    def read(self, name: str = "") -> Values:
+        """All of a dataset: numbers, texts as a list, JPEG frames decoded. Raises BadData, MemoryLimitExceeded."""
+        kind, shape = self.datasets.get(name, NOTHING)
+        if kind == TEXT:
+            if math.prod(shape) > OBJECTS:
+                raise BadData(f"more than {OBJECTS:,} texts in {name}", where=self.where, fix=FIX)
+            with _failures(self.where, name):
+                return [_text(value) for value in np.asarray(self.opened[name][()]).reshape(-1).tolist()]
+        if kind == FRAMES:
+            with _failures(self.where, name):
+                return self._frames(name)
+        return self.rows(name)
+
+    def rows(self, name: str = "", first: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Rows [first, stop) of a dataset of numbers; of one without rows, its value. Raises BadData, MemoryLimitExceeded."""
+        kind, shape = self.datasets.get(name, NOTHING)
+        if kind in (TEXT, FRAMES, NOTHING[0]):
+            raise BadData(f"{name or 'it'} holds {kind}, and no numbers", where=self.where, fix=FIX)
+        count = len(range(shape[0])[first:stop]) if shape else 1
+        self._check_fits(name, count * math.prod(shape[1:]) * np.dtype(kind).itemsize)
         with _failures(self.where, name):
             values: NDArray[Any] = np.asarray(self.opened[name][first:stop] if shape else self.opened[name][()])
         return values.view(np.uint8) != 0 if kind == "|b1" else values.astype(kind, copy=False)  # 0 or 1, whatever is stored
 
-    def texts(self, name: str = "") -> list[str]:
-        """All texts of a dataset. Raises BadData."""
-        kind, shape = self.datasets.get(name, ("nothing", ()))
-        if kind != TEXT or math.prod(shape) > OBJECTS:
-            what = f"{name} holds {kind} {list(shape)} where at most {OBJECTS:,} texts are wanted"
-            raise BadData(what, where=self.where, fix=FIX)
-        with _failures(self.where, name):
-            return [_text(value) for value in np.asarray(self.opened[name][()]).reshape(-1).tolist()]
-
-    def frames(self, name: str, first: int, stop: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """JPEG frames [first, stop), decoded, each of the shape. Raises BadData."""
+    def _frames(self, name: str) -> NDArray[np.uint8]:
+        """(N, height, width, ...) pictures of one size."""
         from PIL import Image
 
-        found = np.empty((stop - first, *shape), np.uint8)
-        with _failures(self.where, name):
-            for frame, data in zip(found, self.opened[name][first:stop], strict=True):
-                with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
-                    if picture.width * picture.height > SMALL or (picture.height, picture.width) != shape[:2]:
-                        what = f"a frame of {picture.width} x {picture.height} pixels in {name}, {list(shape)} are wanted"
-                        raise BadData(what, where=self.where, fix=FIX)
-                    frame[:] = np.asarray(picture, np.uint8)
-        return found
+        found: NDArray[np.uint8] | None = None
+        stored = self.opened[name][:]
+        for number, data in enumerate(stored):
+            with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
+                if found is None:
+                    shape = (picture.height, picture.width, len(picture.getbands()))
+                    self._check_fits(name, len(stored) * math.prod(shape))
+                    found = np.empty((len(stored), *(shape if shape[2] > 1 else shape[:2])), np.uint8)
+                if (picture.height, picture.width) != found.shape[1:3]:
+                    raise BadData(f"frames of two sizes in {name}", where=self.where, fix=FIX)
+                found[number] = np.asarray(picture, np.uint8)
+        return np.empty((0,), np.uint8) if found is None else found
+
+    def _check_fits(self, name: str, nbytes: int) -> None:
+        if nbytes > self.most:
+            what = f"{name} has {nbytes / 1e6:,.0f} MB in one episode, too much for the memory limit"
+            raise MemoryLimitExceeded(what, where=self.where, fix="raise --memory-limit")
 
 
 class Hdf5File:
     """One open file; a context manager. Raises BadData, UnsafeData, StorageError, MissingPackage."""
 
-    def __init__(self, file: Location) -> None:
+    def __init__(self, file: Location, memory_limit: int = MEMORY_LIMIT) -> None:
         self.url = file.url
-        self._file = file
+        self._file, self._most = file, EpisodeLimit.within(memory_limit).most
         self._scope = Scope()
         self._root: Any = None  # h5py.File
 
@@ -140,84 +164,93 @@ class Hdf5File:
             copy.seek(0)
             return copy
 
-    @cached_property
-    def top(self) -> Node:
-        """The root, with its direct members."""
-        return self.node(whole=False)
-
     def members(self, path: str = "") -> list[str]:
         """Names in a group, in its order."""
         import h5py
 
-        where = f"{self.url} {path}".rstrip()
+        where = self._where(path)
         with _failures(where, ""):
-            found = self._walk(self._root, path, where)
+            found = self._at(path, where)
             if not isinstance(found, h5py.Group):
                 raise BadData("not a group", where=where, fix=FIX)
-            return list(_names(found))
+            return [_checked(name) for name in found]
 
-    def node(self, path: str = "", *, whole: bool = True, passed_over: Collection[str] = ()) -> Node:
-        """The object with all that is below it, or, without `whole`, with its direct members.
-
-        `passed_over`: names of attributes that are not wanted.
-        """
+    def attributes(self, path: str = "", tally: Tally | None = None) -> dict[str, Any]:
+        """Those of an object as JSON values; the names of others, which are neither numbers nor texts, go to `tally`."""
         import h5py
 
-        where = f"{self.url} {path}".rstrip()
-        opened, datasets, groups = dict[str, Any](), dict[str, Form](), list[str]()
+        where, values = self._where(path), dict[str, Any]()
         with _failures(where, ""):
-            found = self._walk(self._root, path, where)
-            for name, member in [("", found)] if isinstance(found, h5py.Dataset) else self._below(found, where, whole):
+            found = self._at(path, where)
+            for name in found.attrs:
+                attribute = found.attrs.get_id(name)
+                size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
+                if size > ATTRIBUTE:
+                    raise BadData(f"an attribute of {size / 1e6:,.0f} MB", where=f"{where}@{name}", fix=FIX)
+                is_text = h5py.check_string_dtype(kind) is not None
+                if attribute.shape is not None and (is_text or (kind.kind in "biuf" and kind.itemsize <= 8)):
+                    value = np.asarray(found.attrs[name]).tolist()
+                    values[name] = _texts_in(value) if is_text else value
+                elif tally is not None:
+                    tally.drop_column(f"@{name}", "an attribute that is neither numbers nor text")
+        return values
+
+    def node(self, path: str = "") -> Node:
+        """The dataset there, or all datasets below the group, however deep."""
+        import h5py
+
+        where, opened, datasets = self._where(path), dict[str, Any](), dict[str, Form]()
+        links: list[tuple[str, Any]] = []
+
+        def collect(name: str, link: Any) -> bool | None:  # an exception would be lost in libhdf5
+            links.append((name, link))
+            return True if len(links) > OBJECTS or name.count("/") >= DEEPEST else None
+
+        with _failures(where, ""):
+            found = self._at(path, where)
+            if isinstance(found, h5py.Dataset):
+                opened[""], datasets[""] = found, _form_of(found, where)
+            elif found.visititems_links(collect):
+                what = f"more than {OBJECTS:,} objects in one group, or groups nested more than {DEEPEST} deep"
+                raise BadData(what, where=where, fix=FIX)
+            for name, link in links:
+                place = f"{where}/{_checked(name)}"
+                _check_link(link, place)
+                member = found[name]
                 if isinstance(member, h5py.Dataset):
-                    opened[name], datasets[name] = member, _form_of(member, f"{where}/{name}" if name else where)
-                else:
-                    groups.append(name)
-                if len(opened) + len(groups) > OBJECTS:
-                    raise BadData(f"more than {OBJECTS:,} objects in one group", where=where, fix=FIX)
-            attributes, left_out = _attributes_of(found, where, passed_over)
-        return Node(where, attributes, left_out, datasets, tuple(groups), opened)
+                    opened[name], datasets[name] = member, _form_of(member, place)
+                elif not isinstance(member, h5py.Group):
+                    raise BadData("neither a group nor a dataset", where=place, fix=FIX)
+        return Node(where, datasets, opened, self._most)
 
-    def _below(self, group: Any, where: str, whole: bool, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
-        """Path from the first group, and object, of all members; those of a group after it."""
+    def _where(self, path: str) -> str:
+        return f"{self.url} {path}".rstrip()
+
+    def _at(self, path: str, where: str) -> Any:
+        """The group or dataset at a path."""
         import h5py
 
-        for name in _names(group):
-            place = f"{where}/{prefix}{name}"
-            member = self._member(group, name, place)
-            yield f"{prefix}{name}", member
-            if whole and isinstance(member, h5py.Group):
-                if depth == DEEPEST:
-                    raise BadData(f"groups nested more than {DEEPEST} deep", where=place, fix=FIX)
-                yield from self._below(member, where, whole, f"{prefix}{name}/", depth + 1)
-
-    def _walk(self, found: Any, path: str, where: str, *, soft: bool = True) -> Any:
-        """The object at a path from a group."""
-        import h5py
-
+        found = self._root
         for name in filter(None, path.split("/")):
-            if not isinstance(found, h5py.Group) or found.get(name, getlink=True) is None:
+            link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
+            if link is None:
                 raise BadData(f"nothing is here: {path}", where=where, fix=FIX)
-            found = self._member(found, name, where, soft=soft)
-        return found
-
-    def _member(self, group: Any, name: str, where: str, *, soft: bool = True) -> Any:
-        """A member of a group; `soft`: it may be a soft link, whose path has hard links alone."""
-        import h5py
-
-        link = group.get(name, getlink=True)
-        if isinstance(link, h5py.SoftLink) and soft:
-            return self._walk(self._root if link.path.startswith("/") else group, link.path, where, soft=False)
-        if not isinstance(link, h5py.HardLink):
-            is_soft = isinstance(link, h5py.SoftLink)
-            what = "a soft link to a soft link" if is_soft else "an external link, which leads to another file"
-            raise UnsafeData(what, where=where, fix="write a copy of what it leads to in its place")
-        found = group[name]
+            _check_link(link, where)
+            found = found[name]
         if not isinstance(found, (h5py.Group, h5py.Dataset)):
             raise BadData("neither a group nor a dataset", where=where, fix=FIX)
         return found
 
 
-# ---- the allow-list of one dataset or attribute ----
+def _check_link(link: Any, where: str) -> None:
+    import h5py
+
+    if not isinstance(link, h5py.HardLink):
+        fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
+        raise UnsafeData("a soft or an external link, which may lead to another file", where=where, fix=fix)
+
+
+# ---- the allow-list of one dataset ----
 
 
 def _form_of(dataset: Any, where: str) -> Form:
@@ -258,28 +291,6 @@ def _type_name(kind: np.dtype[Any], where: str) -> str:
     return kind.newbyteorder("=").str
 
 
-def _attributes_of(found: Any, where: str, passed_over: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values by name, and the names of those that are neither numbers nor texts."""
-    import h5py
-
-    values: dict[str, Any] = {}
-    left_out: list[str] = []
-    for name in found.attrs:
-        if name in passed_over:
-            continue
-        attribute = found.attrs.get_id(name)
-        size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
-        if size > ATTRIBUTE:
-            raise BadData(f"an attribute of {size / 1e6:,.0f} MB", where=f"{where}@{name}", fix=FIX)
-        is_text = h5py.check_string_dtype(kind) is not None
-        if attribute.shape is None or not (is_text or (kind.kind in "biuf" and kind.itemsize <= 8)):
-            left_out.append(name)
-            continue
-        value = np.asarray(found.attrs[name]).tolist()
-        values[name] = _texts_in(value) if is_text else value
-    return values, tuple(left_out)
-
-
 def _texts_in(value: Any) -> Any:
     return [_texts_in(one) for one in value] if isinstance(value, list) else _text(value)
 
@@ -290,11 +301,10 @@ def _text(raw: Any) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def _names(group: Any) -> Iterator[str]:
-    """Names of members. Raises UnicodeEncodeError for bytes that are no text."""
-    for name in group:
-        name.encode()
-        yield name
+def _checked(name: str) -> str:
+    """The name of a member. Raises UnicodeEncodeError for bytes that are no text."""
+    name.encode()
+    return name
 
 
 @contextmanager

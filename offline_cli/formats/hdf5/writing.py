@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -11,14 +12,15 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.errors import BadData, StorageError
+from offline_cli.errors import StorageError
 from offline_cli.formats.hdf5.safe import need_h5py
+from offline_cli.formats.leaf_names import named_leaves
 from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import Tree
 
-__all__ = ["Hdf5Sink", "attribute_of", "check_hdf5", "put"]
+__all__ = ["Hdf5Sink", "attributes_of", "check_hdf5", "put"]
 
 LARGEST: Final = 60_000  # bytes of an attribute's array: HDF5 keeps attributes of 64 KiB
 check_hdf5: Final = file_check(b"\x89HDF", "an HDF5 file")
@@ -31,6 +33,8 @@ class Hdf5Sink(ForeignSink):
 
     def __init__(self, target: Location, context: SinkContext, name: str) -> None:
         super().__init__(target, context, name)
+        dtypes = self.said_by_source().get("dtypes")
+        self.dtypes: Mapping[str, Any] = dtypes if isinstance(dtypes, Mapping) else {}  # of rewards and flags, by name
         self._temporary: Any = None
         self.root: Any = None  # h5py.File
 
@@ -75,27 +79,26 @@ class Hdf5Sink(ForeignSink):
             raise
         return Written(self.episodes, self.steps, 1, staged.bytes)
 
+    def attributes_of(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Custom data of an episode that HDF5 keeps as attributes; other data is counted."""
+        found = attributes_of(data)
+        self.context.tally.assume("custom-data-not-kept", int(len(found) < len(data)))
+        return found
+
 
 def put(group: Any, name: str, tree: Tree, rows: slice = slice(None), *, tuple_key: str = "{}") -> None:
-    """Write the leaves of a tree as datasets, `/` between keys; a part of a Tuple is called `tuple_key` with its number."""
-    if isinstance(tree, (dict, tuple)):
-        parts = tree if isinstance(tree, dict) else {tuple_key.format(at): part for at, part in enumerate(tree)}
-        for key, part in parts.items():
-            put(group, f"{name}/{checked_key(str(key), group.name)}", part, rows, tuple_key=tuple_key)
-    else:
-        group[name] = tree[rows]
+    """Write the leaves of a tree as datasets, `/` between keys; `tuple_key`: what a part of a Tuple is called."""
+    for path, leaf in named_leaves(name, tree, tuple_key).items():
+        group[path] = leaf[rows]
 
 
-def checked_key(key: str, where: str) -> str:
-    """A key of a Dict that can name a group. Raises BadData."""
-    if "/" in key or key in ("", "."):
-        fix = "rename the key in the recordings, or choose another --to"
-        raise BadData(f"a key that is no name of an HDF5 group: {key!r}", where=where, fix=fix)
-    return key
+def attributes_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that HDF5 keeps as attributes: numbers, texts and lists of one of these."""
+    found = {name: _attribute(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def attribute_of(value: Any) -> Any:
-    """A value as HDF5 keeps it in an attribute, numbers, texts and lists of one of these; None where it does not."""
+def _attribute(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str, np.generic)):
         return None if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
     if isinstance(value, (list, tuple, np.ndarray)) and len(value):

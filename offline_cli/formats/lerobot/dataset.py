@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, NoData, UnsafeData
@@ -27,17 +28,26 @@ from offline_cli.json_documents import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects
 
-__all__ = ["EPS_ID", "INFO", "Episodes", "Folder", "Info", "checked_template", "read_episodes", "read_info", "read_tasks"]
+__all__ = [
+    "EPS_ID",
+    "INFO",
+    "Episodes",
+    "Feature",
+    "Folder",
+    "Info",
+    "check_template",
+    "read_episodes",
+    "read_info",
+    "read_tasks",
+]
 
 INFO: Final = "meta/info.json"
 TASKS, EPISODES = "meta/tasks", "meta/episodes"
 INDEX, LENGTH, OF_TASKS, EPS_ID = "episode_index", "length", "tasks", "eps_id"
 CHUNK, FILE = "data/chunk_index", "data/file_index"
 DERIVED: Final = ("stats/", "videos/", "data/", "meta/")  # records that follow from the frames, or say where they are
-OWN: Final = (INDEX, LENGTH, OF_TASKS, CHUNK, FILE, EPS_ID, "dataset_from_index", "dataset_to_index")
+OWN: Final = (INDEX, LENGTH, OF_TASKS, CHUNK, FILE, "dataset_from_index", "dataset_to_index")
 MAX_INFO, MAX_LINES = 16 << 20, 256 << 20  # bytes of info.json, of a file of JSON lines
-MAX_FEATURES: Final = 4096
-MAX_SIZE: Final = 1 << 20  # numbers of one value
 LARGEST: Final = 1 << 53
 FIELD: Final = re.compile(r"\{([a-z_]+)(?::0?([0-9]{1,2})d)?\}")
 FIX: Final = "write the dataset again with LeRobot, or copy it again"
@@ -91,21 +101,37 @@ def _refuse_links(root: str, files: Mapping[str, Location]) -> None:
         raise UnsafeData("a link leads out of the dataset", where=outside.url, fix=fix)
 
 
-@dataclass(frozen=True, slots=True)
-class Info:
+class Feature(pydantic.BaseModel):
+    """One feature: numbers, or a video, pictures or texts."""
+
+    dtype: str
+    shape: tuple[Annotated[int, pydantic.Field(gt=0, le=1 << 20)], ...] = pydantic.Field(max_length=8)
+    names: Any = None  # of its elements, in several forms
+
+    @property
+    def number(self) -> np.dtype[Any] | None:
+        """The dtype of its numbers; None where it holds none."""
+        try:
+            found = np.dtype(self.dtype) if self.dtype.isalnum() else None
+        except TypeError:
+            return None
+        return found if found is not None and found.kind in "biuf" else None
+
+
+class Info(pydantic.BaseModel):
     """`meta/info.json`, as far as it is used."""
 
-    version: str  # of the layout: v3.0
-    fps: float
-    robot_type: str | None
-    features: Mapping[str, Mapping[str, Any]]  # by name: dtype, shape, names
+    codebase_version: str = pydantic.Field(pattern=r"^v[23]\.")  # of the layout: v3.0
+    fps: pydantic.StrictInt | pydantic.StrictFloat = pydantic.Field(gt=0, lt=LARGEST)
+    robot_type: Any = None
+    features: dict[str, Feature] = pydantic.Field(min_length=1, max_length=4096)
     data_path: str  # with fields
-    chunks_size: int  # of v2: episodes in a folder
+    chunks_size: int = pydantic.Field(1000, gt=0, lt=LARGEST, strict=True)  # of v2: episodes in a folder
 
     @property
     def has_files_of_many(self) -> bool:
         """Whether a data file holds many episodes, as it does since v3.0."""
-        return self.version.startswith("v3")
+        return self.codebase_version.startswith("v3")
 
     def path(self, **values: int) -> str:
         """Of the data file with these numbers."""
@@ -115,57 +141,32 @@ class Info:
 def read_info(folder: Folder) -> Info:
     """Raises BadData; UnsafeData for paths that leave the folder."""
     file, where = folder.file(INFO), folder.place(INFO)
+    if file.size() > MAX_INFO:
+        raise BadData(f"more than {MAX_INFO >> 20} MiB", where=where, fix=FIX)
     try:
-        document = from_json(file.read_bytes()) if file.size() <= MAX_INFO else None
+        info = Info.model_validate(from_json(file.read_bytes()))
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place, fix = ".".join(map(str, first["loc"])), FIX
+        if place == "codebase_version":
+            fix = "convert it to v3.0 with LeRobot's own scripts (convert_dataset_v21_to_v30 and those before it)"
+        what = f"{place or 'it'}: {first['msg']}, and not {str(first['input'])[:80]!r}; read are v3.0, v2.1 and v2.0"
+        raise BadData(what, where=where, fix=fix) from error
     except ValueError as error:
         raise BadData(f"not JSON: {error}", where=where, fix=FIX) from error
-    if not isinstance(document, dict):
-        raise BadData(f"not a JSON object, or more than {MAX_INFO >> 20} MiB", where=where, fix=FIX)
-    version = document.get("codebase_version")
-    if not isinstance(version, str) or not version.startswith(("v2.", "v3.")):
-        fix = "convert it to v3.0 with LeRobot's own scripts (convert_dataset_v21_to_v30 and those before it)"
-        raise BadData(f"a LeRobot dataset of version {str(version)[:20]!r}; read are v3.0, v2.1 and v2.0", where=where, fix=fix)
-    fps, chunks_size = document.get("fps"), document.get("chunks_size", 1000)
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < LARGEST:
-        raise BadData(f"fps is {str(fps)[:40]}, not a number of frames a second", where=where, fix=FIX)
-    if type(chunks_size) is not int or not 0 < chunks_size < LARGEST:
-        raise BadData(f"chunks_size is {str(chunks_size)[:40]}, not a number of episodes", where=where, fix=FIX)
-    robot = document.get("robot_type")
-    fields = ("chunk_index", "file_index") if version.startswith("v3") else ("episode_chunk", INDEX)
-    return Info(
-        version=version,
-        fps=fps,
-        robot_type=robot[:200] if isinstance(robot, str) else None,
-        features=_features(document.get("features"), where),
-        data_path=checked_template(document.get("data_path"), fields, where),
-        chunks_size=chunks_size,
-    )
+    check_template(info.data_path, ("chunk_index", "file_index") if info.has_files_of_many else ("episode_chunk", INDEX), where)
+    return info
 
 
-def checked_template(path: Any, fields: Sequence[str], where: str) -> str:
-    """A path with fields. Raises BadData for others than numbers of these names, UnsafeData for one that leaves its folder."""
-    fix = f"write one such as data/chunk-{{{fields[0]}:03d}}/..., with the fields {', '.join(fields)}"
-    plain = FIELD.sub(lambda match: "" if match[1] in fields else "{", path) if isinstance(path, str) else "{"
-    if not isinstance(path, str) or "{" in plain or "}" in plain or len(path) > 512:
-        raise BadData(f"data_path has other fields than {', '.join(fields)}: {str(path)[:80]!r}", where=where, fix=fix)
+def check_template(path: str, fields: Sequence[str], where: str) -> None:
+    """Raise BadData for other fields in a path than numbers of these names, UnsafeData for one that leaves its folder."""
+    plain = FIELD.sub(lambda match: "" if match[1] in fields else "{", path)
+    if "{" in plain or "}" in plain or len(path) > 512:
+        fix = f"write one such as data/chunk-{{{fields[0]}:03d}}/..., with the fields {', '.join(fields)}"
+        raise BadData(f"data_path has other fields than {', '.join(fields)}: {path[:80]!r}", where=where, fix=fix)
     if path.startswith("/") or "\\" in path or "\0" in path or ":" in plain or ".." in path.split("/"):
         fix = "name a path below its folder"
         raise UnsafeData(f"data_path leads out of the dataset: {path[:80]!r}", where=where, fix=fix)
-    return path
-
-
-def _features(said: Any, where: str) -> Mapping[str, Mapping[str, Any]]:
-    if not isinstance(said, dict) or not said or len(said) > MAX_FEATURES:
-        raise BadData("features is no object of features by name", where=where, fix=FIX)
-    for name, feature in said.items():
-        shape = feature.get("shape") if isinstance(feature, dict) else None
-        is_shape = (
-            isinstance(shape, list) and len(shape) <= 8 and all(type(size) is int and 0 < size <= MAX_SIZE for size in shape)
-        )
-        if not is_shape or not isinstance(feature.get("dtype"), str):
-            what = f"the feature {name[:80]!r} has no dtype and shape that could be read"
-            raise BadData(what, where=where, fix='write it as {"dtype": "float32", "shape": [6], "names": null}')
-    return said
 
 
 # ---- episodes ----
@@ -179,40 +180,35 @@ class Episodes:
     length: NDArray[np.int64]
     tasks: Sequence[Sequence[str]]
     paths: Sequence[str]  # of the data file of each
-    fields: Sequence[Mapping[str, Any]] = field(default_factory=list)  # further plain values by name
-    eps_ids: Sequence[str] | None = None  # of episodes that we wrote
+    fields: Sequence[Mapping[str, Any]]  # further plain values by name
+    eps_ids: Sequence[str] | None  # of episodes that we wrote
 
 
 def read_episodes(folder: Folder, info: Info) -> Episodes:
     """Raises BadData where a record is missing, or no such record."""
-    found: list[tuple[int, int, Sequence[str], str, Mapping[str, Any]]] = []
+    place = folder.place(EPISODES)
+    found: list[tuple[int, int, Sequence[str], str, dict[str, Any]]] = []
     for record, where in _rows_of(folder) if info.has_files_of_many else _records(folder.file(f"{EPISODES}.jsonl")):
         index, length, tasks = record.get(INDEX), record.get(LENGTH), record.get(OF_TASKS) or []
-        if not all(type(size) is int and 0 <= size < LARGEST for size in (index, length)) or not length:
-            raise BadData(f"no {INDEX} and {LENGTH}", where=where, fix=FIX)
         if not isinstance(tasks, list) or not all(isinstance(text, str) for text in tasks):
             raise BadData("tasks of an episode that are no texts", where=where, fix=FIX)
-        assert isinstance(index, int)  # as was just checked
-        numbers: Mapping[str, Any]
-        if info.has_files_of_many:
-            numbers = {"chunk_index": record.get(CHUNK), "file_index": record.get(FILE)}
-        else:
-            numbers = {"episode_chunk": index // info.chunks_size, INDEX: index}
-        if not all(type(number) is int and 0 <= number < LARGEST for number in numbers.values()):
+        if not isinstance(index, int) or not isinstance(length, int) or not 0 <= index < LARGEST or not 0 < length < LARGEST:
+            raise BadData(f"no {INDEX} and {LENGTH}", where=where, fix=FIX)
+        chunk, file = (record.get(CHUNK), record.get(FILE)) if info.has_files_of_many else (index // info.chunks_size, 0)
+        if not isinstance(chunk, int) or not isinstance(file, int) or not (0 <= chunk < LARGEST and 0 <= file < LARGEST):
             raise BadData(f"no {CHUNK} and {FILE}", where=where, fix=FIX)
-        kept = {name: one for name, one in record.items() if name not in OWN or name == EPS_ID}
-        plain = {name: one for name, one in kept.items() if isinstance(one, str | int | float | bool)}
-        found.append((index, length, tuple(tasks), info.path(**numbers), plain))
+        path = info.path(chunk_index=chunk, file_index=file, episode_chunk=chunk, episode_index=index)
+        plain = {name: one for name, one in record.items() if name not in OWN and isinstance(one, str | int | float | bool)}
+        found.append((index, length, tuple(tasks), path, plain))
     if not found:
-        raise BadData("the dataset has no episodes", where=folder.place(EPISODES), fix="record some")
+        raise BadData("the dataset has no episodes", where=place, fix="record some")
     found.sort(key=lambda one: one[0])
-    index, length, tasks, paths, fields = zip(*found, strict=True)
-    if len(set(index)) < len(index):
-        raise BadData(f"two episodes have one {INDEX}", where=folder.place(EPISODES), fix=FIX)
-    ids = [one.get(EPS_ID) for one in fields]
+    indices, lengths, tasks_of, paths, fields = zip(*found, strict=True)
+    if len(set(indices)) < len(indices):
+        raise BadData(f"two episodes have one {INDEX}", where=place, fix=FIX)
+    ids = [one.pop(EPS_ID, None) for one in fields]
     are_ours = len(set(ids)) == len(ids) and all(isinstance(name, str) for name in ids)
-    others = [{name: value for name, value in one.items() if name != EPS_ID} for one in fields]
-    return Episodes(np.array(index), np.array(length), tasks, paths, others, [str(one) for one in ids] if are_ours else None)
+    return Episodes(np.array(indices), np.array(lengths), tasks_of, paths, fields, ids if are_ours else None)
 
 
 def _rows_of(folder: Folder) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -227,19 +223,19 @@ def _rows_of(folder: Folder) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _records(file: Location) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Objects of a file of JSON lines. Raises BadData."""
     if file.size() > MAX_LINES:
         raise BadData(f"{file.size()} bytes, more than {MAX_LINES >> 20} MiB", where=file.url, fix=FIX)
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         where = f"{file.url} line {number}"
-        if not line.strip():
-            continue
         try:
-            record = from_json(line)
+            record = from_json(line) if line.strip() else None
         except ValueError as error:
             raise BadData(f"not JSON: {error}", where=where, fix=FIX) from error
-        if not isinstance(record, dict):
+        if record is not None and not isinstance(record, dict):
             raise BadData("not a JSON object", where=where, fix=FIX)
-        yield record, where
+        if record is not None:
+            yield record, where
 
 
 def read_tasks(folder: Folder) -> Mapping[int, str]:

@@ -5,7 +5,10 @@ is a scalar column of shape [1], a vector a list of fixed length, and what has m
 `datasets.Array2D` to `Array5D` are stored. LeRobot has no place for the observation after an episode's last action: it is left
 out, and counted. Frames a second, kind of robot, tasks and further plain values are read from the custom data of episodes
 (`fps`, `robot_type`, `task`), where reading a LeRobot dataset puts them. Without `fps` a frame is a second, which is counted.
-What is written is no dataset before `meta/info.json`, which is the last file.
+
+`data/chunk-000/file-000.parquet` has a row group for each episode, `meta/episodes/...` a row with its statistics. Quantiles of
+all episodes are means of those of each, weighted by their lengths, as LeRobot's own `aggregate_stats` makes them (source:
+lerobot 0.4.4, `datasets/compute_stats.py`). What is written is no dataset before `meta/info.json`, which is the last file.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -26,18 +30,10 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists, UnsupportedSpace
 from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.lerobot.dataset import EPS_ID, INFO
-from offline_cli.formats.lerobot.features import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
-from offline_cli.formats.lerobot.writing import (
-    CHUNKS,
-    STATISTICS,
-    EpisodeFile,
-    FrameFiles,
-    Totals,
-    statistics_of,
-    tasks_file,
-)
+from offline_cli.formats.lerobot.reader import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
 from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written
 from offline_cli.meanings import Meanings
+from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole
@@ -48,6 +44,9 @@ __all__ = ["LEROBOT_SINK"]
 VERSION: Final = "v3.0"
 SECOND: Final = 1  # frames of one, where nothing is said
 MAX_DIMENSIONS: Final = 5
+CHUNKS: Final = 1000  # files in a folder
+BUFFERED: Final = 256  # records that are not yet Arrow's
+QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 FPS, ROBOT, TASK, TASKS = "fps", "robot_type", "task", "tasks"
 OWN: Final = (FPS, ROBOT, TASK, TASKS, Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED)
 TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX = FRAME
@@ -61,11 +60,14 @@ class LeRobotSink(ForeignSink):
         super().__init__(target, context, "lerobot")
         self._features: Features = {}
         self._tasks: dict[str, int] = {}
-        self._totals = Totals()
         self._said: dict[str, Any] | None = None  # fps and robot of the first episode
-        compression = {"none": "NONE"}.get(context.compression, context.compression)
-        self._frames = FrameFiles(target, compression, context.max_bytes_per_file, context.max_rows_per_file)
-        self._records = EpisodeFile(target)
+        self._kinds: dict[str, type] = {}  # of further fields of records, those of the first episode that has them
+        self._records: list[dict[str, Any]] = []
+        self._tables: list[pa.Table] = []  # records before these
+        self._files: list[Location] = []  # that have been begun
+        self._open: ShardWriter | None = None
+        self._size = 0  # bytes in the open file, before compression
+        self._bytes = 0  # of whole files
         self._is_whole = False
 
     def __enter__(self) -> Self:
@@ -75,11 +77,11 @@ class LeRobotSink(ForeignSink):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Remove what was written of a dataset that is not whole."""
-        self._frames.discard()
-        self._records.discard()
+        if self._open is not None:
+            self._open.discard()
         if not self._is_whole:
             with suppress(OfflineCliError):  # the error that ends the writing is the one to report
-                for file in (*self._frames.files, self._records.target):
+                for file in self._files:
                     file.remove()
 
     def write(self, batch: EpisodeBatch) -> None:
@@ -106,7 +108,7 @@ class LeRobotSink(ForeignSink):
         for name, values in own.items():
             rows = rows.append_column(name, pa.array(values))
         typed = {"info": {"features": {name: _huggingface(feature) for name, feature in self._features.items()}}}
-        file = self._frames.write(rows.replace_schema_metadata({b"huggingface": json.dumps(typed).encode()}))
+        file = self._write_rows(rows.replace_schema_metadata({b"huggingface": json.dumps(typed).encode()}))
         texts = list(self._tasks)
         record: dict[str, Any] = {
             EPISODE_INDEX: number,
@@ -118,15 +120,51 @@ class LeRobotSink(ForeignSink):
             "dataset_to_index": self.steps + steps,
         }
         for name, values in {**columns, **own}.items():
-            found = statistics_of(values)
-            self._totals.add(name, found)
-            record |= {f"stats/{name}/{kind}": found[kind].tolist() for kind in STATISTICS}
+            record |= {f"stats/{name}/{kind}": found.tolist() for kind, found in _statistics_of(values).items()}
         record |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, EPS_ID: batch.ids[at]}
-        if not self._records.write(
-            record, {name: value for name, value in data.items() if name not in OWN and _is_plain(value)}
-        ):
-            self.context.tally.assume("custom-data-not-kept")
+        further = {name: value for name, value in data.items() if name not in OWN and _is_plain(value)}
+        kept = {name: value for name, value in further.items() if name not in record and self._takes(name, value)}
+        self.context.tally.assume("custom-data-not-kept", int(len(kept) < len(further)))
+        self._records.append({**record, **kept})
+        if len(self._records) == BUFFERED:
+            self._pack_records()
         self.episodes, self.steps = number + 1, self.steps + steps
+
+    def _takes(self, name: str, value: Any) -> bool:
+        """Whether a further field can be in the column of its name."""
+        fits = not isinstance(value, int) or -(2**63) <= value < 2**63
+        return fits and self._kinds.setdefault(name, type(value)) is type(value)
+
+    def _pack_records(self) -> None:
+        names = dict.fromkeys(name for record in self._records for name in record)
+        self._tables.append(pa.table({name: [record.get(name) for record in self._records] for name in names}))
+        self._records = []
+
+    def _write_rows(self, episode: pa.Table) -> int:
+        """Write the rows of an episode; the number of the file that has them."""
+        most_rows = self.context.max_rows_per_file
+        if self._open is not None and (
+            self._size + episode.nbytes > self.context.max_bytes_per_file
+            or (most_rows is not None and self._open.rows + episode.num_rows > most_rows)
+        ):
+            self._close_file()
+        if self._open is None:
+            name = f"data/chunk-{len(self._files) // CHUNKS:03d}/file-{len(self._files) % CHUNKS:03d}.parquet"
+            self._open, self._size = self._opened(name, episode.schema, self.context.compression), 0
+        self._open.write(episode)
+        self._size += episode.nbytes
+        return len(self._files) - 1
+
+    def _opened(self, name: str, schema: pa.Schema, compression: str) -> ShardWriter:
+        target = self.target.join(name)
+        (target.parent() or target).make_folder()
+        self._files.append(target)
+        return ShardWriter(target, schema, folder=self.target, compression=compression)
+
+    def _close_file(self) -> None:
+        if self._open is not None:
+            self._bytes += self._open.commit()[0]
+            self._open = None
 
     def rehearse(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
@@ -136,15 +174,23 @@ class LeRobotSink(ForeignSink):
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
-        self._frames.close()
-        size = self._frames.bytes + self._records.close()
-        documents = {"meta/stats.json": self._totals.as_json(), INFO: self._info()}
+        self._close_file()
+        count, stats = len(self._files), dict[str, Any]()
+        if self._records:
+            self._pack_records()
+        if self._tables:
+            records = pa.concat_tables(self._tables, promote_options="permissive")
+            self._open = self._opened("meta/episodes/chunk-000/file-000.parquet", records.schema, "snappy")
+            self._open.write(records)
+            self._close_file()
+            stats = {name: _total_statistics(records, name) for name in self._features}
+        documents = {"meta/stats.json": stats, INFO: self._info()}
         files = {name: json.dumps(one, indent=4, ensure_ascii=False).encode() for name, one in documents.items()}
-        for name, data in {"meta/tasks.parquet": tasks_file(self._tasks), **files}.items():
+        for name, data in {"meta/tasks.parquet": _tasks_file(self._tasks), **files}.items():
             write_whole(self.target.join(name), data, folder=self.target)
-            size += len(data)
+            self._bytes += len(data)
         self._is_whole = True
-        return Written(self.episodes, self.steps, len(self._frames.files), size)
+        return Written(self.episodes, self.steps, count, self._bytes)
 
     def _info(self) -> Mapping[str, Any]:
         said = self._said or {}
@@ -175,9 +221,8 @@ class LeRobotSink(ForeignSink):
         tally.assume("zero-length-episode", int((batch.lengths == 0).sum()))
         columns = _step_columns(batch)
         features = _features_of(columns, self.context.meanings)
-        if not self._features:
-            self._features = features
-        elif self._features != features:
+        self._features = self._features or features
+        if self._features != features:
             odd = next(name for name in {**self._features, **features} if self._features.get(name) != features.get(name))
             what = f"the feature {odd!r} is of another form than before"
             raise BadEpisode(what, where=f"episode {batch.ids[0]}", fix="convert them into two datasets")
@@ -225,25 +270,25 @@ def _check_space(space: Space, name: str) -> None:
         raise UnsupportedSpace(what, where=where, fix=fix)
 
 
+# ---- columns and features ----
+
+
 def _step_columns(batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
     """(N, ...) by the name of the feature; the final observation of each episode is not among them."""
     terminateds, truncateds = batch.step_flags()
-    found = {
-        **_named(OBSERVATION, STATE, batch.acted_obs(view=True)),
-        **_named(ACTION, "", batch.actions),
+    known = {
+        **_named(OBSERVATION, f"{OBSERVATION}.{STATE}", batch.acted_obs(view=True)),
+        **_named(ACTION, ACTION, batch.actions),
         REWARDS[0]: batch.rewards,
         DONE[0]: terminateds,
         TRUNCATED: truncateds,
     }
-    for name, tree in batch.extra.items():
-        found = {**{path: leaf for path, leaf in flatten(tree, name) if path not in FRAME and path not in found}, **found}
-    return found
+    further = {path: leaf for name, tree in batch.extra.items() for path, leaf in flatten(tree, name)}
+    return {**{path: leaf for path, leaf in further.items() if path not in FRAME and path not in known}, **known}
 
 
 def _named(role: str, alone: str, tree: Tree) -> dict[str, NDArray[Any]]:
-    if isinstance(tree, np.ndarray):
-        return {f"{role}.{alone}" if alone else role: tree}
-    return dict(flatten(tree, role))
+    return {alone: tree} if isinstance(tree, np.ndarray) else dict(flatten(tree, role))
 
 
 def _features_of(columns: Mapping[str, NDArray[Any]], meanings: Meanings) -> Features:
@@ -278,6 +323,52 @@ def _arrow_column(values: NDArray[Any]) -> pa.Array:
     for size in reversed(values.shape[1:]):
         flat = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, size, dtype=np.int32)), flat)
     return flat
+
+
+# ---- statistics and tasks ----
+
+
+def _statistics_of(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Of (T, ...) values of one feature in one episode: arrays (D,), D the size of the last dimension."""
+    rows = values.reshape(len(values), -1) if values.ndim < 3 else values.reshape(-1, values.shape[-1])
+    wide = rows.astype(np.float64)
+    ends = wide if values.dtype == np.uint64 else rows  # LeRobot has no whole numbers beyond int64 there
+    found = {"min": ends.min(axis=0), "max": ends.max(axis=0), "mean": wide.mean(axis=0), "std": wide.std(axis=0)}
+    quantiles = np.quantile(wide, list(QUANTILES.values()), axis=0)
+    return found | {"count": np.array([len(values)])} | dict(zip(QUANTILES, quantiles, strict=True))
+
+
+def _total_statistics(records: pa.Table, name: str) -> dict[str, list[Any]]:
+    """Of one feature in all episodes, from the statistics in their records."""
+
+    def of(kind: str) -> NDArray[Any]:
+        """(E, D)"""
+        column = records[f"stats/{name}/{kind}"]
+        return np.asarray(pa.concat_arrays(column.chunks).flatten()).reshape(len(column), -1)
+
+    count = of("count")
+    share = count / count.sum()
+    mean = (of("mean") * share).sum(axis=0)
+    variance = ((of("std") ** 2 + of("mean") ** 2) * share).sum(axis=0) - mean**2
+    found = {"min": of("min").min(axis=0), "max": of("max").max(axis=0), "mean": mean}
+    found |= {"std": np.sqrt(np.maximum(variance, 0.0)), "count": count.sum(axis=0)}
+    found |= {quantile: (of(quantile) * share).sum(axis=0) for quantile in QUANTILES}
+    return {kind: values.tolist() for kind, values in found.items()}
+
+
+def _tasks_file(tasks: Mapping[str, int]) -> bytes:
+    """The tasks by their numbers, as a data frame of pandas indexed by text."""
+    column = {"metadata": None, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
+    text = {"metadata": None, "pandas_type": "unicode", "numpy_type": "object"}
+    names = {**text, "name": None, "field_name": None, "metadata": {"encoding": "UTF-8"}}
+    index = {**text, "name": "task", "field_name": "task"}
+    frame = {"index_columns": ["task"], "column_indexes": [names], "columns": [column, index], "pandas_version": "2.0.0"}
+    frame["creator"] = {"library": "pyarrow", "version": pa.__version__}
+    numbers, texts = pa.array(list(tasks.values()), pa.int64()), pa.array(list(tasks), pa.string())
+    table = pa.table({"task_index": numbers, "task": texts}).replace_schema_metadata({b"pandas": json.dumps(frame).encode()})
+    output = pa.BufferOutputStream()
+    pq.write_table(table, output)
+    return bytes(output.getvalue().to_pybytes())
 
 
 def _check(target: Location, *, overwrite: bool, resume: bool) -> None:

@@ -26,7 +26,20 @@ from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location
 
-__all__ = ["FORMAT", "HDF5", "MAIN", "METADATA", "Metadata", "document_of", "is_image"]
+__all__ = [
+    "EXTRA",
+    "FORMAT",
+    "HDF5",
+    "IDS",
+    "MAIN",
+    "METADATA",
+    "STATISTICS",
+    "Metadata",
+    "document_of",
+    "dotted_path",
+    "metadata_of",
+    "read_metadata",
+]
 
 FORMAT: Final = "minari"
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
@@ -34,9 +47,11 @@ HDF5: Final = "hdf5"
 STORAGES: Final = (HDF5, "arrow", "parquet")
 VERSION: Final = "0.5.4"  # of Minari, whose layout is written
 MOST: Final = 64 << 20  # bytes of metadata.json
-IMAGE_SIDE: Final = 32  # pixels from which on Minari takes a box of bytes for an image
 FIX: Final = "write the dataset again with Minari"
 ID: Final = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v[0-9]{1,9}", re.ASCII)
+EXTRA: Final = "extra_model_outputs"  # where our sink keeps these
+IDS: Final = ("eps_id", "agent_id", "module_id")  # attributes in which it keeps ids that are no numbers of episodes
+STATISTICS: Final = frozenset({"id", "total_steps", *(f"rewards_{name}" for name in ("sum", "mean", "std", "max", "min"))})
 STORED: Final = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 SPACES: Final = {"observation_space": Columns.OBS, "action_space": Columns.ACTIONS}
 COUNTED: Final = frozenset({"total_episodes", "total_steps", "data_format", "jpeg_encoding", *SPACES, "dataset_size"})
@@ -48,45 +63,50 @@ class Metadata:
     """What is known before an episode is read."""
 
     data_format: str
-    has_jpeg: bool  # images are JPEG frames, which have lost something
     spaces: tuple[Space | None, Space | None]  # of observations and actions, without the leaves that were dropped
     dropped: tuple[str, ...]  # leaves of the spaces that the caller leaves out, by dotted path
     environment: EnvironmentSpec | None
     episodes: int | None
     document: Mapping[str, Any]  # what else it says
 
-    @classmethod
-    def read(cls, file: Location, drop: Collection[str]) -> Metadata:
-        """Of `metadata.json`. Raises BadData, naming the key, for what Minari does not write; UnsupportedSpace."""
-        if file.size() > MOST:
-            raise BadData(f"metadata of {file.size() / 1e6:,.0f} MB", where=file.url, fix=FIX)
-        try:
-            document = from_json(file.read_bytes())
-        except ValueError as error:
-            raise BadData(f"not JSON: {error}", where=file.url, fix=FIX) from error
-        if not isinstance(document, dict) or document.get("data_format") not in STORAGES:
-            raise BadData("data_format is none of hdf5, arrow and parquet", where=file.url, fix=FIX)
-        return cls._of(document, file.url, drop)
+    def drops(self, path: str) -> bool:
+        """Whether the array at a path of a file, or what it is part of, was dropped."""
+        dotted = dotted_path(path)
+        return any(dotted == one or dotted.startswith(f"{one}.") for one in self.dropped)
 
-    @classmethod
-    def of_attributes(cls, attributes: Mapping[str, Any], url: str, drop: Collection[str]) -> Metadata:
-        """Of the attributes of a file that Minari wrote before 0.5, which knew no JPEG. Raises as `read` does."""
-        return cls._of({"jpeg_encoding": False, **attributes, "data_format": HDF5}, url, drop)
 
-    @classmethod
-    def _of(cls, document: Mapping[str, Any], url: str, drop: Collection[str]) -> Metadata:
-        total, dropped = document.get("total_episodes"), list[str]()
-        found = [_space_of(document.get(key), path, f"{url} {key}", drop, dropped) for key, path in SPACES.items()]
-        kept = {key: value for key, value in document.items() if key not in COUNTED}
-        return cls(
-            data_format=document["data_format"],
-            has_jpeg=bool(document.get("jpeg_encoding", True)),
-            spaces=(found[0], found[1]),
-            dropped=tuple(dropped),
-            environment=_environment_of(document.get("env_spec")),
-            episodes=total if isinstance(total, int) and not isinstance(total, bool) else None,
-            document={"format": FORMAT, **{k: blanked(one) if isinstance(one, str) else one for k, one in kept.items()}},
-        )
+def dotted_path(path: str) -> str:
+    """The path of an array in a file, `observations/pair/_index_0`, as `--drop` takes it: `obs.pair.0`."""
+    head, slash, rest = path.replace("/_index_", "/").partition("/")
+    return f"{Columns.OBS if head == 'observations' else head}{slash}{rest}".replace("/", ".")
+
+
+def read_metadata(file: Location, drop: Collection[str]) -> Metadata:
+    """Of `metadata.json`. Raises BadData, naming the key, for what Minari does not write; UnsupportedSpace."""
+    if file.size() > MOST:
+        raise BadData(f"metadata of {file.size() / 1e6:,.0f} MB", where=file.url, fix=FIX)
+    try:
+        document = from_json(file.read_bytes())
+    except ValueError as error:
+        raise BadData(f"not JSON: {error}", where=file.url, fix=FIX) from error
+    if not isinstance(document, dict) or document.get("data_format") not in STORAGES:
+        raise BadData("data_format is none of hdf5, arrow and parquet", where=file.url, fix=FIX)
+    return metadata_of(document, file.url, drop)
+
+
+def metadata_of(document: Mapping[str, Any], url: str, drop: Collection[str]) -> Metadata:
+    """Of `metadata.json`, or of the attributes of a file that Minari wrote before 0.5. Raises as `read_metadata` does."""
+    total, dropped = document.get("total_episodes"), list[str]()
+    found = [_space_of(document.get(key), path, f"{url} {key}", drop, dropped) for key, path in SPACES.items()]
+    kept = {key: value for key, value in document.items() if key not in COUNTED}
+    return Metadata(
+        data_format=document["data_format"],
+        spaces=(found[0], found[1]),
+        dropped=tuple(dropped),
+        environment=_environment_of(document.get("env_spec")),
+        episodes=total if type(total) is int else None,
+        document={"format": FORMAT, **{key: blanked(one) if isinstance(one, str) else one for key, one in kept.items()}},
+    )
 
 
 def _space_of(said: Any, path: str, where: str, drop: Collection[str], dropped: list[str]) -> Space | None:
@@ -108,19 +128,17 @@ def _our_form(node: Any, path: str, where: str, drop: Collection[str], dropped: 
     if kind == "Dict":
         parts = {key: part for key, part in node["subspaces"].items() if f"{path}.{key}" not in drop}
         dropped += [f"{path}.{key}" for key in node["subspaces"] if key not in parts]
-        named = [[key, _our_form(part, f"{path}.{key}", where, drop, dropped)] for key, part in parts.items()]
-        return {"type": "Dict", "spaces": named}
+        return {
+            "type": kind,
+            "spaces": [[key, _our_form(part, f"{path}.{key}", where, drop, dropped)] for key, part in parts.items()],
+        }
     if kind == "Tuple":
         numbered = enumerate(node["subspaces"])
-        return {"type": "Tuple", "spaces": [_our_form(part, f"{path}.{at}", where, drop, dropped) for at, part in numbered]}
+        return {"type": kind, "spaces": [_our_form(part, f"{path}.{at}", where, drop, dropped) for at, part in numbered]}
     if kind not in STORED:
-        is_part = "." in path
-        fix = (
-            f"leave it out: convert ... --drop {path}"
-            if is_part
-            else "record numbers: Box, Discrete, MultiDiscrete, MultiBinary"
-        )
-        raise UnsupportedSpace(f"{path} is a {str(kind)[:40]} space, which episodes do not hold", where=where, fix=fix)
+        drop_it, fix = f"leave it out: convert ... --drop {path}", f"record numbers: {', '.join(STORED)}"
+        what = f"{path} is a {str(kind)[:40]} space, which episodes do not hold"
+        raise UnsupportedSpace(what, where=where, fix=drop_it if "." in path else fix)
     if kind == "Box" and node["shape"] == []:
         low, high = (str(node[side]) if isinstance(node[side], float) else node[side] for side in ("low", "high"))
         return {**node, "low": low, "high": high}
@@ -137,17 +155,6 @@ def _environment_of(text: Any) -> EnvironmentSpec | None:
     if not isinstance(name, str) or not name:
         return None
     return EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {}, ())
-
-
-def is_image(space: Space) -> bool:
-    """Whether Minari takes the space for one of images, which it stores as JPEG frames unless it is told not to."""
-    return (
-        isinstance(space, spaces.Box)
-        and len(space.shape) in (2, 3)
-        and min(space.shape[:2]) >= IMAGE_SIDE
-        and space.dtype == np.uint8
-        and bool((space.low == 0).all() and (space.high == 255).all())
-    )
 
 
 # ---- back ----

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
-from offline_cli.formats.hdf5.writing import Hdf5Sink, attribute_of, put
+from offline_cli.formats.hdf5.writing import Hdf5Sink, put
 from offline_cli.formats.left_out import count_left_out
-from offline_cli.formats.minari.fields import EXTRA, IDS
-from offline_cli.formats.minari.metadata import FORMAT, MAIN, METADATA, document_of
+from offline_cli.formats.minari.metadata import EXTRA, FORMAT, IDS, MAIN, METADATA, document_of
 from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.spaces import check_supported
 from offline_cli.storage.locations import Location
@@ -62,14 +61,14 @@ class MinariSink(Hdf5Sink):
             for name, tree in batch.extra.items():
                 put(group, f"{EXTRA}/{name}", tree, rows, tuple_key=TUPLE_KEY)
             rewards = batch.rewards[rows]
-            flags = {"terminations": terminations[rows], "truncations": truncations[rows]}
-            for name, values in {"rewards": rewards, **flags}.items():
-                group[name] = values
+            for name, values in {"rewards": batch.rewards, "terminations": terminations, "truncations": truncations}.items():
+                group[name] = values[rows]
             infos = group.create_group("infos")
             for path, column in _info_columns([] if batch.infos is None else batch.infos[seen], tally):
                 infos[path] = column
             group.attrs.update({"id": number, "total_steps": len(rewards), **_statistics(rewards, float(returns[at]))})
-            group.attrs.update(_attributes(batch, at, number, tally))
+            data = {} if batch.custom_data is None else dict(_flat(batch.custom_data[at]))
+            group.attrs.update({**self.attributes_of(data), **_ids(batch, at, number)})
         self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
@@ -81,22 +80,17 @@ class MinariSink(Hdf5Sink):
             metadata.remove()
         written = self.store()
         counts = {"total_episodes": self.episodes, "total_steps": self.steps, "dataset_size": round(written.bytes / 1e6, 1)}
-        data = json.dumps(
-            document_of(self.context, self.said_by_source(), self.target.name, counts), ensure_ascii=False
-        ).encode()
+        document = document_of(self.context, self.said_by_source(), self.target.name, counts)
+        data = json.dumps(document, ensure_ascii=False).encode()
         write_whole(metadata, data, folder=folder)
         return Written(self.episodes, self.steps, 2, written.bytes + len(data))
 
 
-def _attributes(batch: EpisodeBatch, at: int, number: int, tally: Tally) -> dict[str, Any]:
-    """Custom data and ids of one episode; what HDF5 has no type for is counted."""
-    flat = dict(_flat(batch.custom_data[at] if batch.custom_data is not None else {}))
-    found = {name: attribute_of(value) for name, value in flat.items()}
-    tally.assume("custom-data-not-kept", int(any(value is None for value in found.values())))
-    names = dict(zip(IDS[1:], (batch.agent_ids, batch.module_ids), strict=True))
-    ids = {key: None if of_each is None else of_each[at] for key, of_each in names.items()}
-    ids[IDS[0]] = None if batch.ids[at] == str(number) else batch.ids[at]
-    return {name: value for name, value in {**found, **ids}.items() if value is not None}
+def _ids(batch: EpisodeBatch, at: int, number: int) -> dict[str, str]:
+    """Of one episode, those that its number does not say."""
+    kept = (batch.ids if batch.ids[at] != str(number) else None, batch.agent_ids, batch.module_ids)
+    found = {key: None if names is None else names[at] for key, names in zip(IDS, kept, strict=True)}
+    return {key: name for key, name in found.items() if name is not None}
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.npz.archive import ArrayInfo, NpzArchive
 from offline_cli.scopes import Scope
 
-__all__ = ["ALIASES", "TREES", "no_columns", "npz_batches", "npz_schema"]
+__all__ = ["ALIASES", "TREES", "column_names", "npz_batches", "npz_schema"]
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     Columns.EPS_ID: ("eps_id", "episode_ids", "episode_id"),
@@ -33,18 +33,36 @@ SCALARS: Final = frozenset(name for ours, names in ALIASES.items() if ours not i
 MAX_ROW: Final = 1 << 28  # bytes
 
 
+def column_names(archive: NpzArchive) -> tuple[list[str], int]:
+    """The arrays with a row a step, and how many rows these, and most arrays, have. Raises BadData where none has rows."""
+    sizes = Counter(info.shape[0] for info in archive.arrays.values() if info.shape and info.dtype is not None)
+    if not sizes:
+        raise BadData("no array has rows", where=archive.url, fix="write arrays with a row a step (docs/formats.md)")
+    rows = max(sizes, key=lambda size: (sizes[size], size))
+    texts = [info.name for info in archive.arrays.values() if info.dtype is not None and info.shape == (rows,)]
+    numbers = [info.name for info in archive.arrays.values() if info.has_rows(rows) and 0 not in info.shape[1:]]
+    return [name for name in archive.arrays if name in {*texts, *numbers}], rows
+
+
 def npz_schema(archive: NpzArchive) -> pa.Schema:
     """A column for each array with a row a step. Raises BadData where no array has rows."""
-    rows = _rows_of(archive)
-    return pa.schema([pa.field(one.name, _type(one)) for one in archive.arrays.values() if _is_column(one, rows)])
+    fields = []
+    for name in column_names(archive)[0]:
+        info = archive.arrays[name]
+        assert info.dtype is not None, "of a column"
+        kind = pa.from_numpy_dtype(info.dtype.newbyteorder("=")) if info.dtype.kind != "U" else pa.string()
+        for size in reversed(_row(info)):
+            kind = pa.list_(kind, size)
+        fields.append(pa.field(name, kind))
+    return pa.schema(fields)
 
 
 def npz_batches(
     archive: NpzArchive, columns: Collection[str] | None, chunk_bytes: int, max_rows: int, scope: Scope
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Each batch of rows, and the share of them that has been read with it."""
-    rows = _rows_of(archive)
-    wanted = [name for name in npz_schema(archive).names if columns is None or name in columns]
+    names, rows = column_names(archive)
+    wanted = [name for name in names if columns is None or name in columns]
     row = sum(archive.arrays[name].nbytes for name in wanted) // max(1, rows)
     if row > MAX_ROW:
         raise BadData(f"a row takes {row >> 20} MiB", where=archive.url, fix="write smaller values")
@@ -53,45 +71,18 @@ def npz_batches(
         parts = {name: archive.rows(name, held) for name in wanted}
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
-            arrays = [_arrow(parts[name].read(count), archive.arrays[name]) for name in wanted]
+            arrays = [_arrow(parts[name](count), archive.arrays[name]) for name in wanted]
             yield pa.RecordBatch.from_arrays(arrays, wanted), (first + count) / rows
 
 
-def _rows_of(archive: NpzArchive) -> int:
-    """How many rows most of its arrays have. Raises BadData where none has any."""
-    sizes = Counter(info.shape[0] for info in archive.arrays.values() if info.shape and info.dtype is not None)
-    if not sizes:
-        raise BadData("no array has rows", where=archive.url, fix="write arrays with a row a step (docs/formats.md)")
-    return max(sizes, key=lambda size: (sizes[size], size))
-
-
-def _is_column(info: ArrayInfo, rows: int) -> bool:
-    is_text = info.dtype is not None and not info.holds_numbers
-    return info.dtype is not None and info.shape[:1] == (rows,) and 0 not in info.row and not (is_text and info.row)
-
-
-def no_columns(archive: NpzArchive) -> tuple[list[ArrayInfo], int]:
-    """Arrays without a row a step, and how many rows the others have."""
-    rows = _rows_of(archive)
-    return [info for info in archive.arrays.values() if not _is_column(info, rows)], rows
-
-
-def _is_scalar(info: ArrayInfo) -> bool:
-    """Whether one number a row is written (N, 1): of rewards and flags, as replay buffers have them, and of choices."""
+def _row(info: ArrayInfo) -> tuple[int, ...]:
+    """The shape of a row; () where one number is written (N, 1), as replay buffers have rewards, flags and choices."""
     is_choice = info.name in ALIASES[Columns.ACTIONS] and info.dtype is not None and info.dtype.kind in "iu"
-    return info.row == (1,) and (info.name in SCALARS or is_choice)
-
-
-def _type(info: ArrayInfo) -> pa.DataType:
-    assert info.dtype is not None, "of a column"
-    kind = pa.from_numpy_dtype(info.dtype.newbyteorder("=")) if info.holds_numbers else pa.string()
-    for size in reversed(() if _is_scalar(info) else info.row):
-        kind = pa.list_(kind, size)
-    return kind
+    return () if info.shape[1:] == (1,) and (info.name in SCALARS or is_choice) else info.shape[1:]
 
 
 def _arrow(values: NDArray[Any], info: ArrayInfo) -> pa.Array:
     array = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for size in reversed(() if _is_scalar(info) else values.shape[1:]):
+    for size in reversed(_row(info)):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array

@@ -15,10 +15,11 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.left_out import count_finals, why_no_column
+from offline_cli.formats.flat_steps import NEXT, FlatSteps
+from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.npz.archive import NpzArchive
-from offline_cli.formats.npz.columns import ALIASES, TREES, no_columns, npz_schema
-from offline_cli.formats.npz.writing import ArchiveSink, check_npz, named_leaves
+from offline_cli.formats.npz.columns import ALIASES, TREES, column_names
+from offline_cli.formats.npz.writing import ArchiveSink, check_npz
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind
 from offline_cli.formats.source import Fragments, Source
@@ -29,7 +30,10 @@ from offline_cli.tally import Rejects, Tally
 
 __all__ = ["NPZ_SINK", "NpzSource", "open_npz"]
 
-NEXT: Final = "next_observations"
+HOW: Final = (
+    "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions, rewards, terminals"
+    " and timeouts (docs/formats.md#numpy-archives)"
+)
 
 
 def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
@@ -38,21 +42,16 @@ def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
     for file in files:
         with Scope() as scope:
             archive = NpzArchive(file, scope, memory_limit=tables.memory_limit)
-            infos, rows = no_columns(archive)
-            odd |= {info.name: why_no_column(info.said, info.shape, rows) for info in infos}
-            names = npz_schema(archive).names
+            names, rows = column_names(archive)
+        others = {name: info for name, info in archive.arrays.items() if name not in names}
+        odd |= {name: why_no_column(info.said, info.shape, rows) for name, info in others.items()}
         if tables.mapping is None:
             columns = _columns_of(names)
             if not {Columns.OBS, Columns.ACTIONS} <= {name.partition(".")[0] for name in columns}:
-                known = next(
-                    (name for name in odd if any(name in ALIASES[ours] for ours in (Columns.OBS, Columns.ACTIONS))), None
-                )
+                known = next((name for name in odd if name in (*ALIASES[Columns.OBS], *ALIASES[Columns.ACTIONS])), None)
                 if known is not None:
                     raise BadData(f"the array {known!r} is {odd[known]}", where=file.url, fix="write it with a row a step")
-                what = f"arrays whose names say nothing: {', '.join([*names, *odd])[:500]}"
-                fix = "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions,"
-                fix += " rewards, terminals and timeouts (docs/formats.md#numpy-archives)"
-                raise BadMapping(what, where=file.url, fix=fix)
+                raise BadMapping(f"arrays whose names say nothing: {', '.join(archive.arrays)[:500]}", where=file.url, fix=HOW)
             for name in context.drop.intersection(columns):
                 del columns[name]
                 odd[name] = LEFT_OUT
@@ -73,13 +72,13 @@ def _columns_of(names: Collection[str]) -> dict[str, str]:
     """Theirs by ours, as a mapping has them."""
     columns: dict[str, str] = {}
     for ours, theirs in ALIASES.items():
-        found = next((name for name in theirs if name in names), None)
-        if found is not None:
-            columns[ours] = found
-        for one in theirs if found is None and ours in TREES else ():
-            below = [name for name in names if name.startswith(f"{one}/")]
-            columns |= {f"{ours}.{name[len(one) + 1 :].replace('/', '.')}": name for name in below}
-            if below:
+        for one in theirs:
+            below = [name for name in names if name.startswith(f"{one}/")] if ours in TREES else []
+            found = (
+                {ours: one} if one in names else {f"{ours}.{name[len(one) + 1 :].replace('/', '.')}": name for name in below}
+            )
+            if found:
+                columns |= found
                 break
     return columns
 
@@ -89,7 +88,7 @@ class NpzSource(TableSource):
     """Archives of one table, in the order given."""
 
     format: ClassVar = "npz"
-    left_out: Mapping[str, str] | None = None  # arrays that are left out, and why
+    left_out: Mapping[str, str] | None = None  # arrays that are no columns, and why
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """As of a table."""
@@ -98,39 +97,20 @@ class NpzSource(TableSource):
         yield from TableSource.fragments(self, tally, rejects)
 
 
-# ---- written ----
-
-
 class _FlatSink(ArchiveSink):
-    """`next_observations` keep the final observation of each episode; they are left out where one of them is not known."""
+    """See the module."""
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, "npz")
-        self._finals = Tally()  # counts the final observations that are known
-        self._are_known = True  # all of them
+        self._steps = FlatSteps(context.tally)
 
     def arrays_of(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
         """See `ArchiveSink`."""
-        count_finals(batch, self._finals)
-        self._are_known &= not batch.final_obs_assumed.any()
-        terminateds, truncateds = batch.step_flags()
-        arrays = {
-            **named_leaves("observations", batch.acted_obs(view=True)),
-            **named_leaves("actions", batch.actions),
-            "rewards": batch.rewards,
-            **named_leaves(NEXT, batch.next_obs(view=True)),
-            "terminals": terminateds,
-            "timeouts": truncateds,
-        }
-        for name, tree in batch.extra.items():
-            arrays = {**named_leaves(name, tree), **arrays}
-        return arrays
+        return self._steps.arrays(batch, batch.extra)
 
-    def finish(self) -> None:
+    def unwanted(self) -> set[str]:
         """See `ArchiveSink`."""
-        if not self._are_known:
-            self.drop(lambda name: name.partition("/")[0] == NEXT)
-            self.context.tally.add(self._finals)
+        return set() if self._steps.are_finals_known() else {NEXT}
 
 
 NPZ_SINK: Final = SinkKind(

@@ -13,7 +13,7 @@ its observation, which was recorded, is the final one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -24,10 +24,12 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, UnsupportedSpace, UsageError
 from offline_cli.formats.action_shapes import choices, one_number_each
+from offline_cli.formats.flat_steps import ACTIONS, OBS, REWARDS, TERMINALS, blocks
+from offline_cli.formats.leaf_names import named_leaves
 from offline_cli.formats.left_out import why_no_column
-from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
+from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.npz.archive import NpzArchive
-from offline_cli.formats.npz.writing import ArchiveSink, check_npz, named_leaves
+from offline_cli.formats.npz.writing import ArchiveSink, check_npz
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, Source, SourceInfo
@@ -39,12 +41,10 @@ from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 
 __all__ = ["OGBENCH_SINK", "OgbenchSource", "open_ogbench"]
 
-OBSERVATIONS, ACTIONS, TERMINALS, REWARDS, MASKS = "observations", "actions", "terminals", "rewards", "masks"
-NEEDED: Final = (OBSERVATIONS, ACTIONS, TERMINALS)
+MASKS: Final = "masks"
+NEEDED: Final = (OBS, ACTIONS, TERMINALS)
 LAST_ROW: Final = "last_row"
 VALIDATION: Final = "-val.npz"
-ROWS: Final = 1 << 16  # read at a time, or those of one episode
-BYTES: Final = 64 << 20  # of arrays read at a time, or those of one episode
 FIX: Final = "write observations, actions and terminals with a row for each observation, as OGBench does; or --from npz"
 
 
@@ -59,26 +59,25 @@ def open_ogbench(files: Sequence[Location], context: OpenContext) -> Source:
             raise UsageError(what, where=file.url, fix=fix)
     with Scope() as scope:
         archive = NpzArchive(files[0], scope)
-        described = _space_of(archive, OBSERVATIONS), _space_of(archive, ACTIONS)
-    known = described if None not in described else (None, None)
+        known = _space_of(archive, OBS), _space_of(archive, ACTIONS)
     declared = SourceInfo(
         format=OgbenchSource.format,
         location=context.location,
-        observation_space=known[0],
-        action_space=known[1],
+        observation_space=None if None in known else known[0],
+        action_space=None if None in known else known[1],
         spaces_inferred=True,
         action_scale=ENV_SCALE,
     )
-    return OgbenchSource(files, context.location, declared, memory_limit=context.tables.memory_limit)
+    return OgbenchSource(files, context.location, declared)
 
 
 def _space_of(archive: NpzArchive, name: str) -> Space | None:
     info = archive.numbers(name)
     assert info.dtype is not None  # of numbers
-    dtype = info.dtype.newbyteorder("=")
+    dtype, row = info.dtype.newbyteorder("="), info.shape[1:]
     if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, info.row, dtype.type)
-    return spaces.Box(0, 255, info.row, np.uint8) if dtype == np.uint8 and len(info.row) == 3 else None
+        return spaces.Box(-np.inf, np.inf, row, dtype.type)
+    return spaces.Box(0, 255, row, np.uint8) if dtype == np.uint8 and len(row) == 3 else None
 
 
 @dataclass(slots=True)
@@ -86,98 +85,84 @@ class OgbenchSource(FileSource):
     """Archives in the order given."""
 
     format: ClassVar = "ogbench"
-    memory_limit: int = MEMORY_LIMIT
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Whole episodes, many at a time."""
         self.done, number, prefix = 0, 0, source_hash(self.files)
         for file in self.files:
-            with self.scope.part() as held:
-                try:
-                    reading = _Reading(NpzArchive(file, held, memory_limit=self.memory_limit), tally, self.memory_limit)
-                    yield from reading.fragments(f"{prefix}-", number, held)
-                    number += reading.episodes
-                except BadData as error:
-                    rejects.add(error)
-                    rejects.lose_episodes(Lost.UNREADABLE)
+            try:
+                with self.scope.part() as held:
+                    archive = NpzArchive(file, held, memory_limit=self.read_options.memory_limit)
+                    for batch, first in self._batches(archive, tally, held):
+                        ids = tuple(f"{prefix}-{number + at}" for at in range(len(batch)))
+                        origins = Origins((file.url,), np.zeros(len(ids), np.int64), first, np.ones(len(ids), np.bool_))
+                        number += len(ids)
+                        yield Fragments(replace(batch, ids=ids), origins)
+            except BadData as error:
+                rejects.add(error)
+                rejects.lose_episodes(Lost.UNREADABLE)
             self.done += file.size()
 
-
-class _Reading:
-    """One archive."""
-
-    def __init__(self, archive: NpzArchive, tally: Tally, memory_limit: int) -> None:
-        """Raises BadData where its arrays are no trajectories; MemoryLimitExceeded."""
-        self._archive, self._tally = archive, tally
+    def _batches(self, archive: NpzArchive, tally: Tally, scope: Scope) -> Iterator[tuple[EpisodeBatch, NDArray[np.int64]]]:
+        """Batches of episodes, and (E,) the first row of each. Raises BadData; MemoryLimitExceeded."""
         shapes = {name: archive.numbers(name).shape for name in NEEDED}
-        rows = next(iter(shapes[OBSERVATIONS]), 0)
-        if any(shape[:1] != (rows,) for shape in shapes.values()):
+        rows = shapes[OBS][0]
+        if any(shape[0] != rows for shape in shapes.values()):
             said = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             raise BadData(f"arrays with different numbers of rows: {said}", where=archive.url, fix=FIX)
-        self._names = []
+        names = []
         for name, info in archive.arrays.items():
             if name in (Columns.EPS_ID, Columns.T):
                 tally.drop_column(name, "the name has a meaning here")
-            elif not info.holds_numbers or info.shape[:1] != (rows,):
+            elif not info.has_rows(rows):
                 tally.drop_column(name, why_no_column(info.said, info.shape, rows))
             elif name != TERMINALS:
-                self._names.append(name)
+                names.append(name)
         ends = np.flatnonzero(one_number_each(archive.whole(TERMINALS), TERMINALS, where=archive.url, fix=FIX)) + 1
-        self._starts = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
-        self._ended = np.isin(self._starts[1:], ends)
-        self.episodes = len(self._starts) - 1
-        row = sum(archive.arrays[name].nbytes for name in self._names) // max(1, rows)
-        self._at_once = max(1, min(ROWS, BYTES // max(1, row)))
-        longest, most = int(np.diff(self._starts).max(initial=0)), EpisodeLimit.within(memory_limit).most // max(1, row)
-        if longest > most:
+        starts = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
+        row = sum(archive.arrays[name].nbytes for name in names) // max(1, rows)
+        longest = int(np.diff(starts).max(initial=0))
+        if longest * row > EpisodeLimit.within(self.read_options.memory_limit).most:
             what, fix = f"an episode of {longest:,} rows, too many for the memory limit", "raise --memory-limit"
             raise MemoryLimitExceeded(what, where=archive.url, fix=f"{fix}, or write terminals that divide the rows")
+        parts = {name: archive.rows(name, scope) for name in names}
+        for begin, stop in blocks(starts, row):
+            arrays = {name: read(int(starts[stop] - starts[begin])) for name, read in parts.items()}
+            tally.rows_in += int(starts[stop] - starts[begin])
+            ended = np.isin(starts[begin + 1 : stop + 1], ends)
+            yield _batch(arrays, starts[begin : stop + 1] - starts[begin], ended, archive.url, tally), starts[begin:stop]
 
-    def fragments(self, prefix: str, first: int, scope: Scope) -> Iterator[Fragments]:
-        """Its episodes, whose ids go on from `first`."""
-        parts = {name: self._archive.rows(name, scope) for name in self._names}
-        begin = 0
-        while begin < self.episodes:
-            start = int(self._starts[begin])
-            stop = max(begin + 1, int(np.searchsorted(self._starts, start + self._at_once, side="right")) - 1)
-            count = int(self._starts[stop]) - start
-            arrays = {name: part.read(count) for name, part in parts.items()}
-            self._tally.rows_in += count
-            ids = tuple(f"{prefix}{first + number}" for number in range(begin, stop))
-            origins = Origins(
-                (self._archive.url,), np.zeros(len(ids), np.int64), self._starts[begin:stop], np.ones(len(ids), np.bool_)
-            )
-            yield Fragments(self._batch(arrays, ids, begin, stop), origins)
-            begin = stop
 
-    def _batch(self, arrays: Mapping[str, NDArray[Any]], ids: tuple[str, ...], begin: int, stop: int) -> EpisodeBatch:
-        of_rows = self._starts[begin : stop + 1] - self._starts[begin]
-        starts, last, where = of_rows - np.arange(len(of_rows)), of_rows[1:] - 1, self._archive.url
-        steps = np.ones(int(of_rows[-1]), np.bool_)
-        steps[last] = False
-        acted = {name: values[steps] for name, values in arrays.items() if name != OBSERVATIONS}
-        ended, terminated = self._ended[begin:stop], np.zeros(len(ids), np.bool_)
-        if MASKS in acted:
-            zero = one_number_each(acted.pop(MASKS), MASKS, where=where, fix=FIX) == 0
-            whole = np.diff(starts) > 0
-            terminated[whole] = zero[starts[1:][whole] - 1]
-            terminated &= ended
-            self._tally.assume("end-flag-before-end", int(zero.sum()) - int(terminated.sum()))
-        if REWARDS not in acted:
-            self._tally.assume(MISSING_REWARDS, int(starts[-1]))
-        rewards = one_number_each(acted.pop(REWARDS, np.zeros(int(starts[-1]))), REWARDS, where=where, fix=FIX)
-        kept = {name: values[last] for name, values in arrays.items() if name not in (OBSERVATIONS, REWARDS, MASKS)}
-        return EpisodeBatch(
-            ids=ids,
-            starts=starts.astype(np.int64),
-            obs=arrays[OBSERVATIONS],
-            actions=choices(acted.pop(ACTIONS)),
-            rewards=rewards.astype(np.float64),
-            terminated=terminated,
-            truncated=ended & ~terminated,
-            extra=acted,
-            custom_data=tuple({LAST_ROW: {name: row[at].tolist() for name, row in kept.items()}} for at in range(len(ids))),
-        )
+def _batch(
+    arrays: Mapping[str, NDArray[Any]], of_rows: NDArray[np.int64], ended: NDArray[np.bool_], where: str, tally: Tally
+) -> EpisodeBatch:
+    """Episodes whose rows begin at `of_rows` (E+1,); `ended` (E,): whether `terminals` say so."""
+    starts, last = of_rows - np.arange(len(of_rows)), of_rows[1:] - 1
+    steps = np.ones(int(of_rows[-1]), np.bool_)
+    steps[last] = False
+    acted = {name: values[steps] for name, values in arrays.items() if name != OBS}
+    terminated = np.zeros(len(ended), np.bool_)
+    if MASKS in acted:
+        zero = one_number_each(acted.pop(MASKS), MASKS, where=where, fix=FIX) == 0
+        whole = np.diff(starts) > 0
+        terminated[whole] = zero[starts[1:][whole] - 1]
+        terminated &= ended
+        tally.assume("end-flag-before-end", int(zero.sum()) - int(terminated.sum()))
+    if REWARDS not in acted:
+        tally.assume(MISSING_REWARDS, int(starts[-1]))
+    rewards = one_number_each(acted.pop(REWARDS, np.zeros(int(starts[-1]))), REWARDS, where=where, fix=FIX)
+    kept = {name: values[last] for name, values in arrays.items() if name not in (OBS, REWARDS, MASKS)}
+    return EpisodeBatch(
+        ids=("",) * len(ended),
+        starts=starts,
+        obs=arrays[OBS],
+        actions=choices(acted.pop(ACTIONS)),
+        rewards=rewards.astype(np.float64),
+        terminated=terminated,
+        truncated=ended & ~terminated,
+        extra=acted,
+        custom_data=tuple({LAST_ROW: {name: row[at].tolist() for name, row in kept.items()}} for at in range(len(ended))),
+    )
 
 
 class _OgbenchSink(ArchiveSink):
@@ -201,7 +186,7 @@ class _OgbenchSink(ArchiveSink):
         rows, last = batch.step_rows(), batch.obs_starts[1:] - 1
         said: list[Any] = [data.get(LAST_ROW) for data in batch.custom_data or ({},) * len(batch)]
         extra = {path: leaf for name, tree in batch.extra.items() for path, leaf in named_leaves(name, tree).items()}
-        arrays = {OBSERVATIONS: batch.obs}
+        arrays = {OBS: batch.obs}
         for name, leaf in {**extra, ACTIONS: batch.actions, REWARDS: batch.rewards}.items():
             arrays[name] = np.zeros((len(batch.obs), *leaf.shape[1:]), leaf.dtype)
             arrays[name][rows] = leaf
@@ -215,10 +200,9 @@ class _OgbenchSink(ArchiveSink):
         known[last[unknown]] = False
         return {name: values[known] for name, values in arrays.items()} if unknown.any() else arrays
 
-    def finish(self) -> None:
+    def unwanted(self) -> set[str]:
         """See `ArchiveSink`."""
-        if not self._has_ends:
-            self.drop(lambda name: name in (REWARDS, MASKS))
+        return set() if self._has_ends else {REWARDS, MASKS}
 
 
 def _restore(rows: NDArray[Any], at: int, value: Any) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -16,26 +14,17 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.sink import ForeignSink, Written, file_check
+from offline_cli.scopes import Scope
 from offline_cli.storage.staging import StagedFile
 from offline_cli.storage.temp_files import TempFile
-from offline_cli.trees import Tree, flatten
 
-__all__ = ["ArchiveSink", "check_npz", "named_leaves"]
+__all__ = ["ArchiveSink", "check_npz"]
 
 REWARDS: Final = "rewards"
 WRITTEN_AT: Final = (1980, 1, 1, 0, 0, 0)  # the same input gives the same bytes
 PIECE: Final = 8 << 20
 check_npz: Final = file_check(b"PK\x03\x04", "a NumPy archive")
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """The rows of one array."""
-
-    file: TempFile
-    dtype: np.dtype[Any]
-    row: tuple[int, ...]
-    count: int = 0
+Form = tuple[np.dtype[Any], tuple[int, ...]]  # of a row
 
 
 class ArchiveSink(ForeignSink):
@@ -43,30 +32,39 @@ class ArchiveSink(ForeignSink):
 
     kept: ClassVar[tuple[str, ...]] = ()  # keys of the custom data that are written
 
+    def arrays_of(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
+        """The rows of a batch, by the name of their array."""
+        raise NotImplementedError
+
+    def unwanted(self) -> set[str]:
+        """Names of arrays that are not to be in the archive after all, with those below them; asked once, at the end."""
+        return set()
+
     def __enter__(self) -> Self:
-        self._arrays: dict[str, _Waiting] = {}
+        self._scope = Scope()  # owns the temporary files
+        self._files: dict[str, TempFile] = {}
+        self._forms: dict[str, Form] = {}
+        self._rows = 0  # of each array
         self._are_narrow = True  # no reward changes as float32
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.drop(lambda name: True)
+        self._scope.close()
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
         where, arrays = f"episode {batch.ids[0]}", self._counted(batch)
-        if self._arrays and self._arrays.keys() != arrays.keys():
-            odd = min(self._arrays.keys() ^ arrays.keys())
-            raise BadEpisode(f"only some episodes have {odd!r}", where=where, fix="convert them into two files")
+        forms = {name: (rows.dtype, rows.shape[1:]) for name, rows in arrays.items()}
+        if not self._forms:
+            self._forms = forms
+            self._files = {name: self._scope.enter(TempFile(self.context.temp_dir, holding="arrays")) for name in forms}
+        if self._forms != forms:
+            odd = next(name for name in {**self._forms, **forms} if self._forms.get(name) != forms.get(name))
+            what = f"{odd!r} is {forms.get(odd, 'not there')}, and {self._forms.get(odd, 'not there')} before"
+            raise BadEpisode(what, where=where, fix="convert them into two files")
         for name, rows in arrays.items():
-            if name not in self._arrays:
-                file = TempFile(self.context.temp_dir, holding="arrays").__enter__()
-                self._arrays[name] = _Waiting(file, rows.dtype, rows.shape[1:])
-            known = self._arrays[name]
-            if (rows.dtype, rows.shape[1:]) != (known.dtype, known.row):
-                what = f"{name!r} is {rows.dtype} {list(rows.shape[1:])} here, and {known.dtype} {list(known.row)} before"
-                raise BadEpisode(what, where=where, fix="convert them into two files")
-            known.file.append(np.ascontiguousarray(rows))
-            known.count += len(rows)
+            self._files[name].append(np.ascontiguousarray(rows))
+        self._rows += len(next(iter(arrays.values())))
         self.count(batch)
 
     def rehearse(self, batch: EpisodeBatch) -> None:
@@ -80,50 +78,31 @@ class ArchiveSink(ForeignSink):
         count_left_out(batch, self.context.tally, kept=self.kept)
         return self.arrays_of(batch)
 
-    def arrays_of(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
-        """The rows of a batch, by the name of their array."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Before the archive is written."""
-
-    def drop(self, unwanted: Callable[[str], bool]) -> None:
-        """Leave arrays out of what is written."""
-        for name in [name for name in self._arrays if unwanted(name)]:
-            self._arrays.pop(name).file.__exit__(None, None, None)
-
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
-        self.finish()
+        unwanted = self.unwanted()
         folder = self.target.parent() or self.target
         if folder is not self.target:
             folder.make_folder()
         staged = StagedFile(self.target, folder=folder)
         try:
             with zipfile.ZipFile(staged, "w", allowZip64=True) as archive:
-                for name, waiting in self._arrays.items():
-                    is_narrow = name == REWARDS and self._are_narrow
-                    _put(archive, name, waiting, np.dtype("<f4") if is_narrow else waiting.dtype)
+                for name in self._files:
+                    if name.partition("/")[0] not in unwanted:
+                        self._put(archive, name)
             staged.commit()
         except BaseException:
             staged.discard()
             raise
         return Written(self.episodes, self.steps, 1, staged.bytes)
 
-
-def _put(archive: zipfile.ZipFile, name: str, waiting: _Waiting, written: np.dtype[Any]) -> None:
-    header = io.BytesIO()
-    shape = (waiting.count, *waiting.row)
-    described = {"descr": np.lib.format.dtype_to_descr(written), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, described)
-    with archive.open(zipfile.ZipInfo(f"{name}.npy", WRITTEN_AT), "w", force_zip64=True) as member:
-        member.write(header.getvalue())
-        for offset in range(0, waiting.file.size, PIECE):
-            piece = waiting.file.read(offset, min(PIECE, waiting.file.size - offset))
-            same = written == waiting.dtype
-            member.write(piece if same else np.frombuffer(piece, waiting.dtype).astype(written).tobytes())
-
-
-def named_leaves(name: str, tree: Tree) -> dict[str, NDArray[Any]]:
-    """The leaves by the names of their arrays: `observations/camera`."""
-    return {path.replace(".", "/"): leaf for path, leaf in flatten(tree, name)}
+    def _put(self, archive: zipfile.ZipFile, name: str) -> None:
+        file, (dtype, row) = self._files[name], self._forms[name]
+        written = np.dtype("<f4") if name == REWARDS and self._are_narrow else dtype
+        described = np.lib.format.dtype_to_descr(written)
+        header = {"descr": described, "fortran_order": False, "shape": (self._rows, *row)}
+        with archive.open(zipfile.ZipInfo(f"{name}.npy", WRITTEN_AT), "w", force_zip64=True) as member:
+            np.lib.format.write_array_header_1_0(member, header)
+            for offset in range(0, file.size, PIECE):
+                piece = np.frombuffer(file.read(offset, min(PIECE, file.size - offset)), dtype)
+                member.write(piece.astype(written, copy=False).tobytes())

@@ -1,8 +1,5 @@
 """Lines of SampleBatch or MultiAgentBatch JSON as arrays, by policy; a line that is neither is refused with its place.
 
-Each array has a price of its own. So lines that are alike (the same columns, of lists of numbers of one kind and shape) are put
-end to end and read as if they were one. Where that raises they are read one by one, to find the line that is to blame.
-
 Besides plain lists these are read: the wrapper `{"value": ...}` (text or object), lines without `type`, NaN and Infinity as
 Python writes them, packed columns and cells, columns of a Dict or Tuple by part (`{"a": [n rows]}`, as RLlib writes them) or by
 row (as other programs do). Where a list could be either, it holds rows if it has as many items as the line has steps; with the
@@ -15,12 +12,10 @@ are left out, with the reason. Rows that pad sequences to one length are removed
 from __future__ import annotations
 
 import gc
-import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +33,7 @@ from offline_cli.spaces import Space
 from offline_cli.tally import MISSING_REWARDS, Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["BatchReader", "Column", "PolicyRows", "Typed", "is_batch"]
+__all__ = ["BatchReader", "Column", "PolicyRows", "form_of", "is_batch"]
 
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
@@ -48,9 +43,7 @@ MAX_WRAPPERS: Final = 4
 FIX: Final = "write the file again from its source, or --on-error skip to leave out the line"
 
 START: Final = 1 << 16  # bytes of a line that are searched where it cannot be parsed
-TYPED: Final = re.compile(rb'\\?"type\\?"\s*:\s*\\?"(?:SampleBatch|MultiAgentBatch)\\?"')  # escaped within a wrapper's text
-TYPED_START: Final = re.compile(rb'\s*\{\s*(?:"value"\s*:\s*"?\{\s*)?' + TYPED.pattern)
-NAMED: Final = [re.compile(rb'"' + name.encode() + rb'\\?"\s*:') for name in NEEDED]
+KINDS: Final = (SAMPLE_BATCH.encode(), MULTI_AGENT_BATCH.encode(), POLICY_BATCHES.encode())
 
 AGENT_INDEX: Final = "agent_index"
 UNROLL_ID: Final = "unroll_id"
@@ -60,7 +53,10 @@ PER_STEP: Final = (Columns.REWARDS, *END_FLAGS, Columns.T, *IDS)
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 ROLE: Final = frozenset({*PER_STEP, *TREES, Columns.INFOS, "type", "count"})
 PER_SEQUENCE: Final = "state_in"
-NO_PLACE: Final = frozenset({*STEP_COLUMNS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
+PREVIOUS: Final = frozenset({"prev_actions", "prev_rewards"})
+NO_PLACE: Final = (
+    frozenset({*STEP_COLUMNS, *PREVIOUS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLE
+)
 """Columns that are never extra model outputs: bookkeeping, and names that mean something else in our own tables."""
 
 PACKED: Final[dict[type, tuple[str, Any]]] = {float: ("d", np.float64), int: ("q", np.int64)}
@@ -106,6 +102,41 @@ class PolicyRows:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    @property
+    def form(self) -> object:
+        """Equal for rows that can be joined."""
+        ids = [None if array is None else array.dtype.kind for array in (self.eps_id, self.agent_index, self.t)]
+        return self.policy, ids, {name: (column.typed, form_of(column.tree)) for name, column in self.columns.items()}
+
+    @classmethod
+    def joined(cls, parts: Sequence[PolicyRows]) -> PolicyRows:
+        """The rows of lines of one form, one after the other: a line by itself costs far more in later stages."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def whole(name: str) -> Any:
+            arrays = [getattr(part, name) for part in parts]
+            if arrays[0] is None:
+                return None
+            is_mixed = len({array.dtype.kind for array in arrays}) > 1  # ids of which some are text
+            return np.concatenate([array.astype(np.str_) for array in arrays] if is_mixed else arrays)
+
+        trees = {name: [part.columns[name].tree for part in parts] for name in parts[0].columns}
+        infos = [part.infos if part.infos is not None else [{}] * len(part) for part in parts]
+        starts = np.cumsum([0, *(len(part.places) for part in parts[:-1])])
+        return replace(
+            parts[0],
+            places=tuple(chain.from_iterable(part.places for part in parts)),
+            nbytes=sum(part.nbytes for part in parts),
+            line=np.concatenate([first + part.line for first, part in zip(starts, parts, strict=True)]),
+            columns={
+                name: Column(map_leaves(lambda *leaves: np.concatenate(leaves), *found), parts[0].columns[name].typed)
+                for name, found in trees.items()
+            },
+            infos=list(chain.from_iterable(infos)) if any(part.infos is not None for part in parts) else None,
+            **{name: whole(name) for name in ("rewards", "terminateds", "truncateds", "eps_id", "agent_index", "t")},
+        )
+
     def take(self, chosen: NDArray[Any]) -> PolicyRows:
         """The rows of that index array or mask."""
 
@@ -126,23 +157,30 @@ class PolicyRows:
         )
 
 
+def form_of(tree: Tree) -> object:
+    """Equal for trees of one structure, of leaves of one dtype and shape of a row."""
+    return map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", tree)
+
+
 # ---- JSON to batches ----
 
 
 def is_batch(line: Line) -> bool:
-    """Whether a line is a batch, or was one before it was cut: by its type, or by the columns that every batch has."""
-    start = line.data[:START]
-    if TYPED_START.match(start):
-        return True
+    """Whether a line is a batch, or was one before it was cut: by its type, or by the columns that every batch has.
+
+    A row of a table may have their names, but has one value where a batch has a list.
+    """
     try:
         record = _parsed(line)
-    except BadData:  # a line cut in half may still show its type
-        return bool(TYPED.search(start)) or POLICY_BATCHES.encode() in start or all(name.search(start) for name in NAMED)
+    except BadData:  # a line cut in half may still show what it was
+        start = line.data[:START]
+        return any(word in start for word in KINDS) or all(f'"{name}'.encode() in start for name in NEEDED)
     if not isinstance(record, dict):
         return False
-    if record.get("type") is None:
-        return POLICY_BATCHES in record or all(name in record for name in NEEDED)
-    return record["type"] in (SAMPLE_BATCH, MULTI_AGENT_BATCH)
+    if record.get("type") is not None or POLICY_BATCHES in record:
+        return record.get("type") in (SAMPLE_BATCH, MULTI_AGENT_BATCH, None)
+    is_row = any(isinstance(record.get(name), (int, float)) for name in PER_STEP)
+    return all(name in record for name in NEEDED) and not is_row
 
 
 def _parsed(line: Line) -> Any:
@@ -200,157 +238,41 @@ class BatchReader:
     action_space: Space | None = None
     packed: PackedColumns = field(default_factory=PackedColumns)
 
-    def read(self, lines: Sequence[Line]) -> Iterator[tuple[Sequence[Line], list[PolicyRows] | BadData]]:
-        """Of some lines of a file in turn: the rows of each policy that has any, or why the one line cannot be read."""
-        with _no_search_for_cycles():
-            found = list(self._read(lines))
-        yield from found
+    def read(self, line: Line) -> list[PolicyRows]:
+        """The rows of each policy of a line that has any. Raises BadData, naming line and column."""
+        was_enabled = gc.isenabled()
+        gc.disable()  # JSON makes no cycles, and the search for them takes a third of the time
+        try:
+            tally = Tally()  # of a line that cannot be read nothing is assumed
+            return self.rows(_batches_of(_parsed(line), line, tally), line.where, len(line.data), tally)
+        finally:
+            if was_enabled:
+                gc.enable()
 
-    def _read(self, lines: Sequence[Line]) -> Iterator[tuple[Sequence[Line], list[PolicyRows] | BadData]]:
-        has_tuple = any(isinstance(space, spaces.Tuple) for space in (self.observation_space, self.action_space))
-        for _, alike in groupby(map(_ParsedLine.of, lines), key=lambda one: object() if has_tuple else one.form):
-            parsed = list(alike)
-            try:
-                yield [one.line for one in parsed], self._rows(parsed)
-            except BadData:
-                for one in parsed:
-                    try:
-                        yield [one.line], self._rows([one])
-                    except BadData as error:
-                        yield [one.line], error
-
-    def _rows(self, parsed: Sequence[_ParsedLine]) -> list[PolicyRows]:
-        tally = Tally()  # of lines that cannot be read nothing is assumed
-        batches = [one.batches(tally) for one in parsed]
-        places, nbytes = [one.line.where for one in parsed], sum(len(one.line.data) for one in parsed)
-        return self.rows(batches, places, nbytes, tally)
-
-    def rows(
-        self, batches: Sequence[Mapping[str | None, Mapping[str, Any]]], places: Sequence[str], nbytes: int, tally: Tally
-    ) -> list[PolicyRows]:
-        """The steps of each policy that has any, of batches at `places` that can be put end to end: columns by policy."""
+    def rows(self, batches: Mapping[str | None, Mapping[str, Any]], place: str, nbytes: int, tally: Tally) -> list[PolicyRows]:
+        """The steps of each policy that has any, of its columns by name: as JSON has them, or arrays."""
         found = []
-        for policy in batches[0]:
-            where = places[0] if policy is None else f"{places[0]}, policy {policy!r}"
-            parts = [{name: value for name, value in batch[policy].items() if value is not None} for batch in batches]
-            sizes = [_steps_in(part) or 0 for part in parts] if len(parts) > 1 else None
-            columns = {name: self._joined([part[name] for part in parts], sizes) for name in parts[0]} if sizes else parts[0]
-            rows = _Batch(columns, where, tally, self, sizes).rows(policy, places, nbytes)
+        for policy, batch in batches.items():
+            where = place if policy is None else f"{place}, policy {policy!r}"
+            columns = {name: value for name, value in batch.items() if value is not None}
+            rows = _Batch(columns, where, tally, self).rows(policy, place, nbytes)
             tally.assume("empty-batch", int(not len(rows)))
             found += [rows] if len(rows) else []
         self.tally.add(tally)
         return found
 
-    def _joined(self, values: list[Any], sizes: list[int]) -> Any:
-        """A column of lines that are alike as one. Raises BadEpisode where it is packed, and of different dtypes or shapes."""
-        first = values[0]
-        if isinstance(first, dict):
-            return {key: self._joined([value[key] for value in values], sizes) for key in first}
-        if isinstance(first, list):
-            return list(chain.from_iterable(values))
-        if not looks_packed(first):
-            return first
-        arrays = [self.packed.unpack(value, where="") for value in values]
-        kinds = {(array.dtype, array.shape[1:]) if isinstance(array, np.ndarray) and array.ndim else None for array in arrays}
-        if None in kinds or len(kinds) > 1 or list(map(len, arrays)) != sizes:
-            raise BadEpisode("packed columns that cannot be put end to end", where="", fix=FIX)
-        return Typed(np.concatenate(arrays))
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """A column that says its dtype."""
-
-    array: NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _ParsedLine:
-    """A line, and what must be equal for lines to be read as one."""
-
-    line: Line
-    record: Any  # BadData: why there is none
-    form: object  # equal to no other where the line is read by itself
-
-    @classmethod
-    def of(cls, line: Line) -> _ParsedLine:
-        try:
-            record = _parsed(line)
-            batches = _batches_of(record, line, Tally())
-        except BadData as error:
-            return cls(line, error, object())
-        forms = [(policy, _form_of_batch(batch)) for policy, batch in batches.items()]
-        return cls(line, record, object() if any(form is None for _, form in forms) else forms)
-
-    def batches(self, tally: Tally) -> Mapping[str | None, Mapping[str, Any]]:
-        """As `_batches_of`."""
-        if isinstance(self.record, BadData):
-            raise self.record
-        return _batches_of(self.record, self.line, tally)
-
-
-def _form_of_batch(batch: Mapping[str, Any]) -> object:
-    """The kind and shape of each column; None where one of them is not a value of one kind for each step."""
-    steps = _steps_in(batch)
-    forms = {name: _form_of_column(name, value, steps, 0) for name, value in batch.items() if value is not None}
-    return None if not steps or None in forms.values() else forms
-
-
-def _steps_in(batch: Mapping[str, Any]) -> int | None:
-    """How many steps a line has, by the first column that says it."""
-    found = next((batch[name] for name in (*PER_STEP, Columns.ACTIONS) if isinstance(batch.get(name), list)), None)
-    return None if found is None else len(found)
-
-
-def _form_of_column(name: str, value: Any, steps: int | None, depth: int) -> object:
-    """The kind and shape of its rows; None where it has not one for each step, or its kind follows from all of them."""
-    if isinstance(value, list):
-        if not value or len(value) != steps or name == Columns.SEQ_LENS:
-            return None
-        return "infos" if name == Columns.INFOS else _form_of_rows(name, value[0])
-    if isinstance(value, dict):
-        parts = {key: _form_of_column(name, part, steps, depth + 1) for key, part in value.items() if depth < MAX_DEPTH}
-        return None if not parts or None in parts.values() else parts
-    if looks_packed(value):
-        return None if name in (*IDS, Columns.INFOS) else "packed"
-    return type(value)
-
-
-def _form_of_rows(name: str, row: Any) -> object:
-    shape: list[int] = []
-    while type(row) is list and row and len(shape) < MAX_NDIM:
-        shape.append(len(row))
-        row = row[0]
-    kind = type(row)
-    if kind in (dict, list) or (kind is float and name in IDS):
-        return None
-    return shape, kind, kind is str and looks_packed(row)
-
-
-@contextmanager
-def _no_search_for_cycles() -> Iterator[None]:
-    """Within it, Python's garbage collector is off: JSON makes no cycles, and the search takes a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
 
 @dataclass(slots=True)
 class _Batch:
-    """The columns of one policy in a line, or in lines that are alike, as they were parsed."""
+    """The columns of one policy in a line, as they were parsed."""
 
     columns: Mapping[str, Any]
     where: str
     tally: Tally
     reader: BatchReader
-    sizes: list[int] | None  # steps of each of several lines; None: it is one line
     steps: int | None = None  # None: not known yet
 
-    def rows(self, policy: str | None, places: Sequence[str], nbytes: int) -> PolicyRows:
+    def rows(self, policy: str | None, place: str, nbytes: int) -> PolicyRows:
         missing = [name for name in NEEDED if name not in self.columns]
         if missing:
             raise BadEpisode(f"no column {' and no column '.join(missing)}", where=self.where, fix="record these columns too")
@@ -359,15 +281,15 @@ class _Batch:
             self.steps = len(leaves(self._column(Columns.ACTIONS).tree)[0])
         columns = {name: self._tree(name) for name in TREES if name in self.columns} | self._extras()
         _check_next_obs(columns, self.where)
-        self.tally.assume("missing-t", len(places) * (Columns.T not in read))
-        self.tally.assume("missing-end-flags", len(places) * read.keys().isdisjoint(END_FLAGS))
+        self.tally.assume("missing-t", int(Columns.T not in read))
+        self.tally.assume("missing-end-flags", int(read.keys().isdisjoint(END_FLAGS)))
         self.tally.assume(MISSING_REWARDS, 0 if Columns.REWARDS in read else self.steps)
         terminateds, truncateds = end_flags(read, self.steps, self.tally)
         found = PolicyRows(
             policy=policy,
-            places=tuple(places),
+            places=(place,),
             nbytes=nbytes,
-            line=np.repeat(np.arange(len(places)), self.sizes or [self.steps]),
+            line=np.zeros(self.steps, np.int64),
             columns=columns,
             rewards=read.get(Columns.REWARDS, np.zeros(self.steps)).astype(np.float64),
             terminateds=terminateds,
@@ -380,9 +302,7 @@ class _Batch:
         return self._without_padding(found)
 
     def _column(self, name: str, space: Space | None = None) -> Column:
-        reading = _ColumnReading(
-            self.steps, f"{self.where}, column {name}", self.reader.packed, name in IDS, is_one_line=self.sizes is None
-        )
+        reading = _ColumnReading(self.steps, f"{self.where}, column {name}", self.reader.packed, name in IDS)
         column = reading.column(self.columns[name], space)
         if name not in IDS and reading.nulls and column.is_numeric:
             self.tally.assume("null-as-nan", reading.nulls)
@@ -462,6 +382,8 @@ class _Batch:
 def _why_dropped(name: str, value: Any) -> str:
     if name == UNROLL_ID:
         return "which piece of sampling a row came from: the order of rows says the same"
+    if name in PREVIOUS:
+        return "actions or rewards of the step before: the row before has them"
     if name == Columns.SEQ_LENS or name.startswith(PER_SEQUENCE):
         return "one row for each sequence, and not for each step"
     if name in NO_PLACE:
@@ -470,7 +392,7 @@ def _why_dropped(name: str, value: Any) -> str:
 
 
 def _is_column(value: Any) -> bool:
-    return isinstance(value, (list, dict, Typed)) or looks_packed(value)
+    return isinstance(value, (list, dict, np.ndarray)) or looks_packed(value)
 
 
 def _whole(values: NDArray[Any]) -> NDArray[Any]:
@@ -502,7 +424,6 @@ class _ColumnReading:
     where: str
     packed: PackedColumns
     may_be_text: bool
-    is_one_line: bool
     typed: bool = False
     nulls: int = 0
 
@@ -519,10 +440,11 @@ class _ColumnReading:
     def tree(self, value: Any, space: Space | None, depth: int) -> Tree:
         if depth > MAX_DEPTH:
             raise _bad(f"parts nested deeper than {MAX_DEPTH}", self.where)
-        if isinstance(value, (str, Typed)):
-            value = self.packed.unpack(value, where=self.where) if isinstance(value, str) else value.array
+        if isinstance(value, str):
+            value = self.packed.unpack(value, where=self.where)
             self.typed = True
         if isinstance(value, np.ndarray):
+            self.typed = True
             return value
         if isinstance(value, dict):
             return {str(key): self.tree(part, _part(space, key), depth + 1) for key, part in value.items()}
@@ -580,8 +502,6 @@ class _ColumnReading:
             return None
         if kinds == {bool}:
             return np.frombuffer(bytes(values), np.bool_)
-        if not self.is_one_line and kinds != {str}:
-            raise _bad("values that decide their dtype line by line", self.where)
         if kinds <= NUMBERS:
             self.nulls += values.count(None) if type(None) in kinds else 0
             try:

@@ -5,8 +5,8 @@ rows without timesteps, rows of several agents. Columns without a meaning of the
 count as absent. Extra columns that hold no numbers are left out, named and counted (`dropped-column`), and so are infos that
 are not dicts; a number missing in an extra column is NaN, and counted (`null-as-nan`).
 
-Rows without a value, rows that cannot be read, and rows of other shapes than most go to the rejects by place, and their
-episodes are said to be incomplete. A row without `eps_id` may have begun the next episode, unless `t` would show it.
+Rows that cannot be read, and rows of other shapes than most, go to the rejects by place, and their episodes are said to be
+incomplete. A row without `eps_id` may have begun the next episode, unless `t` would show it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ SCALARS: Final = (Columns.REWARDS, *END_FLAGS, Columns.T)
 VALUES: Final = (*TREES, *SCALARS)
 """Columns that hold a value for every row, where they are there at all."""
 INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
+FIX: Final = "fill the value in, or --on-error skip to leave out the episode"
 
 Rows = NDArray[np.int64]
 Shapes = Mapping[str, tuple[int, ...]]  # of one step, by dotted path of the leaf
@@ -70,7 +71,6 @@ class RllibColumnsSource(FileSource):
             rejects,
             workers=self.read_options.workers,
             first_rows=self.read_options.limit,
-            own_limit=self.own_limit,
             on_cut=reading.cut,
             scope=self.scope,
         ):
@@ -105,10 +105,6 @@ class _Rows:
     def take(self, rows: Rows) -> _Rows:
         keys = replace(self.keys, code=self.keys.code[rows])
         return replace(self, table=self.table.take(rows), keys=keys, numbers=self.numbers[rows])
-
-    def part(self, start: int, stop: int) -> _Rows:
-        keys = replace(self.keys, code=self.keys.code[start:stop])
-        return replace(self, table=self.table.slice(start, stop - start), keys=keys, numbers=self.numbers[start:stop])
 
     def names(self) -> list[str]:
         """The episodes of the rows."""
@@ -168,19 +164,18 @@ class ColumnsReading:
     # ---- which rows, of which episodes, in which order ----
 
     def _ready(self, chunk: Chunk) -> _Rows:
-        """The rows that have all values. Raises BadData where a step cannot be read from these columns."""
+        """The rows of named episodes. Raises BadData where a step cannot be read from these columns."""
         table = without_dictionaries(chunk.table)
         _check_columns(table, chunk.files[0])
         table = self._wanted_columns(table)
-        missing = self._missing_values(table, chunk)
         named = np.flatnonzero(table[Columns.EPS_ID].is_valid().to_numpy())
-        keys = self._ids.named(_keys_of(table.take(named) if len(named) < len(missing) else table))
-        self._tell_losses(keys, named, missing, chunk, has_t=Columns.T in table.column_names)
-        rows = _Rows(chunk, table, keys, np.arange(len(missing)), is_sorted=False)
-        if missing.any():
-            present = np.flatnonzero(~missing)
-            keys = replace(keys, code=keys.code[~missing[named]])
-            rows = replace(rows, table=table.take(present), keys=keys, numbers=present)
+        nameless = np.setdiff1d(np.arange(table.num_rows), named, assume_unique=True)
+        for row in nameless.tolist():
+            error = BadEpisode(f"column {Columns.EPS_ID} has no value", where=chunk.where(row), fix=FIX)
+            self.rejects.add(error, raw=_quoted(table.slice(row, 1), self.rejects))
+        table = table.take(named) if len(nameless) else table
+        rows = _Rows(chunk, table, self._ids.named(_keys_of(table)), named, is_sorted=False)
+        self._tell_losses(rows, nameless, has_t=Columns.T in table.column_names)
         order = _order_of(rows.table, rows.keys)
         return rows if order is None else replace(rows.take(order), is_sorted=True)
 
@@ -202,36 +197,19 @@ class ColumnsReading:
                 table = table.set_column(index, column.with_type(kind), pc.fill_null(values.cast(kind), float("nan")))
         return table
 
-    def _missing_values(self, table: pa.Table, chunk: Chunk) -> NDArray[np.bool_]:
-        """(N,) rows that have a null where a step must have a value; they have gone to the rejects."""
-        lacking: dict[int, str] = {}
-        for name in (Columns.EPS_ID, *VALUES):
-            if name in table.column_names and table[name].null_count:
-                lacking.update(dict.fromkeys(np.flatnonzero(table[name].is_null().to_numpy()).tolist(), name))
-        fix = "fill the value in, or --on-error skip to leave out the episode"
-        for row, name in sorted(lacking.items()):
-            error = BadEpisode(f"column {name} has no value", where=chunk.where(row), fix=fix)
-            self.rejects.add(error, raw=_quoted(table.slice(row, 1), self.rejects))
-        missing = np.zeros(table.num_rows, np.bool_)
-        missing[list(lacking)] = True
-        return missing
-
-    def _tell_losses(self, keys: Keys, named: Rows, missing: NDArray[np.bool_], chunk: Chunk, *, has_t: bool) -> None:
-        """Which episodes lost rows; `keys` are those of the rows `named` of the chunk, the others have no `eps_id`."""
-        for row in np.flatnonzero(missing[named]).tolist():
-            self.rejects.lose(keys.eps_ids[int(keys.code[row])], chunk.where(int(named[row])))
+    def _tell_losses(self, rows: _Rows, nameless: Rows, *, has_t: bool) -> None:
+        """The next episode of each agent may have begun in rows without `eps_id`, and only `t` could show it."""
         if has_t:
             self._lost = ""
             return
-        nameless = np.setdiff1d(np.arange(len(missing)), named, assume_unique=True)
-        losses = {int(before): int(row) for before, row in zip(np.searchsorted(named, nameless), nameless, strict=True)}
-        places = {before: chunk.where(row) for before, row in losses.items()}
+        before = np.searchsorted(rows.numbers, nameless).tolist()  # how many named rows precede each
+        places = {count: rows.chunk.where(row) for count, row in zip(before, nameless.tolist(), strict=True)}
         if self._lost:
             places[0] = self._lost
-        for before, place in places.items():
-            for first in _first_of_each_agent(keys, before).tolist():
-                self.rejects.lose(keys.eps_ids[int(keys.code[first])], place)
-        self._lost = places.get(len(named), "")
+        for begin, place in places.items():
+            for first in _first_of_each_agent(rows.keys, begin).tolist():
+                self.rejects.lose(rows.keys.eps_ids[int(rows.keys.code[first])], place)
+        self._lost = places.get(len(rows.numbers), "")
 
     # ---- rows as arrays ----
 
@@ -259,8 +237,8 @@ class ColumnsReading:
             if count == 1 or self.rejects.on_error is OnError.FAIL:
                 self._reject(rows, error, 1)
                 return
-            yield from self._read(rows.part(0, count // 2))
-            yield from self._read(rows.part(count // 2, count))
+            yield from self._read(rows.take(np.arange(count // 2)))
+            yield from self._read(rows.take(np.arange(count // 2, count)))
 
     def _agrees(self, rows: _Rows, trees: Mapping[str, Any]) -> bool:
         problem = _difference(_shapes_of(trees), self._shapes or {})
@@ -421,13 +399,11 @@ def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
 
 def _difference(have: Shapes, want: Shapes) -> str:
     """Why steps of the two cannot share an episode; a column that only one has is no reason, unless it is required."""
-    obs, new_obs = (_below(have, name) for name in (Columns.OBS, Columns.NEXT_OBS))
-    if new_obs and new_obs != obs:
-        return f"column {Columns.NEXT_OBS} has {_in_words(new_obs)}, and column {Columns.OBS} {_in_words(obs)}"
-    for name in (*TREES, *have):
-        mine, theirs = _below(have, name), _below(want, name)
+    pairs = [(Columns.NEXT_OBS, _below(have, Columns.NEXT_OBS), _below(have, Columns.OBS), f"column {Columns.OBS}")]
+    pairs += [(name, _below(have, name), _below(want, name), "other rows") for name in (*TREES, *have)]
+    for name, mine, theirs, others in pairs:
         if mine and theirs and mine != theirs:
-            return f"column {name} has {_in_words(mine)} here and {_in_words(theirs)} in other rows"
+            return f"column {name} has {_in_words(mine)}, and {others} {_in_words(theirs)}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Dtypes of plain lists, and columns that repeat others: what only many lines of a SampleBatch source show together.
+"""Dtypes of plain lists: what only many lines of a SampleBatch source show together.
 
 JSON has no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all survive
 the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers are int64.
@@ -11,22 +11,20 @@ column wider from there on (`dtype-widened`): nothing is rounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.formats.rllib.batch_lines import PolicyRows
+from offline_cli.formats.rllib.batch_lines import Column, PolicyRows
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, equal_values, flatten, leaves, map_leaves, unflatten_like
+from offline_cli.trees import equal_values, flatten, unflatten_like
 
 __all__ = ["Dtypes"]
 
-PREVIOUS: Final = {"prev_actions": Columns.ACTIONS, "prev_rewards": Columns.REWARDS}
-"""Columns that repeat another one a step later, 0 at first steps: left out where they add nothing."""
 EXACT_IN_FLOAT32: Final = 1 << 24
 
 
@@ -78,29 +76,19 @@ class Dtypes:
     observation_space: Space | None = None
     action_space: Space | None = None
     _evidence: dict[tuple[str | None, str], _Evidence] = field(default_factory=dict)  # by policy, dotted path of the leaf
-    _added: set[tuple[str | None, str]] = field(default_factory=set)  # policy, column of PREVIOUS that repeats no other
     _is_settled: bool = False
 
-    def observe(self, rows: PolicyRows, begins: NDArray[np.bool_]) -> None:
-        """Take `rows` into account; `begins`: (N,) whether a row does not continue the one before it."""
+    def observe(self, rows: PolicyRows) -> None:
+        """Take `rows` into account."""
         for name, column in rows.columns.items():
             for path, leaf in flatten(column.tree, _shared_name(name)):
                 found = _Evidence(leaf.dtype) if column.typed else _Evidence.of(leaf, self._dtype_by_space(name, path))
-                self._observe((rows.policy, path), found)
-        for name in PREVIOUS.keys() & rows.columns.keys():
-            if not self._keeps(rows.policy, name) and not _is_repeated(rows, name, begins):
+                known = self._evidence.get((rows.policy, path))
+                merged = found if known is None else known.with_more(found)
                 if self._is_settled:
-                    self.tally.assume(f"{name}-dropped".replace("_", "-"), len(rows))
-                else:
-                    self._added.add((rows.policy, name))
-
-    def _observe(self, key: tuple[str | None, str], found: _Evidence) -> None:
-        known = self._evidence.get(key)
-        merged = found if known is None else known.with_more(found)
-        if self._is_settled:
-            self.tally.assume("dtype-widened", int(known is not None and merged.dtype != known.dtype))
-            self.tally.assume("dtype-inferred", int(known is None and merged.inferred))
-        self._evidence[key] = merged
+                    self.tally.assume("dtype-widened", int(known is not None and merged.dtype != known.dtype))
+                    self.tally.assume("dtype-inferred", int(known is None and merged.inferred))
+                self._evidence[rows.policy, path] = merged
 
     def _dtype_by_space(self, name: str, path: str) -> np.dtype[Any] | None:
         space = self.action_space if name == Columns.ACTIONS else self.observation_space
@@ -113,37 +101,18 @@ class Dtypes:
         """Count what was inferred; what comes later can only widen it."""
         if not self._is_settled:
             self._is_settled = True
-            inferred = [key for key, evidence in self._evidence.items() if evidence.inferred]
-            self.tally.assume("dtype-inferred", sum(self._keeps(policy, path.partition(".")[0]) for policy, path in inferred))
+            self.tally.assume("dtype-inferred", sum(evidence.inferred for evidence in self._evidence.values()))
 
-    def trees_of(self, rows: PolicyRows) -> dict[str, Tree]:
-        """The columns by name in their settled dtypes, without those that repeat others."""
+    def settled(self, rows: PolicyRows) -> PolicyRows:
+        """The rows with their columns in the settled dtypes."""
         found = {}
         for name, column in rows.columns.items():
-            if self._keeps(rows.policy, name):
-                named = flatten(column.tree, _shared_name(name))
-                cast = [leaf.astype(self._evidence[rows.policy, path].dtype, copy=False) for path, leaf in named]
-                found[name] = unflatten_like(column.tree, cast)
-        return found
-
-    def _keeps(self, policy: str | None, name: str) -> bool:
-        return name not in PREVIOUS or (policy, name) in self._added
+            named = flatten(column.tree, _shared_name(name))
+            cast = [leaf.astype(self._evidence[rows.policy, path].dtype, copy=False) for path, leaf in named]
+            found[name] = Column(unflatten_like(column.tree, cast), typed=True)
+        return replace(rows, columns=found)
 
 
 def _shared_name(name: str) -> str:
     """obs and new_obs are parts of one column in the end, and have one dtype."""
     return Columns.OBS if name == Columns.NEXT_OBS else name
-
-
-def _is_repeated(rows: PolicyRows, name: str, begins: NDArray[np.bool_]) -> bool:
-    """Whether `name` is the column it repeats a step later: 0 at timestep 0, unknown where a line begins later."""
-    repeated = rows.rewards if PREVIOUS[name] == Columns.REWARDS else rows.columns[PREVIOUS[name]].tree
-    zero = begins & (rows.t == 0) if rows.t is not None else np.zeros_like(begins)
-
-    def same(previous: NDArray[Any], current: NDArray[Any]) -> bool:
-        return not previous[zero].any() and bool(equal_values(previous[1:], current[:-1])[~begins[1:]].all())
-
-    try:
-        return all(leaves(map_leaves(same, rows.columns[name].tree, repeated)))
-    except ValueError:  # another structure or shape: it is no repetition
-        return False

@@ -48,7 +48,6 @@ class RllibEpisodesSource(FileSource):
             columns=[Columns.ITEM],
             workers=self.read_options.workers,
             first_rows=self.read_options.limit,
-            own_limit=self.own_limit,
             scope=self.scope,
         ):
             tally.rows_in += chunk.table.num_rows

@@ -18,7 +18,7 @@ import numpy as np
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, BadData, BadEpisode, OfflineCliError
 from offline_cli.formats.reader import OpenContext, Reader
-from offline_cli.formats.rllib.batch_lines import BatchReader, Typed
+from offline_cli.formats.rllib.batch_lines import BatchReader
 from offline_cli.formats.rllib.sample_batch import Part, SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.storage.locations import Location
@@ -123,7 +123,7 @@ class InputReaderSource(SampleBatchSource):
             tally.rows_in += 1
             try:
                 columns = {policy: _columns(given, where) for policy, given in _policies(batch).items()}
-                found = reader.rows([columns], [where], _nbytes(tuple(columns.values())), Tally())
+                found = reader.rows(columns, where, _nbytes(tuple(columns.values())), Tally())
             except BadData as error:
                 rejects.add(error)
                 yield Part(lost=1, place=where)
@@ -182,12 +182,12 @@ def _typed(value: Any) -> Any:
         return tuple(map(_typed, value))
     array = np.asarray(value)
     if array.dtype.hasobject and all(isinstance(item, str) for item in array.flat):
-        return Typed(array.astype(np.str_))
-    return Typed(array) if array.ndim else value
+        array = array.astype(np.str_)
+    return array if array.ndim else value
 
 
 def _nbytes(value: Any) -> int:
-    if isinstance(value, Typed):
-        return value.array.nbytes
+    if isinstance(value, np.ndarray):
+        return value.nbytes
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
     return sum(map(_nbytes, parts))

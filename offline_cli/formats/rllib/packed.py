@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -97,7 +98,7 @@ class PackedColumns:
                 return numbers[0][0]
         read = unpickle(pickled, where=where)
         if isinstance(read.value, np.ndarray) and read.value.dtype.kind in NUMERIC:
-            form = _Form.of(pickled, read.spans, [read.value], _leaves_in)
+            form = _Form.of(pickled, read.spans, [read.value])
             if form is not None:
                 if len(self._forms) >= MAX_KNOWN:
                     self._forms.clear()
@@ -157,14 +158,8 @@ class _Form:
     spans: list[slice | None]  # (leaves,) where the numbers of each are; None: they follow from the other bytes
 
     @classmethod
-    def of(
-        cls,
-        data: bytes,
-        places: Iterable[tuple[int, int]],
-        found: list[NDArray[Any]],
-        read: Callable[[bytes], list[NDArray[Any]]],
-    ) -> _Form | None:
-        """The form of `data`, in which `read` finds the arrays `found`; None where it cannot be proved.
+    def of(cls, data: bytes, places: Iterable[tuple[int, int]], found: list[NDArray[Any]]) -> _Form | None:
+        """The form of `data`, a frame or a pickle that holds the arrays `found`; None where it cannot be proved.
 
         The proof: read again with other bytes in those of `places` (offset, size) that hold an array, `data` gives these as
         numbers, and is equal otherwise.
@@ -181,13 +176,13 @@ class _Form:
                 filled[expected] = slice(start, start + size)
                 probe[start : start + size] = filling
         try:
-            changed = read(bytes(probe))
+            changed = leaves(tree_of_value(unpickle(_pickle_in(bytes(probe), ""), where="").value, where=""))
         except BadData:
             return None
-        if len(changed) != len(found):
-            return None
         spans = [filled.get(leaf.tobytes()) for leaf in changed]
-        if not any(spans) or not all(span or _same(*pair) for span, *pair in zip(spans, found, changed, strict=True)):
+        if len(changed) != len(found) or not any(spans):
+            return None
+        if not all(span or _same(*pair) for span, *pair in zip(spans, found, changed, strict=True)):
             return None
         return cls.at(data, found, spans)
 
@@ -196,13 +191,13 @@ class _Form:
         """The form of `data` whose numbers are known to lie at `spans`."""
         whole = np.frombuffer(data, np.uint8)
         fixed = tuple((part, whole[part].copy()) for part in _around(filter(None, spans), len(data)))
-        return cls(
-            fixed, [np.zeros(leaf.shape, leaf.dtype) if span else leaf for leaf, span in zip(found, spans, strict=True)], spans
-        )
+        return cls(fixed, [np.zeros_like(leaf) if span else leaf for leaf, span in zip(found, spans, strict=True)], spans)
 
     def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
         """(m,) which of the rows (m, length) have this form, and of these each leaf (k, *shape)."""
-        same = _agree(self.fixed, rows)
+        same = np.ones(len(rows), np.bool_)
+        for part, data in self.fixed:
+            same &= (rows[:, part] == data).all(axis=1)
         chosen = rows if same.all() else rows[same]
         return same, [
             np.broadcast_to(leaf, (len(chosen), *leaf.shape))
@@ -220,59 +215,15 @@ def _around(spans: Iterable[slice], size: int) -> list[slice]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _TextForm:
-    """The same of base64: only the characters around the numbers are decoded."""
+def _decoded(cells: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Stored cells (m, length), base64 as the bytes that it stands for, but for its last four characters, which may be padding.
 
-    fixed: tuple[tuple[slice, NDArray[np.uint8]], ...]  # all other characters
-    windows: tuple[slice, ...]  # characters by fours
-    inner: _Form  # of the bytes in them
-
-    @classmethod
-    def of(cls, text: bytes, raw: bytes, form: _Form) -> _TextForm | None:
-        """`form`: that of the bytes `raw`, which `text` holds. None where numbers lie at its end."""
-        places = sorted((span.start // 3, -(-span.stop // 3)) for span in form.spans if span is not None)
-        windows = [places[0]]
-        for first, stop in places[1:]:
-            if first <= windows[-1][1]:
-                windows[-1] = windows[-1][0], max(stop, windows[-1][1])
-            else:
-                windows.append((first, stop))
-        if windows[-1][1] * 4 >= len(text):
-            return None
-        begins = np.cumsum([0, *(3 * (stop - first) for first, stop in windows)]).tolist()
-
-        def within(span: slice | None) -> slice | None:
-            if span is None:
-                return None
-            number = max(i for i, (first, _) in enumerate(windows) if 3 * first <= span.start)
-            shift = begins[number] - 3 * windows[number][0]
-            return slice(span.start + shift, span.stop + shift)
-
-        inner = b"".join(raw[3 * first : 3 * stop] for first, stop in windows)
-        characters, whole = [slice(4 * first, 4 * stop) for first, stop in windows], np.frombuffer(text, np.uint8)
-        fixed = tuple((part, whole[part].copy()) for part in _around(characters, len(text)))
-        return cls(fixed, tuple(characters), _Form.at(inner, form.leaves, [within(span) for span in form.spans]))
-
-    def read(self, cells: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
-        """(m,) which of the cells (m, length) have this form, and of these each leaf (k, *shape); none if one is not base64."""
-        same = _agree(self.fixed, cells)
-        chosen = cells if same.all() else cells[same]
-        try:
-            parts = [binascii.a2b_base64(chosen[:, window].tobytes(), strict_mode=True) for window in self.windows]
-            inside = np.hstack([np.frombuffer(part, np.uint8).reshape(len(chosen), -1) for part in parts])
-        except ValueError:
-            return np.zeros(len(cells), np.bool_), []
-        same[same], numbers = self.inner.read(inside)
-        return same, numbers
-
-
-def _agree(fixed: tuple[tuple[slice, NDArray[np.uint8]], ...], rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """(m,) which of the rows (m, length) have these bytes at these places."""
-    same = np.ones(len(rows), np.bool_)
-    for part, data in fixed:
-        same &= (rows[:, part] == data).all(axis=1)
-    return same
+    Raises ValueError for what is not base64.
+    """
+    if not _is_text(cells[0, :4].tobytes()):
+        return cells
+    raw = np.frombuffer(binascii.a2b_base64(cells[:, :-4].tobytes(), strict_mode=True), np.uint8)
+    return np.hstack([raw.reshape(len(cells), -1), cells[:, -4:]])
 
 
 def _same(left: NDArray[Any], right: NDArray[Any]) -> bool:
@@ -290,7 +241,7 @@ class _Column:
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[tuple[str, int], list[_Form | _TextForm]] = {}  # by what their bytes are, and how many
+        self.forms: dict[tuple[str, int], list[_Form]] = {}  # by what their bytes are, and how many
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
         if sum(leaf.nbytes for leaf in firsts) * len(cells) > MAX_RATIO * cells.nbytes + SMALL_BYTES:
@@ -303,19 +254,21 @@ class _Column:
 
     def fill(self, first: int, count: int) -> None:
         """Read so many cells, many at once where they have a known form: as they are stored, or else unpacked."""
-        cells = self.cells.slice(first, count)
         unread = np.ones(count, np.bool_)
-        for rows, data in _by_length(cells):
-            if data.shape[1] <= SMALL_CELL:
-                unread[rows] = False
-                unread[self._fill_alike("stored", first, rows, data)[0]] = True
+        for rows, data in _by_length(self.cells.slice(first, count)):
+            if ("stored", data.shape[1]) in self.forms:
+                with suppress(ValueError):  # of a cell that is not base64, which is found again below
+                    raw = _decoded(data)
+                    unread[rows] = False
+                    unread[self._fill_alike(("stored", data.shape[1]), first, rows, raw)[0]] = True
         left = np.flatnonzero(unread)
         pickles = pa.array([self._pickle(first + row) for row in left.tolist()], pa.large_binary())
         for numbers, data in _by_length(pickles):
-            rows, data = self._fill_alike("pickle", first, left[numbers], data)
+            kind = ("pickle", data.shape[1])
+            rows, data = self._fill_alike(kind, first, left[numbers], data)
             while len(rows):
                 self._fill_one(first + int(rows[0]), data[0].tobytes())
-                rows, data = self._fill_alike("pickle", first, rows[1:], data[1:])
+                rows, data = self._fill_alike(kind, first, rows[1:], data[1:])
 
     def _pickle(self, row: int) -> bytes:
         cell = self.cells[row].as_py()
@@ -325,10 +278,10 @@ class _Column:
             return _pickle_of(cell, self.where(row))
 
     def _fill_alike(
-        self, kind: str, first: int, rows: NDArray[np.intp], data: NDArray[np.uint8]
+        self, kind: tuple[str, int], first: int, rows: NDArray[np.intp], data: NDArray[np.uint8]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
         """The rows that have no known form, and their bytes; the others are read."""
-        for form in self.forms.get((kind, data.shape[1]), ()):
+        for form in self.forms.get(kind, ()):
             alike, found = form.read(data)
             if alike.any():
                 for values, numbers in zip(self.values, found, strict=True):
@@ -350,22 +303,26 @@ class _Column:
                 raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=place, fix=OTHER_FIX)
             values[row] = leaf
         if sum(map(len, self.forms.values())) < MAX_FORMS:
-            self._learn("pickle", pickled, _Form.of(pickled, read.spans, found, _leaves_in))
+            self._learn("pickle", len(pickled), _Form.of(pickled, read.spans, found))
             cell = self.cells[row].as_py()
-            raw = _raw_of(cell, place)
             if len(cell) <= SMALL_CELL:
-                places = [(raw.find(content), len(content)) for content in {leaf.tobytes() for leaf in found} if content in raw]
-                form = _Form.of(raw, places, found, _leaves_in)
-                self._learn("stored", cell, form if form is None or raw is cell else _TextForm.of(cell, raw, form))
+                self._learn("stored", len(cell), _stored_form(cell, _raw_of(cell, place), found))
 
-    def _learn(self, kind: str, data: bytes, form: _Form | _TextForm | None) -> None:
+    def _learn(self, kind: str, length: int, form: _Form | None) -> None:
         if form is not None:
-            self.forms.setdefault((kind, len(data)), []).append(form)
+            self.forms.setdefault((kind, length), []).append(form)
 
 
-def _leaves_in(raw: bytes) -> list[NDArray[Any]]:
-    """The arrays in a frame or a pickle."""
-    return leaves(tree_of_value(unpickle(_pickle_in(raw, ""), where="").value, where=""))
+def _stored_form(cell: bytes, raw: bytes, found: list[NDArray[Any]]) -> _Form | None:
+    """The form of a cell as `_decoded` gives it; `raw`: its frame or pickle. None where numbers lie at its very end."""
+    places = [(raw.find(content), len(content)) for content in {leaf.tobytes() for leaf in found} if content in raw]
+    form = _Form.of(raw, places, found)
+    if form is None or raw is cell:
+        return form
+    head = 3 * (len(cell) // 4 - 1)
+    if any(span is not None and span.stop > head for span in form.spans):
+        return None
+    return _Form.at(raw[:head] + cell[-4:], found, form.spans)
 
 
 # ---- texts to pickles ----

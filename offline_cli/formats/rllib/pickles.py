@@ -1,14 +1,14 @@
 """Pickles of numpy arrays, numpy scalars and plain containers, as data; a pickle that names anything else is refused.
 
 `pickletools.genops`, which only parses, first checks every instruction against an allow-list. Python's unpickler then carries
-them out with stand-ins for the few names by which numpy and pickle write arrays, dtypes, scalars, bytes and sets. numpy's own
-functions of these names are never called: they take object dtypes, trust the sizes they are given, and set whatever state they
-are given. A stand-in has no attributes to set, and only records what it was called with. The records become arrays at the end,
-where a dtype is known by its name alone and a shape must agree with its bytes.
+them out with stand-ins for the few names by which numpy and pickle write arrays, dtypes and scalars. numpy's own functions of
+these names are never called: they take object dtypes, trust the sizes they are given, and set whatever state they are given. A
+stand-in has no attributes to set, and only records what it was called with. The records become arrays at the end, where a dtype
+is known by its name alone and a shape must agree with its bytes.
 
 Arrays hold numbers, booleans or text (dtype kinds `biufcSU`). Object arrays are refused, unless the caller asks for them as
 plain lists (for infos). What a pickle builds may not exceed its own bytes by more than a small factor, however often it refers
-to the same part.
+to the same part. Bytes as Python 2 and protocols 0 to 2 wrote them are not read.
 """
 
 from __future__ import annotations
@@ -41,18 +41,11 @@ OBJECT: Final = "O8"
 
 PUTS: Final = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
 TUPLES: Final = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
-CARRIERS: Final = {
-    "SHORT_BINBYTES": 2,
-    "BINBYTES": 5,
-    "BINBYTES8": 9,
-    "BYTEARRAY8": 9,
-    "SHORT_BINSTRING": 2,
-    "BINSTRING": 5,
-}
+CARRIERS: Final = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
 """Instructions that carry bytes, and how many of their own bytes precede these."""
 INSTRUCTIONS: Final = re.compile(
-    "PROTO|FRAME|STOP|MARK|POP|POP_MARK|NONE|NEWTRUE|NEWFALSE|INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|STRING|UNICODE"
-    "|(SHORT_)?BINUNICODE8?|SHORT_BIN(BYTES|STRING)|BIN(BYTES8?|STRING)|BYTEARRAY8|EMPTY_(LIST|DICT|SET|TUPLE)|LIST|DICT"
+    "PROTO|FRAME|STOP|MARK|POP|POP_MARK|NONE|NEWTRUE|NEWFALSE|INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|UNICODE"
+    "|(SHORT_)?BINUNICODE8?|SHORT_BINBYTES|BINBYTES8?|BYTEARRAY8|EMPTY_(LIST|DICT|SET|TUPLE)|LIST|DICT"
     "|TUPLE[123]?|FROZENSET|APPENDS?|ADDITEMS|SETITEMS?|MEMOIZE|(LONG_BIN|BIN)?(PUT|GET)|GLOBAL|STACK_GLOBAL|REDUCE|BUILD"
 )
 ALLOWED: Final = frozenset(one.name for one in pickletools.opcodes if INSTRUCTIONS.fullmatch(one.name))
@@ -114,7 +107,7 @@ def _checked(data: bytes, where: str) -> tuple[tuple[int, int], ...]:
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, maker: _Maker) -> None:
-        super().__init__(io.BytesIO(data), encoding="latin-1")  # Python 2 wrote bytes as text
+        super().__init__(io.BytesIO(data))
         self.maker = maker
 
     def find_class(self, module: str, name: str) -> _StandIn:
@@ -127,16 +120,11 @@ class _Unpickler(pickle.Unpickler):
 NAMES: Final = {
     "numpy ndarray": "ndarray",
     "numpy dtype": "dtype",
-    "_codecs encode": "encoded",
     "collections OrderedDict": "dict",
+    "builtins complex": "complex",
     **{f"numpy.{core}.multiarray _reconstruct": "blank" for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray scalar": "scalar" for core in ("core", "_core")},
     **{f"numpy.{core}.numeric _frombuffer": "array" for core in ("core", "_core")},
-    **{
-        f"{module} {name}": name
-        for module in ("builtins", "__builtin__")
-        for name in ("bytes", "bytearray", "set", "frozenset", "complex")
-    },
 }
 """What a pickle may name ("module name"), and the method of `_Maker` that it calls."""
 
@@ -171,7 +159,7 @@ class _DType:
         """State is (version, byte order, subdtype, names, fields, itemsize, alignment, flags, ...)."""
         if not isinstance(state, tuple) or len(state) < 5 or any(part is not None for part in state[2:5]):
             self.maker.refuse("an array of structured dtype")
-        order = state[1].decode("latin-1") if isinstance(state[1], (bytes, bytearray)) else state[1]
+        order = state[1]
         itemsize = state[5] if len(state) > 5 else -1
         if order not in ("<", ">", "=", "|") or itemsize not in (-1, 8 if self.name == OBJECT else self.plain().itemsize):
             self.maker.refuse(f"a dtype {self.name!r} of another byte order or size")
@@ -193,10 +181,10 @@ class _Array:
     is_scalar: bool = False
 
     def __setstate__(self, state: Any) -> None:
-        """State is (version, shape, dtype, Fortran order, data), in oldest numpy without the version."""
-        if self.dtype is not None or not isinstance(state, tuple) or len(state) not in (4, 5):
+        """State is (version, shape, dtype, Fortran order, data)."""
+        if self.dtype is not None or not isinstance(state, tuple) or len(state) != 5:
             self.maker.refuse("an array state of unknown form")
-        shape, self.dtype, fortran, self.data = state[-4:]
+        _, shape, self.dtype, fortran, self.data = state
         self.shape, self.axes = _as_stored(shape, fortran=bool(fortran))
 
 
@@ -250,7 +238,9 @@ class _Maker:
             return dtype.plain().type()
         if any(type(size) is not int or size < 0 for size in shape):
             raise ValueError(f"an array of shape {shape}")
-        raw, plain = _bytes_of(record.data), dtype.plain()
+        raw, plain = record.data, dtype.plain()
+        if not isinstance(raw, (bytes, bytearray)):
+            raise ValueError(f"{type(raw).__name__} where bytes belong")
         if math.prod(shape) * plain.itemsize != len(raw):
             raise ValueError(f"shape {shape} of {plain} against {len(raw)} bytes")
         self.spend(len(raw))
@@ -262,12 +252,11 @@ class _Maker:
     # ---- what the names make ----
 
     def make_dtype(self, name: Any, *_: Any) -> _DType:
-        text = name.decode("latin-1") if isinstance(name, (bytes, bytearray)) else name
-        if not isinstance(text, str):
+        if not isinstance(name, str):
             self.refuse("a dtype without a name")
-        if not DTYPE_NAME.fullmatch(text) and not (text == OBJECT and self.object_lists):
-            self.refuse("an array of Python objects" if "O" in text else f"an array of dtype {text[:40]!r}")
-        return _DType(self, text.lstrip("<>=|"), text[0] if text[0] in "<>=|" else "=")
+        if not DTYPE_NAME.fullmatch(name) and not (name == OBJECT and self.object_lists):
+            self.refuse("an array of Python objects" if "O" in name else f"an array of dtype {name[:40]!r}")
+        return _DType(self, name.lstrip("<>=|"), name[0] if name[0] in "<>=|" else "=")
 
     def make_blank(self, cls: Any, *_: Any) -> _Array:
         """An array whose state follows."""
@@ -283,44 +272,14 @@ class _Maker:
     def make_scalar(self, dtype: Any, data: Any = b"") -> _Array:
         return _Array(self, data, dtype, (), is_scalar=True)
 
-    def make_encoded(self, text: Any, encoding: Any = "latin1") -> bytes:
-        if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-            self.refuse(f"a pickle that encodes as {encoding!r}")
-        self.spend(len(text))
-        return text.encode("latin-1")
-
-    def make_bytes(self, data: Any = b"", *_: Any) -> bytes:
-        raw = _bytes_of(data)
-        self.spend(len(raw))
-        return bytes(raw)
-
-    make_bytearray = make_bytes
-
-    def make_set(self, items: Any = ()) -> set[Any]:
-        return set(self._items(items))
-
-    def make_frozenset(self, items: Any = ()) -> frozenset[Any]:
-        return frozenset(self._items(items))
-
     def make_dict(self, items: Any = ()) -> dict[Any, Any]:
-        return dict(self._items(items))
+        if not isinstance(items, (list, tuple)):
+            self.refuse("a dict that is not made from a list")
+        self.spend(len(items))
+        return dict(items)
 
     def make_complex(self, real: Any, imaginary: Any = 0.0) -> complex:
         return complex(float(real), float(imaginary))
-
-    def _items(self, items: Any) -> Any:
-        if not isinstance(items, (list, tuple)):
-            self.refuse("a set or dict that is not made from a list")
-        self.spend(len(items))
-        return items
-
-
-def _bytes_of(data: Any) -> bytes | bytearray:
-    if isinstance(data, (bytes, bytearray)):
-        return data
-    if isinstance(data, str):  # of Python 2
-        return data.encode("latin-1")
-    raise ValueError(f"{type(data).__name__} where bytes belong")
 
 
 def numbers_of(raw: bytes | bytearray, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -11,14 +11,14 @@ Rows of one episode and agent that are apart in a line (agents that took turns) 
 either, where `new_obs` is not the next `obs`; a line continues the episode that the line before it in the file left unfinished,
 by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`, and counted.
 
-Lines of a policy are gathered while they have the same columns, shapes and dtypes, so that later stages work on large arrays. A
-line that cannot be read whole is rejected, and reading continues with the next.
+Lines are joined while they have the same columns, shapes and dtypes, so that later stages work on large arrays. A line that
+cannot be read whole is rejected, and reading continues with the next.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, ClassVar, Final
@@ -28,19 +28,19 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
-from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows
+from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows, form_of
 from offline_cli.formats.rllib.dtypes import Dtypes
-from offline_cli.formats.rllib.json_lines import Line, lines_of
+from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
 from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, chained, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
-from offline_cli.trees import Tree, equal_values, leaves, map_leaves
+from offline_cli.trees import equal_values, leaves, map_leaves
 
 __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
-TOGETHER_BYTES: Final = 2 << 20  # of lines that are read as one
+TOGETHER_BYTES: Final = 2 << 20  # of lines whose rows are joined at once
 
 
 @dataclass(slots=True)
@@ -65,10 +65,10 @@ class SampleBatchSource(FileSource):
         blocks: dict[str | None, _Block] = {}
         for rows in self._settled(self._lines(tally, rejects), dtypes, agents):
             block = blocks.setdefault(rows.policy, _Block(rows.policy, agents))
-            trees = dtypes.trees_of(rows)
-            if block.rows and not block.takes(rows, trees):
+            rows = dtypes.settled(rows)
+            if block.rows and not block.takes(rows):
                 yield block.flush(tally, rejects)
-            block.add(rows, trees)
+            block.add(rows)
             ended += _ended(rows)
             if self.read_options.limit is not None and ended >= self.read_options.limit:  # the caller may have enough
                 yield from (block.flush(tally, rejects) for block in blocks.values() if block.rows)
@@ -82,7 +82,7 @@ class SampleBatchSource(FileSource):
         nbytes = ended = 0
         is_settled = False
         for rows in incoming:
-            dtypes.observe(rows, _begins(rows) | _begins_line(rows))
+            dtypes.observe(rows)
             if is_settled:
                 yield rows
                 continue
@@ -98,12 +98,21 @@ class SampleBatchSource(FileSource):
         yield from waiting
 
     def _lines(self, tally: Tally, rejects: Rejects) -> Iterator[PolicyRows]:
-        """The rows of all lines, with their ids; what cannot be read goes to the rejects."""
+        """The rows of all lines, with their ids: of lines of one form that follow each other, as one."""
         identifier = _Identifier(tally)
-        losses, last_loss = 0, ""
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
-        file = (-1, "")
-        for part in self._parts(BatchReader(tally, *self.info.spaces), tally, rejects):
+        losses, last_loss, file = 0, "", (-1, "")
+        waiting: list[list[PolicyRows]] = []  # by line, then by policy
+        nbytes, ended, form = 0, 0, list[object]()
+        limit = self.read_options.limit
+        for part in chain(self._parts(BatchReader(tally, *self.info.spaces), tally, rejects), [None]):
+            forms = [] if part is None else [rows.form for rows in part.found]
+            enough = nbytes > TOGETHER_BYTES or (limit is not None and ended >= limit)
+            if waiting and (part is None or part.lost or part.file != file or forms != form or enough):
+                yield from (identifier.identify(PolicyRows.joined(found)) for found in zip(*waiting, strict=True))
+                waiting, nbytes = [], 0
+            if part is None:
+                return
             if part.lost:
                 losses, last_loss = losses + part.lost, part.place
                 rejects.lose_episodes(Lost.UNREADABLE, part.lost)
@@ -113,55 +122,42 @@ class SampleBatchSource(FileSource):
             for rows in part.found:
                 if told.get(rows.policy, 0) < losses:
                     rows.lost_before, told[rows.policy] = last_loss, losses
-                yield identifier.identify(rows)
+                nbytes, ended = nbytes + rows.nbytes, ended + _ended(rows)
+            waiting += [part.found] if part.found else []
+            form = forms
 
     def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
         before = 0
         for number, file in enumerate(self.files):
-            for lines, lost in _gathered(lines_of(file, rejects, self.scope), rejects):
-                if lost:
-                    yield Part(lost=lost, place=file.url)
-                self.done = before + lines[-1].position if lines else self.done
-                tally.rows_in += len(lines)
-                for read, found in reader.read(lines):
-                    if isinstance(found, BadData):
-                        rejects.add(found, raw=read[0].data)
-                        yield Part(lost=1, place=found.where)
-                    else:
-                        yield Part(found, (number, read[0].file), read[0].data)
+            count = rejects.count
+            for line in lines_of(file, rejects, self.scope):
+                yield from _lost(rejects.count - count, file.url)
+                self.done = before + line.position
+                tally.rows_in += 1
+                try:
+                    yield Part(reader.read(line), (number, line.file), line.data)
+                except BadData as error:
+                    rejects.add(error, raw=line.data)
+                    yield Part(lost=1, place=error.where)
+                count = rejects.count
+            yield from _lost(rejects.count - count, file.url)
             before = self.done
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What some lines hold; or lines that could not be read."""
+    """What a line holds; or lines that could not be read."""
 
-    found: Sequence[PolicyRows] = ()
+    found: list[PolicyRows] = field(default_factory=list)  # of each policy
     file: tuple[int, str] = (0, "")  # its number, and URL: made-up ids go by its name, and by
     content: bytes = b""  # of its first line that can be read
     lost: int = 0  # lines
     place: str = ""  # of lost ones
 
 
-def _gathered(lines: Iterator[Line], rejects: Rejects) -> Iterator[tuple[list[Line], int]]:
-    """Some lines of one file (of an archive) at a time, and how many were lost right before them."""
-    waiting: list[Line] = []
-    nbytes, count = 0, rejects.count
-    lost = 0
-    for line in lines:
-        rejected = rejects.count - count
-        if waiting and (rejected or nbytes + len(line.data) > TOGETHER_BYTES or line.file != waiting[0].file):
-            yield waiting, lost
-            waiting, nbytes, lost = [], 0, 0
-        lost, count = lost + rejected, rejects.count
-        waiting.append(line)
-        nbytes += len(line.data)
-    rejected = rejects.count - count
-    if waiting:
-        yield waiting, lost
-        lost = 0
-    if lost + rejected:
-        yield [], lost + rejected
+def _lost(lines: int, place: str) -> Iterator[Part]:
+    if lines:
+        yield Part(lost=lines, place=place)
 
 
 def _ended(rows: PolicyRows) -> int:
@@ -267,57 +263,64 @@ class _Block:
 
     policy: str | None
     agents: set[tuple[str | None, Any]]  # policy, agent index: all of the source
-    rows: list[PolicyRows] = field(default_factory=list)
-    trees: list[dict[str, Tree]] = field(default_factory=list)
+    rows: list[PolicyRows] = field(default_factory=list)  # whose columns have their settled dtypes
     nbytes: int = 0
-    _signature: object = None  # of the rows here
+    _form: object = None  # of the rows here
     _last: tuple[str, str] | None = None  # key of the row before this block, where it did not end its episode
 
-    def takes(self, rows: PolicyRows, trees: dict[str, Tree]) -> bool:
+    def takes(self, rows: PolicyRows) -> bool:
         """Whether these rows can share a batch with those here."""
-        return self.nbytes <= BLOCK_BYTES and self._signature == _signature(rows, trees)
+        return self.nbytes <= BLOCK_BYTES and self._form == _form(rows)
 
-    def add(self, rows: PolicyRows, trees: dict[str, Tree]) -> None:
-        """Append rows, whose columns are `trees` now."""
-        if not self.rows:
-            self._signature = _signature(rows, trees)
+    def add(self, rows: PolicyRows) -> None:
+        """Append rows."""
+        self._form = _form(rows)
         self.rows.append(rows)
-        self.trees.append(trees)
-        self.nbytes += sum(leaf.nbytes for tree in trees.values() for leaf in leaves(tree))
+        self.nbytes += sum(leaf.nbytes for column in rows.columns.values() for leaf in leaves(column.tree))
 
     def flush(self, tally: Tally, rejects: Rejects) -> Fragments:
         """All rows here; the block is empty then."""
-        starts = np.cumsum([0, *(len(rows.places) for rows in self.rows[:-1])]).tolist()
-        line = np.concatenate([first + rows.line for first, rows in zip(starts, self.rows, strict=True)])
-        number = np.arange(len(line)) - np.searchsorted(line, line)
-        names = tuple(chain.from_iterable(rows.places for rows in self.rows))
-        keys = self._keys()
+        rows = PolicyRows.joined(self.rows)
+        keys = self._keys(rows)
         self._tell_losses(keys, rejects)
-        steps = replace(self._steps(keys, line), where=lambda row: f"{names[line[row]]} row {number[row]}")
+        number = np.arange(len(rows)) - np.searchsorted(rows.line, rows.line)
+        trees = {name: column.tree for name, column in rows.columns.items()}
+        steps = StepRows(
+            keys=keys,
+            obs=trees.pop(Columns.OBS),
+            next_obs=trees.pop(Columns.NEXT_OBS, None),
+            actions=trees.pop(Columns.ACTIONS),
+            rewards=rows.rewards,
+            terminateds=rows.terminateds,
+            truncateds=rows.truncateds,
+            t=rows.t,
+            extra=trees,
+            infos=rows.infos,
+            reset_infos=None,
+            file=rows.line,
+            follows=self._last is not None and self._last == _key(rows, 0),
+            where=lambda row: f"{rows.places[rows.line[row]]} row {number[row]}",
+        )
         batch, first = fragments_of_rows(steps, tally)
-        last = self.rows[-1]
-        self._last = None if last.terminateds[-1] or last.truncateds[-1] else _key(last, -1)
-        self.trees, self.rows, self.nbytes = [], [], 0
-        return Fragments(batch, Origins.of_rows(names, line, number, first))
+        self._last = None if rows.terminateds[-1] or rows.truncateds[-1] else _key(rows, -1)
+        self.rows, self.nbytes = [], 0
+        return Fragments(batch, Origins.of_rows(rows.places, rows.line, number, first))
 
-    def _keys(self) -> Keys:
-        eps_id = _joined_names([rows.eps_id for rows in self.rows])
-        agent = _joined_names([rows.agent_index for rows in self.rows])
+    def _keys(self, rows: PolicyRows) -> Keys:
+        eps_id, agent = rows.eps_id, rows.agent_index
+        assert eps_id is not None
         changes = (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1])
         first = np.flatnonzero(np.concatenate([[True], changes]))
         codes: dict[tuple[Any, Any], int] = {}
         runs = [codes.setdefault(key, len(codes)) for key in zip(eps_id[first].tolist(), agent[first].tolist(), strict=True)]
-        shares = [self.agents != {(self.policy, name)} for _, name in codes]
+        named = [(eps, name, self.agents != {(self.policy, name)}) for eps, name in codes]  # the last: agents share it
         return Keys(
             code=np.repeat(np.array(runs, np.int64), np.diff(np.append(first, len(eps_id)))),
-            eps_ids=tuple(
-                agent_episode_id(eps, self.policy, name) if shared else str(eps)
-                for (eps, name), shared in zip(codes, shares, strict=True)
-            ),
-            agent_ids=tuple(str(name) if shared else None for (_, name), shared in zip(codes, shares, strict=True)),
+            eps_ids=tuple(agent_episode_id(eps, self.policy, name) if shared else str(eps) for eps, name, shared in named),
+            agent_ids=tuple(str(name) if shared else None for _, name, shared in named),
             module_ids=(self.policy,) * len(codes),
-            multi_agent_ids=tuple(str(eps) if shared else None for (eps, _), shared in zip(codes, shares, strict=True))
-            if any(shares)
+            multi_agent_ids=tuple(str(eps) if shared else None for eps, _, shared in named)
+            if any(shared for _, _, shared in named)
             else None,
         )
 
@@ -330,43 +333,11 @@ class _Block:
                     rejects.lose(keys.eps_ids[int(keys.code[row + first])], rows.lost_before)
             row += len(rows)
 
-    def _steps(self, keys: Keys, line: NDArray[np.int64]) -> StepRows:
-        rows = self.rows
-        trees = {name: map_leaves(_concatenated, *(part[name] for part in self.trees)) for name in self.trees[0]}
-        infos = [[{}] * len(part) if part.infos is None else part.infos for part in rows]
-        return StepRows(
-            keys=keys,
-            obs=trees.pop(Columns.OBS),
-            next_obs=trees.pop(Columns.NEXT_OBS, None),
-            actions=trees.pop(Columns.ACTIONS),
-            rewards=np.concatenate([part.rewards for part in rows]),
-            terminateds=np.concatenate([part.terminateds for part in rows]),
-            truncateds=np.concatenate([part.truncateds for part in rows]),
-            t=None if rows[0].t is None else np.concatenate([part.t for part in rows if part.t is not None]),
-            extra=trees,
-            infos=list(chain.from_iterable(infos)) if any(part.infos is not None for part in rows) else None,
-            reset_infos=None,
-            file=line,
-            follows=self._last is not None and self._last == _key(rows[0], 0),
-        )
-
-
-def _joined_names(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
-    """Ids of many lines in one array: integers, or text where one of them has text."""
-    arrays = [part for part in parts if part is not None]
-    if len({array.dtype.kind for array in arrays}) > 1:
-        arrays = [array.astype(np.str_) for array in arrays]
-    return np.concatenate(arrays)
-
-
-def _concatenated(*parts: NDArray[Any]) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
 
 def _key(rows: PolicyRows, row: int) -> tuple[str, str]:
     assert rows.eps_id is not None
     return str(rows.eps_id[row]), str(rows.agent_index[row])
 
 
-def _signature(rows: PolicyRows, trees: dict[str, Tree]) -> object:
-    return rows.t is None, map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", trees)
+def _form(rows: PolicyRows) -> object:
+    return rows.t is None, {name: form_of(column.tree) for name, column in rows.columns.items()}

@@ -237,8 +237,6 @@ class Algorithm(ABC):
     refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
     needs_rewards: bool = False  # whether it learns from rewards, in whatever column; so it does if `columns` has them
     learns_sequences: bool = False  # whether its losses take a policy with memory, whose columns are (B, T, ...)
-    scaled_by: str = ""  # the option whose root divides advantages before they become exponents
-    steadied_by: str = ""  # beside a smaller lr, what may help a run whose loss is not finite, in words
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options`: checked by the schema, its defaults filled in."""

@@ -83,8 +83,7 @@ class MARWIL(Algorithm):
             ),
         }
     }
-    learns_sequences, scaled_by = True, START
-    steadied_by = "larger algorithm.moving_average_sqd_adv_norm_start, about the squared spread of returns"
+    learns_sequences = True
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)

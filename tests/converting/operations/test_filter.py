@@ -137,7 +137,7 @@ def test_what_is_known_of_the_source_is_kept(made: Made, tmp_path: Path) -> None
     for name in ("environment", "action_scale", "spaces_inferred", "compression", "episodes_lost", "observation_space"):
         assert getattr(have, name) == getattr(want, name)
     assert have.provenance["commands"] == [*want.provenance["commands"], "offline-cli filter D"]
-    assert have.provenance["operation"] == {"name": "filter", "where": "return > 1"}
+    assert {**have.provenance["operation"], "identity": ""} == {"name": "filter", "where": "return > 1", "identity": ""}
     assert have.provenance["sources"] == [source.name]
 
 

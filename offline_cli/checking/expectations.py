@@ -1,0 +1,125 @@
+"""What the values of a result are expected to be: `inspect --expect episodes=100 --expect 'return.mean>=450'`."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
+
+from offline_cli.errors import TargetNotMet, UsageError
+from offline_cli.json_documents import from_json
+from offline_cli.tally import KINDS
+
+__all__ = ["Expected", "check_expected", "parsed_expectations"]
+
+OPTION: Final = "--expect"
+KEY: Final = re.compile(r"\s*([^<>=!~]*?)\s*([<>=!~]*)\s*")  # a name, and an order
+ORDERS: Final = {">=": operator.ge, "<=": operator.le}
+COUNTS: Final = ("assumptions", "modules", "agents")  # in which what is not listed was counted 0 times
+
+
+class Expected(NamedTuple):
+    """One value: its name, with dots for what is nested, and what it shall be."""
+
+    name: str
+    order: str  # "=", ">=" or "<="
+    want: Any
+
+
+def parsed_expectations(expect: Mapping[str, Any], keys: Collection[str]) -> list[Expected]:
+    """Those of `{"episodes": 100, "return.mean>=": 450}`; `keys`: that the document has.
+
+    Raises UsageError naming all that cannot be: unknown keys and orders, bounds that are no numbers.
+    """
+    found, wrong = [], []
+    for key, want in expect.items():
+        parsed = KEY.fullmatch(key)
+        name, order = parsed.groups() if parsed else (key, "")
+        if order not in ("", "=", "==", *ORDERS):
+            wrong.append(f"{name!r} is compared by {order!r}, which is not one of =, >= and <=")
+        if name.partition(".")[0] not in keys:
+            wrong.append(f"nothing is called {name!r}")
+        if order in ORDERS and _number(want) is None:
+            wrong.append(f"{name} {order} {want!r} is no comparison of numbers")
+        found.append(Expected(name, order if order in ORDERS else "=", want))
+    if wrong:
+        fix = f"write KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; there is {', '.join(keys)}"
+        raise UsageError("; ".join(wrong), where=OPTION, fix=fix)
+    return found
+
+
+def check_expected(expected: Sequence[Expected], document: Mapping[str, Any], *, where: str) -> None:
+    """Raise TargetNotMet, naming all values that differ; UsageError for nested names that are not there."""
+    wrong, unknown, unmet = [], [], []
+    for name, order, want in expected:
+        try:
+            value = _value_at(document, name)
+            if not _holds(value, order, want):
+                wrong.append(f"{name} is {value}, expected {'' if order == '=' else f'{order} '}{want}")
+                unmet.append({"key": name, "is": value, "order": order, "value": _as_json(want)})
+        except KeyError as error:
+            unknown.append(str(error.args[0]))
+    if unknown:
+        raise UsageError("; ".join(unknown), where=OPTION, fix="--json shows all keys with their values")
+    if wrong:
+        fix = "check the data with inspect, or correct the expectation"
+        raise TargetNotMet("; ".join(wrong), where=where, fix=fix, details={"unmet": unmet})
+
+
+def _value_at(document: Mapping[str, Any], name: str) -> Any:
+    """The value at a dotted name, a number in it that of an element; of counts, 0 where nothing was counted.
+
+    Raises KeyError, with a sentence, where there is none.
+    """
+    top, _, kind = name.partition(".")
+    counted = document.get(top)
+    if top in COUNTS and kind and isinstance(counted, Mapping):
+        if top == "assumptions" and kind not in counted and kind.partition(":")[0] not in KINDS:  # some name a column behind
+            near = get_close_matches(kind, KINDS, n=1)
+            raise KeyError(f"no kind of {top} is called {kind!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        return counted.get(kind, 0)
+    value: Any = document
+    for part in name.split("."):
+        if isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
+            below = ", ".join(value) if isinstance(value, Mapping) else "nothing below it"
+            raise KeyError(f"nothing is called {name!r}: there is {below}")
+    return value
+
+
+def _holds(value: Any, order: str, want: Any) -> bool:
+    """Numbers may come as text, as from a command line, and agree to 9 digits; a list holds where all its elements do. Raises
+    KeyError for a bound of no number.
+    """
+    if isinstance(value, list | tuple) and value and value != want and not isinstance(want, list | tuple):
+        return all(_holds(element, order, want) for element in value)
+    have, wanted = _number(value), _number(want)
+    if order in ORDERS and have is None and value is not None:
+        raise KeyError(f"{value!r} has no order: use = in place of {order}")
+    if have is not None and not isinstance(value, str):
+        if wanted is None:
+            return False
+        return math.isclose(wanted, have, rel_tol=1e-9) or (order in ORDERS and bool(ORDERS[order](have, wanted)))
+    return order == "=" and bool(value == want or str(value).lower() == str(want).lower())
+
+
+def _number(value: Any) -> float | None:
+    """A number, or text of one; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _as_json(want: Any) -> Any:
+    """What a text on the command line says as JSON; other text itself."""
+    try:
+        return from_json(want) if isinstance(want, str) else want
+    except ValueError:
+        return want

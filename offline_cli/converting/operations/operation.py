@@ -1,0 +1,523 @@
+"""What all operations share: their keywords, their open sources, what is known of the episodes there, and how they are written.
+
+An operation looks at its episodes first (`Survey`) and then writes the chosen ones. Datasets of ours that agree in format,
+spaces and columns are moved row by row: their plain columns are read, then the rows of the chosen episodes, and no step is
+decoded. Where that cannot do (other formats, ids that come twice, fragments, agents of packed episodes, other options of
+reading), all episodes are read for the survey, and again to be written, as `convert` reads them: stitching alone knows what is
+an episode there. Commits, `--resume`, limits of memory and refusals are those of `convert` in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, Final, Self, TypedDict, TypeVar, get_args, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import (
+    COMPRESSION,
+    MAX_BYTES_PER_FILE,
+    ROW_FORMAT,
+    SOURCE_FORMAT,
+    TABLE_MEMORY_LIMIT,
+    WORKERS,
+    ActionScale,
+    Compression,
+    Count,
+    EngineName,
+    EpisodeEnds,
+    OnBadRow,
+    RowFormat,
+)
+from offline_cli.columns import Columns
+from offline_cli.converting.convert import assumptions_of, interrupted, listed, not_written, provenance_of
+from offline_cli.converting.open_episode import changed
+from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.reading import Rows
+from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA
+from offline_cli.datasets.target_folder import check_apart, check_target
+from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.engines.engine import EngineSpec
+from offline_cli.environments import spaces_of_env
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import NoData, UsageError
+from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.formats.memory_limits import EpisodeLimit
+from offline_cli.formats.opening import OwnSource, open_sources
+from offline_cli.formats.source import Source
+from offline_cli.formats.tables.source import TableOptions
+from offline_cli.parquet.shards import opened
+from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.source_code import content_hash_of
+from offline_cli.spaces import same_space
+from offline_cli.stop_signals import check
+from offline_cli.storage.locations import Location, Sources, expand, open_location
+from offline_cli.tally import OnError
+
+__all__ = [
+    "NOWHERE",
+    "OpenedSources",
+    "Operation",
+    "OperationOptions",
+    "OperationResult",
+    "ReadingOptions",
+    "Survey",
+    "Target",
+    "with_options",
+]
+
+NOWHERE: Final = -1  # the target of an episode that goes nowhere
+KEYWORDS: Final = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+# ---- keywords ----
+
+
+class ReadingOptions(TypedDict, total=False):
+    """How sources are read, as by `convert`."""
+
+    from_: str
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None
+    rows_as_episodes: bool
+    episode_ends: EpisodeEnds | None
+    action_scale: ActionScale | None
+    env: str | None
+    env_kwargs: Mapping[str, Any] | None
+    wrappers: Sequence[str] | None
+    temp_dir: str | os.PathLike[str] | None
+    memory_limit: int | str
+    workers: Count
+    storage_options: Mapping[str, Any] | None
+    on_progress: OnProgress
+
+
+class OperationOptions(ReadingOptions, total=False):
+    """And how datasets are written. `command`: for provenance."""
+
+    on_error: OnBadRow
+    engine: EngineName
+    engine_address: str | None
+    resume: bool
+    force_unlock: bool
+    overwrite: bool
+    dry_run: bool
+    format: RowFormat | None
+    compression: Compression | None
+    max_rows_per_file: Count | None
+    max_bytes_per_file: Count
+    command: Sequence[str]
+
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("rows_as_episodes", "resume", "force_unlock", "overwrite", "dry_run"), False),
+    "from_": SOURCE_FORMAT,
+    "memory_limit": TABLE_MEMORY_LIMIT,
+    "workers": WORKERS,
+    "on_progress": no_progress,
+    "on_error": "fail",
+    "engine": "local",
+    "max_bytes_per_file": MAX_BYTES_PER_FILE,
+    "command": (),
+}
+"""Of these options; None for all others."""
+
+
+def with_options(function: Function) -> Function:
+    """Decorator: the options that `**options` stands for become keywords with their defaults, and all keywords are checked."""
+    own = dict(signature(function).parameters)
+    (shared,) = get_args(get_type_hints(_annotated(own.pop("options")), function.__globals__)["options"])
+    hints = get_type_hints(_annotated(*own.values()), function.__globals__, include_extras=True)
+    own = {name: one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.items()}
+    kinds = get_type_hints(shared, include_extras=True)
+    options = [Parameter(name, Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kinds[name]) for name in kinds]
+    whole = Signature([*own.values(), *options], return_annotation=signature(function).return_annotation)
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        bound = whole.bind(*args, **given)
+        bound.apply_defaults()
+        return function(*bound.args, **bound.kwargs)
+
+    call.__signature__ = whole  # type: ignore[attr-defined]
+    return checked(call)  # type: ignore[return-value]
+
+
+def _annotated(*parameters: Parameter) -> type:
+    """A class with the annotations of keywords."""
+    return type("Keywords", (), {"__annotations__": {p.name: p.annotation for p in parameters if p.kind in KEYWORDS}})
+
+
+# ---- sources ----
+
+
+@dataclass(slots=True)
+class OpenedSources:
+    """Sources that are open and not yet read; they can be read several times, one after the other."""
+
+    options: Mapping[str, Any]  # ReadingOptions, maybe more
+    places: list[Location]
+    tables: TableOptions = field(init=False)
+    sources: list[Source] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tables, storage = TableOptions.of(self.options), self.options["storage_options"]
+        self.sources = open_sources(self.places, from_=self.options["from_"], tables=self.tables, storage_options=storage)
+
+    @property
+    def where(self) -> str:
+        """The sources, for messages."""
+        return ", ".join(place.url for place in self.places)
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """Those of the sources that are datasets of ours."""
+        return [source.dataset for source in self.sources if isinstance(source, OwnSource)]
+
+    def stream(
+        self, sources: Sequence[Source] | None = None, *, only_looking: bool = False, extras: Extras = None
+    ) -> EpisodeStream:
+        """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does.
+
+        `only_looking`: no row that is set aside has to be kept. `extras`: as in `read_opened`.
+        """
+        options, asked = self.options, AskedEnvironment.of(self.options)
+        env = None if asked is None else asked.among((source.info.location, source.info.environment) for source in self.sources)
+        on_error = OnError(options.get("on_error", OnError.FAIL))
+        return read_opened(
+            self.sources if sources is None else sources,
+            on_error=OnError.SKIP if only_looking and on_error is OnError.QUARANTINE else on_error,
+            env=env,
+            env_spaces=None if env is None else spaces_of_env(env),
+            action_scale=options["action_scale"],
+            workers=options["workers"],
+            memory_limit=self.tables.memory_limit,
+            episode_limit=EpisodeLimit.within(self.tables.memory_limit),
+            extras=extras,
+            engine=EngineSpec.of(options) if "engine" in options else None,
+            temp_dir=self.tables.temp_dir,
+            on_progress=options["on_progress"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All episodes of the sources of an operation, in the order in which they are read."""
+
+    table: Any  # pa.Table, a row an episode: columns of PLAIN_SCHEMA, and fields that were asked for
+    moves_rows: bool  # whether nothing is decoded
+    duplicates_dropped: int = 0
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """(E,) numbers of one column: length, return, terminated or truncated."""
+        values: NDArray[Any] = self.table.column(name).to_numpy()
+        return values
+
+
+# ---- an operation ----
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """What an operation read and wrote."""
+
+    out: str
+    format: str  # "episodes" | "columns"
+    episodes: int
+    steps: int
+    dropped: int  # episodes of the sources that were not chosen
+    shards: int
+    duplicates_dropped: int
+    episodes_lost: int | None  # of the sources, and not read, as `convert` counts them; None: unknown for a source
+    assumptions: Mapping[str, int]  # by kind
+    action_scale: str
+    dry_run: bool  # nothing was written
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, by the keys of `--json`."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A dataset that an operation writes."""
+
+    place: Location
+    by: Mapping[str, Any]  # what was asked for: plain values
+
+
+@dataclass(slots=True)
+class Operation(OpenedSources):
+    """One call of an operation."""
+
+    name: str  # of the command
+    out: Location
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def begun(cls, name: str, sources: Sources, out: str | os.PathLike[str] | Location, options: Mapping[str, Any]) -> Self:
+        """Open the sources. Raises UsageError for a target in or at a source, and what `open_sources` raises."""
+        sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
+        target = open_location(out, options["storage_options"], beside=sources)
+        places = expand(sources, options["storage_options"], beside=out)
+        check_apart(places, target)
+        if any(place.fs == target.fs and place.path.rstrip("/") == target.path.rstrip("/") for place in places):
+            raise UsageError("the output is one of the sources", where=target.url, fix="give another --out")
+        return cls(options, places, name, target)
+
+    @property
+    def format(self) -> str:
+        """The row format to write: the one that was asked for, else that of all sources, else `episodes`."""
+        return self._as_sources("format", ROW_FORMAT)
+
+    @property
+    def compression(self) -> str:
+        """That of the shards, in the same way."""
+        return self._as_sources("compression", COMPRESSION)
+
+    def _as_sources(self, name: str, default: str) -> str:
+        found = {getattr(one.manifest, name) for one in self.datasets}
+        return self.options[name] or (found.pop() if len(self.datasets) == len(self.sources) and len(found) == 1 else default)
+
+    def check_target(self, place: Location | None = None) -> None:
+        """Raise, before anything is read, what beginning to write to `place` (`out`) would raise."""
+        how = {name: self.options[name] for name in ("overwrite", "resume", "force_unlock")}
+        check_target(self.out if place is None else place, **how)
+
+    # ---- looking ----
+
+    def survey(self, columns: Collection[str] = ()) -> Survey:
+        """Of all episodes; `columns`: names of those that decide, plain ones or fields of each episode's custom data.
+
+        Raises NoData, and what reading raises.
+        """
+        fields = [name for name in columns if name not in PLAIN_SCHEMA.names]
+        survey = None if fields else self.survey_of_rows(agents=not set(OF_AGENTS).isdisjoint(columns))
+        if survey is not None:
+            return survey
+        with self.stream(only_looking=True) as stream:
+            table = pa.concat_tables([_plain(batch, fields) for batch in stream] or [PLAIN_SCHEMA.empty_table()])
+            return Survey(table, False, stream.tally.duplicates_dropped)
+
+    def survey_of_rows(self, *, agents: bool = False) -> Survey | None:
+        """By the plain columns of datasets; None where their rows cannot be moved as they are."""
+        options, datasets = self.options, self.datasets
+        asked = any(options[name] is not None for name in ("env", "env_kwargs", "wrappers", "action_scale"))
+        packed = self.format == "episodes"
+        if asked or len(datasets) < len(self.sources) or (packed and agents) or not _are_alike(datasets, self.format):
+            return None
+        tables = [PLAIN_SCHEMA.empty_table()]
+        for dataset in datasets:
+            dataset.refuse_unexplained()
+            with dataset.plain(agents=agents, memory_limit=self.tables.memory_limit) as found:
+                tables += found
+        table = pa.concat_tables(tables).combine_chunks()
+        if not table.num_rows:
+            fix = "check that the recording wrote any steps"
+            raise NoData("no episode is in the source", where=self.where, fix=fix)
+        if pc.count_distinct(table.column(Columns.EPS_ID), mode="all").as_py() < table.num_rows:
+            return None
+        ends = pc.or_(table.column(Columns.TERMINATED), table.column(Columns.TRUNCATED))
+        is_whole = pc.all(pc.and_(pc.greater(table.column(Columns.LENGTH), 0), ends)).as_py()
+        return Survey(table, True) if is_whole else None
+
+    # ---- writing ----
+
+    def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the chosen (E,) episodes to `out`, unless that is a dry run; the fields of `OperationResult`."""
+        counts = {"duplicates_dropped": survey.duplicates_dropped, "dropped": int(np.count_nonzero(~chosen))}
+        if self.options["dry_run"]:
+            counts |= {"episodes": int(np.count_nonzero(chosen)), "steps": int(survey.column(Columns.LENGTH)[chosen].sum())}
+        targets = [] if self.options["dry_run"] else [Target(self.out, by)]
+        stream, written = self.write(targets, survey, np.where(chosen, 0, NOWHERE))
+        return self.figures(stream, written, **counts)
+
+    def write(
+        self, targets: Sequence[Target], survey: Survey, goes_to: NDArray[np.int64]
+    ) -> tuple[EpisodeStream, list[Manifest]]:
+        """Write each episode to target number `goes_to` (E,); the manifests, in order, and what is known of all episodes."""
+        stream = self.stream()
+        if not targets:
+            stream.close()
+            return stream, []
+        if survey.moves_rows:
+            return stream, self._written(stream, targets, lambda writers: self._move(survey, writers, goes_to))
+        numbers = dict(zip(survey.table.column(Columns.EPS_ID).to_pylist(), goes_to.tolist(), strict=True))
+        return stream, self._written(stream, targets, lambda writers: _copy(stream, writers, numbers))
+
+    def write_all(self, stream: EpisodeStream, by: Mapping[str, Any]) -> dict[str, Any]:
+        """Write all episodes of `stream` to `out`, unless that is a dry run; the fields of `OperationResult`."""
+        if not self.options["dry_run"]:
+            written = self._written(stream, [Target(self.out, by)], lambda writers: _copy(stream, writers))
+            return self.figures(stream, written)
+        episodes = steps = 0
+        with stream:
+            stream.set_aside_to(lambda _: None)
+            for batch in stream:
+                episodes, steps = episodes + len(batch), steps + batch.num_steps
+        return self.figures(stream, [], episodes=episodes, steps=steps)
+
+    def _written(
+        self, stream: EpisodeStream, targets: Sequence[Target], fill: Callable[[Sequence[DatasetWriter]], None]
+    ) -> list[Manifest]:
+        """The manifests of the targets, whose writers `fill` gets; they are committed in order. Raises Interrupted."""
+        try:
+            with stream, ExitStack() as stack:
+                writers = [stack.enter_context(self._writer(stream, target)) for target in targets]
+                fill(writers)
+                counted, lost = assumptions_of(stream), stream.episodes_lost
+                return [writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers]
+        except KeyboardInterrupt as interrupt:
+            raise interrupted(targets[0].place, is_ours=True) from interrupt
+
+    def _writer(self, stream: EpisodeStream, target: Target) -> DatasetWriter:
+        """The writer of one target, which gets what is known of `stream`."""
+        options, told = self.options, {"name": self.name, **target.by, "identity": self.identity_hash(target.by)}
+        return DatasetWriter(
+            target.place,
+            format=self.format,  # type: ignore[arg-type]
+            observation_space=stream.observation_space,
+            action_space=stream.action_space,
+            action_scale=stream.action_scale,
+            environment=Environment.of(stream.environment),
+            meanings=stream.meanings,
+            spaces_inferred=stream.spaces_inferred,
+            provenance={**provenance_of(self.places, stream, options["command"]), "operation": told},
+            compression=self.compression,
+            max_rows_per_file=options["max_rows_per_file"],
+            max_bytes_per_file=options["max_bytes_per_file"],
+            overwrite=options["overwrite"],
+            resume=options["resume"],
+            tally=stream.tally,
+            identity=self._identity(target.by),
+        )
+
+    def _identity(self, by: Mapping[str, Any]) -> dict[str, str]:
+        """What the content of a target follows from, by name: the sources, how they are read, and what was asked for.
+
+        Datasets count with their shards' hashes: what is resumed must not be half of one source and half of a later one.
+        """
+        options = self.options
+        known = {
+            "the command": self.name,
+            "a source": listed(self.places),
+            "the content of a source": [(one.path, one.sha256) for found in self.datasets for one in found.manifest.shards],
+            "an option of reading": [
+                options[name] for name in ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")
+            ],
+            "the mapping": self.tables.identity(options["storage_options"]),
+            "the choice of episodes": by,
+        }
+        return {name: content_hash_of(json.dumps(value, sort_keys=True)) for name, value in known.items()}
+
+    def identity_hash(self, by: Mapping[str, Any]) -> str:
+        """Of what a target's content follows from, and of how its files are written; its manifest has it."""
+        limits = (self.options["max_rows_per_file"], self.options["max_bytes_per_file"])
+        return content_hash_of(json.dumps([self._identity(by), self.format, self.compression, *limits]))
+
+    def _move(self, survey: Survey, writers: Sequence[DatasetWriter], goes_to: NDArray[np.int64]) -> None:
+        """Write the rows of each episode by the writer that `goes_to` says."""
+        at = 0
+        for dataset in self.datasets:
+            with dataset.rows(memory_limit=self.tables.memory_limit) as found:
+                for rows in found:
+                    check()
+                    plain = survey.table.slice(at, len(rows.starts) - 1)
+                    for number, writer in enumerate(writers):
+                        mine = goes_to[at : at + len(plain)] == number
+                        if writer.ids_written:
+                            mine &= [name not in writer.ids_written for name in plain.column(Columns.EPS_ID).to_pylist()]
+                        if mine.any():
+                            writer.write_rows(*((rows, plain) if mine.all() else (_chosen(rows, mine), plain.filter(mine))))
+                    at += len(plain)
+                    self.options["on_progress"](Progress("moving rows", at, len(survey), "episodes"))
+
+    def figures(self, stream: EpisodeStream, written: Sequence[Manifest], **counts: Any) -> dict[str, Any]:
+        """The fields of `OperationResult`, with `counts` among them, once `stream` is read as far as it will be."""
+        duplicates = stream.tally.duplicates_dropped
+        return {
+            "out": self.out.url,
+            "format": self.format,
+            "episodes": sum(manifest.counts.episodes for manifest in written),
+            "steps": sum(manifest.counts.steps for manifest in written),
+            "shards": sum(len(manifest.shards) for manifest in written),
+            "dropped": duplicates,
+            "duplicates_dropped": duplicates,
+            "episodes_lost": stream.episodes_lost,
+            "assumptions": dict(assumptions_of(stream) if written else stream.tally.assumptions),
+            "action_scale": stream.action_scale,
+            "dry_run": self.options["dry_run"],
+            "seconds": time.monotonic() - self.started,
+            **counts,
+        }
+
+
+def _are_alike(datasets: Sequence[Dataset], row_format: str) -> bool:
+    """Whether all have this row format, the same declared spaces, and the same columns."""
+    first, schemas = datasets[0].manifest, list[Any]()
+    for dataset in datasets:
+        known = dataset.manifest
+        spaces = (known.observation_space, first.observation_space), (known.action_space, first.action_space)
+        if known.format != row_format or not all(own is not None and same_space(own, other) for own, other in spaces):
+            return False
+        if known.shards:
+            with opened(dataset.location.join(known.shards[0].path), size=known.shards[0].bytes) as file:
+                schemas.append(file.schema_arrow)
+    return all(schema.equals(schemas[0]) for schema in schemas)
+
+
+def _plain(batch: EpisodeBatch, fields: Sequence[str]) -> Any:
+    """The plain columns of a batch, and fields of custom data as texts."""
+    nobody = (None,) * len(batch)
+    ends = np.ascontiguousarray(batch.terminated), np.ascontiguousarray(batch.truncated)
+    agents = [pa.array(names or nobody, pa.string()) for names in (batch.agent_ids, batch.module_ids)]
+    table = pa.table([pa.array(batch.ids, pa.string()), batch.lengths, batch.returns, *ends, *agents], schema=PLAIN_SCHEMA)
+    for name in fields:
+        values = [data.get(name) for data in batch.custom_data or ({},) * len(batch)]
+        texts = [None if value is None else str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+        table = table.append_column(name, pa.array(texts, pa.string()))
+    return table
+
+
+def _chosen(rows: Rows, mine: NDArray[np.bool_]) -> Rows:
+    """Those of some of the (E,) episodes."""
+    lengths = np.diff(rows.starts)
+    return Rows(rows.table.filter(pa.array(np.repeat(mine, lengths))), np.concatenate([[0], np.cumsum(lengths[mine])]))
+
+
+def _copy(stream: EpisodeStream, writers: Sequence[DatasetWriter], numbers: Mapping[str, int] | None = None) -> None:
+    """Write each episode by the writer whose number its id has, by default the first; rows set aside go to the first.
+
+    Raises BadData where an episode was not there when the sources were surveyed.
+    """
+    stream.set_aside_to(writers[0].quarantine)
+    for batch in stream:
+        try:
+            goes_to = np.array([0 if numbers is None else numbers[name] for name in batch.ids], np.int64)
+        except KeyError as error:
+            raise changed(f"episode {error.args[0]} was not there when the sources were looked through") from error
+        for number, writer in enumerate(writers):
+            mine = (goes_to == number) & not_written(batch, writer)
+            if mine.all():
+                writer.write(batch)
+            elif mine.any():
+                writer.write(batch.select(np.flatnonzero(mine)))
+    stream.rejects.hand_on()

@@ -1,0 +1,65 @@
+"""Flat arrays of a row a step, as D4RL has them in HDF5 and others in NumPy archives: names, blocks of episodes, writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.formats.leaf_names import named_leaves
+from offline_cli.formats.left_out import count_finals
+from offline_cli.tally import Tally
+from offline_cli.trees import Tree
+
+__all__ = ["ACTIONS", "NEXT", "OBS", "REWARDS", "TERMINALS", "TIMEOUTS", "FlatSteps", "blocks"]
+
+OBS, ACTIONS, REWARDS, TERMINALS = "observations", "actions", "rewards", "terminals"
+NEXT, TIMEOUTS = "next_observations", "timeouts"
+BLOCK: Final = 32 << 20  # bytes of rows that are read at a time
+
+
+def blocks(starts: NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Episodes [begin, stop) that are read together: as many as fit into `BLOCK`, or a single one.
+
+    `starts`: (E+1,) the rows of episode e are starts[e]:starts[e+1]; `row_bytes`: of one row of all arrays.
+    """
+    begin, rows = 0, max(1, BLOCK // max(1, row_bytes))
+    while begin < len(starts) - 1:
+        stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
+        yield begin, stop
+        begin = stop
+
+
+class FlatSteps:
+    """Steps of batches as arrays by name. `next_observations` keep the final observation of each episode: they are for files
+    in which each of these was recorded.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally, self._finals = tally, Tally()  # the second counts the final observations that are known
+        self._are_known = True  # all of them
+
+    def arrays(self, batch: EpisodeBatch, extra: Mapping[str, Tree]) -> dict[str, NDArray[Any]]:
+        """Those of a batch; an extra output whose name is taken is left out."""
+        count_finals(batch, self._finals)
+        self._are_known &= not batch.final_obs_assumed.any()
+        terminateds, truncateds = batch.step_flags()
+        known = {
+            **named_leaves(OBS, batch.acted_obs(view=True)),
+            **named_leaves(ACTIONS, batch.actions),
+            REWARDS: batch.rewards,
+            **named_leaves(NEXT, batch.next_obs(view=True)),
+            TERMINALS: terminateds,
+            TIMEOUTS: truncateds,
+        }
+        further = {path: leaf for name, tree in extra.items() for path, leaf in named_leaves(name, tree).items()}
+        return {**known, **{path: leaf for path, leaf in further.items() if path not in known}}
+
+    def are_finals_known(self) -> bool:
+        """Whether `next_observations` are to be written; to be asked once, at the end: it counts what is not kept."""
+        if not self._are_known:
+            self._tally.add(self._finals)
+        return self._are_known
