@@ -93,6 +93,10 @@ class Meanings:
                         return path, index, *_in_words(kind, *said)
         return None
 
+    def of_columns(self, *columns: str) -> Meanings:
+        """Those of these columns, and of parts of them."""
+        return Meanings({path: one for path, one in self.by_path.items() if path.partition(".")[0] in columns})
+
     def with_missing(self, other: Meanings) -> Meanings:
         """This one, with what only `other` says; where one says a column as a whole and the other its elements, the latter."""
         found = dict(self.by_path)

@@ -55,6 +55,7 @@ __all__ = [
     "ENVIRONMENTS",
     "FORMAT",
     "GIVEN_SPACE",
+    "MEANINGS",
     "NETWORK",
     "VERSION",
     "LoadedPolicy",
@@ -70,6 +71,7 @@ _log = logging.getLogger(__name__)
 FORMAT = "offline-cli-policy"
 VERSION = 1
 NETWORK = "network"
+MEANINGS = "meanings"  # names, categories and units of the columns that the run learned from
 ENCODER_PACKAGE = "encoder_package"
 GAUSSIAN = "gaussian"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.meanings import Meanings, joined
 from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.images import reads_alike
 from offline_cli.modules.network import MLP, Mlp, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.plugins import PYTHON
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
-from offline_cli.policies.run_policy import NETWORK, LoadedPolicy, load_policy
+from offline_cli.policies.run_policy import MEANINGS, NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
@@ -156,6 +157,15 @@ class Start:
         if wrong:
             fix = "train with the data, network and pipeline of that run, or leave out --init-from"
             raise BadConfig.of(wrong, where=f"--init-from {self.url}", fix=fix)
+
+    def check_meanings(self, meanings: Meanings, where: str) -> None:
+        """Raise BadConfig, naming both and the first difference, where observations or actions of the data mean something else
+        than those that the run learned from. Rewards may be others.
+        """
+        theirs = Meanings.of(self.loaded.description.get(MEANINGS, {}), self.url)
+        joined(
+            [(place, one.of_columns(Columns.OBS, Columns.ACTIONS)) for place, one in ((self.url, theirs), (where, meanings))]
+        )
 
     def shared(self, learner: Learner) -> dict[str, dict[str, Tensor]]:
         """The modules beside the policy that the run has in the same form, each as its tensors."""

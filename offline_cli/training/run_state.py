@@ -8,6 +8,7 @@ from typing import Any
 
 from offline_cli.datasets.manifest import WRAPPERS, Environment
 from offline_cli.environments import EnvironmentSpec
+from offline_cli.meanings import NO_MEANINGS
 from offline_cli.modules.images import NATURE, encoder_package
 from offline_cli.modules.network import network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
@@ -16,6 +17,7 @@ from offline_cli.policies.run_policy import (
     ENVIRONMENTS,
     FORMAT,
     GIVEN_SPACE,
+    MEANINGS,
     NETWORK,
     VERSION,
     described_form,
@@ -115,6 +117,8 @@ def describe_policy(data: TrainingData, config: BCConfig, played_in: Environment
         **described_form(data.learner.policy.action_head),
         "environment": config.env,
     }
+    if data.meanings != NO_MEANINGS:
+        told[MEANINGS] = data.meanings.as_json()
     known = {one.id: one for one in (data.recorded_in, played_in) if one is not None}  # the latter in place of the former
     if known:
         kept = filter(None, map(Environment.of, known.values()))

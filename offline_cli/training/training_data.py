@@ -338,7 +338,7 @@ class TrainingData:
         self.config, self.pipeline = config, given.name  # its name; empty: the default one
         self.pipeline += "" if beside.is_default else f"; beside the environment {beside.name}"
         self.code = [*given.code(), *beside.code()]  # what makes the pieces that the user gave
-        self._meanings, self._given, self._environment = stream.meanings, given, environment
+        self.meanings, self._given, self._environment = stream.meanings, given, environment
         self._algorithm = algorithm = setup.algorithm
         check_known_scale(stream)
         said = stream.observation_space, stream.action_space
@@ -355,6 +355,8 @@ class TrainingData:
             self.play.check(environment, *announced, where=PLACE)
         algorithm.extend(self._made)
         self._check_recorded_rewards(stream)
+        if setup.start is not None:
+            setup.start.check_meanings(self.meanings, self.where)
         self.learner = setup.learner(*announced, stream.action_scale, "" if self._alone else given.in_words)
         names = {name for name, _ in self._made.named()}  # of another pipeline, a resumed run is refused later
         frozen_with(self._made, {name: one for name, one in (setup.learned or {}).items() if name in names})
@@ -408,8 +410,8 @@ class TrainingData:
             check_finite_rewards(episodes, self.where)
         are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
         if not (are_images and all(leaf.dtype == np.uint8 for leaf in leaves(episodes.obs))):  # in which nothing can be wrong
-            check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self._meanings)
-        check_values(episodes, episodes.actions, actions, "actions", self.where, self._meanings)
+            check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.meanings)
+        check_values(episodes, episodes.actions, actions, "actions", self.where, self.meanings)
         if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # of the network that played
             extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
             episodes = replace(episodes, extra=extra)

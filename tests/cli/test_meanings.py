@@ -219,6 +219,25 @@ def test_no_command_that_takes_several_sources_mixes_columns_that_mean_different
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("other", ["order of elements", "order of categories"])
+def test_a_run_does_not_begin_with_one_whose_columns_mean_different_things(
+    other: str, call_json: CallJson, logs: Logs, tmp_path: Path
+) -> None:
+    said, found = OTHERS[other]
+    learn = ("--algorithm", "bc", "--updates", "1", "--hidden", "4", "--device", "cpu")
+    assert call_json("train", logs.dataset("A"), "--out", tmp_path / "A.run", *learn)[0] == 0
+    begun = call_json("train", logs.dataset("B", **said), "--out", tmp_path / "out", "--init-from", tmp_path / "A.run", *learn)
+    assert refused(begun) == found
+    assert not (tmp_path / "out" / "policy.json").exists()
+
+
+def test_a_run_begins_with_one_that_was_rewarded_for_something_else(call_json: CallJson, logs: Logs, tmp_path: Path) -> None:
+    learn = ("--algorithm", "bc", "--updates", "1", "--hidden", "4", "--device", "cpu")
+    other = logs.dataset("B", **OTHERS["what is rewarded"][0])
+    assert call_json("train", logs.dataset("A"), "--out", tmp_path / "A.run", *learn)[0] == 0
+    assert call_json("train", other, "--out", tmp_path / "out", "--init-from", tmp_path / "A.run", *learn)[0] == 0
+
+
 def test_diff_tells_what_columns_mean_differently(call_json: CallJson, logs: Logs, tmp_path: Path) -> None:
     table = logs.table("A")
     offline_cli.convert(table, tmp_path / "A", mapping=logs.mapping())
