@@ -108,7 +108,8 @@ def _fingerprint(roots: Sequence[Path]) -> str:
 def _module_folder(folder: Path, where: str) -> Path:
     """The folder of the only module. Raises NoData, BadConfig."""
     for one in (folder / part for part in MODULES):
-        found = [one] if any(one.glob(MODULE_STATE)) else sorted({state.parent for state in one.glob(f"*/{MODULE_STATE}")})
+        inner = sorted({state.parent for state in one.glob(f"*/{MODULE_STATE}")})  # first: what holds modules has a state too
+        found = inner or [one] * any(one.glob(MODULE_STATE))
         if len(found) > 1:
             what = f"a checkpoint of several modules: {', '.join(child.name for child in found)}"
             raise BadConfig(what, where=where, fix=f"rllib:{found[0]}, one module's own folder")
