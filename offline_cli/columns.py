@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CUSTOM_COLUMNS", "EPISODE_COLUMNS", "STEP_COLUMNS", "Columns"]
+__all__ = ["CUSTOM_COLUMNS", "STEP_COLUMNS", "Columns"]
 
 
 class Columns:
@@ -50,9 +50,6 @@ class Columns:
     DONES: Final = "dones"  # legacy gym: read, never written
     FINAL_OBS_ASSUMED: Final = "final_obs_assumed"  # nobody recorded the last observation: it repeats the one before
 
-
-EPISODE_COLUMNS: Final = (Columns.ITEM, Columns.EPS_ID, Columns.LENGTH, Columns.RETURN, Columns.TERMINATED, Columns.TRUNCATED)
-"""Columns of the `episodes` format, in order."""
 
 STATE_COLUMNS: Final = (Columns.STATE_IN, Columns.STATE_OUT)
 """Extra model outputs that are states of modules with a memory: pieces of their own put them into train batches."""

@@ -87,23 +87,23 @@ def mistakes(document: Any, name: str) -> list[str]:
     return _listed(_validator(name), document)
 
 
-def mistakes_by(document: Any, schema: Mapping[str, Any]) -> list[str]:
-    """The same, against a schema that has no references to ours."""
+def mistakes_by(document: Any, schema: Mapping[str, Any], *, within: str = "") -> list[str]:
+    """The same, against a schema that has no references to ours, of what stands at the path `within` of a document."""
     import jsonschema
 
-    return _listed(jsonschema.Draft202012Validator(schema), document)
+    return _listed(jsonschema.Draft202012Validator(schema), document, within)
 
 
-def _listed(validator: Any, document: Any) -> list[str]:
+def _listed(validator: Any, document: Any, within: str = "") -> list[str]:
     found = sorted(validator.iter_errors(document), key=lambda error: [str(part) for part in error.absolute_path])
-    texts = [_describe(error) for error in found[:MAX_MISTAKES]]
+    texts = [_describe(error, within) for error in found[:MAX_MISTAKES]]
     return texts + ([f"... and {len(found) - MAX_MISTAKES} more"] if len(found) > MAX_MISTAKES else [])
 
 
-def _describe(error: Any) -> str:
+def _describe(error: Any, within: str) -> str:
     """One mistake in a line; of alternatives, the mistakes in the one that comes nearest."""
     while error.context:
         error = max(error.context, key=lambda inner: (len(inner.absolute_path), inner.validator != "type"))
-    place = ".".join(str(part) for part in error.absolute_path) or "the document"
+    place = ".".join(map(str, [*filter(None, [within]), *error.absolute_path])) or "the document"
     message = error.message if len(error.message) <= MAX_SHOWN else f"{error.message[:MAX_SHOWN]}..."
     return f"{place}: {message}"

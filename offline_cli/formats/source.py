@@ -16,11 +16,11 @@ example.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
-from offline_cli.trees import Tree
 
 __all__ = [
     "BYTES",
@@ -51,7 +50,6 @@ __all__ = [
     "Openable",
     "Origins",
     "ReadOptions",
-    "Scannable",
     "Source",
     "SourceInfo",
     "StartKind",
@@ -228,17 +226,6 @@ def shares(items: Sequence[T], count: int) -> list[Sequence[T]]:
     count = min(count, len(items))
     edges = [len(items) * part // count for part in range(count + 1)] if count else []
     return [items[first:stop] for first, stop in pairwise(edges)]
-
-
-@runtime_checkable
-class Scannable(Protocol):
-    """A source whose values are much cheaper to scan than its episodes are to assemble; each leaf has one dtype."""
-
-    def values(self) -> Generator[tuple[Tree, Tree], None, None]:
-        """All observations and actions, in any order, in the structure of its batches; counts nothing and rejects nothing."""
-
-    def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Of the extra model outputs, by dotted path of the leaf."""
 
 
 @dataclass(slots=True)

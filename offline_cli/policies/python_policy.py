@@ -26,7 +26,7 @@ import torch
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
-from offline_cli.import_path import named_object
+from offline_cli.import_path import PYTHON, named_object
 from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.module_policy import hash_of_weights, open_module
@@ -45,9 +45,8 @@ from offline_cli.policies.sb3_policy import ModelPolicy, fitting_model
 from offline_cli.spaces import describe, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
-__all__ = ["PYTHON", "FunctionPolicy", "open_python"]
+__all__ = ["FunctionPolicy", "open_python"]
 
-PYTHON: Final = "python:"
 ACTIONS: Final = "actions"
 TRIED: Final = 3  # rows of the batch that a function is tried with
 

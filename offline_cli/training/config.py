@@ -298,9 +298,7 @@ def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages
         except (TypeError, ValueError) as err:
             problems.append(f"{table}: {err}; give finite numbers, and dates as text")
             continue
-        found = mistakes_by(options, {"additionalProperties": False, **kind.schema}) if options else []
-        whole = "the document: "  # an unknown option is a mistake of the table
-        problems += [f"{table}: {text.removeprefix(whole)}" if text.startswith(whole) else f"{table}.{text}" for text in found]
+        problems += mistakes_by(options, {"additionalProperties": False, **kind.schema}, within=table) if options else []
     return problems
 
 

@@ -383,12 +383,6 @@ class Assembler:
         is_vector = self.declares_actions or any(leaf.stacked for leaf in self.reader.layout.of(Columns.ACTIONS))
         return actions if is_vector else choices(actions)
 
-    def trees(self, rows: Rows) -> Iterator[tuple[Tree, Tree]]:
-        """Observations, next ones too, with the actions."""
-        for role in (Columns.OBS, Columns.NEXT_OBS):
-            if self.reader.layout.of(role):
-                yield self._tree(rows, role), self.actions(rows)
-
     def _next_obs(self, rows: Rows) -> Tree | None:
         if self.mapping.said.shift:
             return self._tree(rows, Columns.OBS, NEXT)

@@ -9,7 +9,7 @@ A column that no mapping explains, and rows that nothing divides into episodes, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
@@ -49,11 +49,9 @@ from offline_cli.formats.tables.mapping import (
     mapping_text,
 )
 from offline_cli.formats.tables.proposals import default_mapping
-from offline_cli.formats.tables.rows import taken
-from offline_cli.formats.tables.values import BAD, GAP, ValueReader
+from offline_cli.formats.tables.values import ValueReader
 from offline_cli.storage.temp_files import checked_folder
-from offline_cli.tally import Lost, OnError, Rejects, Tally
-from offline_cli.trees import Tree
+from offline_cli.tally import Lost, Rejects, Tally
 
 __all__ = ["EPISODE_ENDS", "LEAST_MEMORY", "MEMORY_LIMIT", "PLAIN_TABLES", "TableOptions", "TableSource"]
 
@@ -309,22 +307,6 @@ class TableSource(FileSource):
     def _cut(self, batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[pa.RecordBatch]:
         images = [f"v{number}" for number, (_, plan) in enumerate(layout.plans) if plan.image]
         return cut_by_images(batches, images, IMAGE_BYTES) if images else batches
-
-    def values(self) -> Generator[tuple[Tree, Tree], None, None]:
-        """See `Scannable`."""
-        whole = self._layout()
-        layout = replace(whole, leaves=tuple(leaf for role in TREES for leaf in whole.of(role)), infos=None)
-        maker = self._assembler(layout, Divided(), Tally(), Rejects(OnError.SKIP))
-        sql, values = self._sql(layout, Divided())
-        for batch in self._cut(self.rows.query(sql, values), layout):
-            rows = maker.reader.rows(batch)
-            good = ~rows[BAD] & ~rows.get(GAP, rows[BAD])
-            if good.any():
-                yield from maker.trees(taken(rows, good))
-
-    def extra_dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """See `Scannable`."""
-        return {".".join(leaf.path): leaf.dtype for leaf in self._layout().of(EXTRA)}
 
     def _layout(self) -> Layout:
         """Scans every cell of columns whose numbers are text. Raises BadMapping."""
