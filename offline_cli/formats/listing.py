@@ -26,7 +26,7 @@ from offline_cli.formats.rllib.batch_lines import is_batch
 from offline_cli.formats.rllib.columns import NEEDED
 from offline_cli.formats.rllib.json_lines import Line, lines_of
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.packing import is_named_csv, looks_like_csv, packing_of, unpacked_head
+from offline_cli.formats.tables.text_files import is_named_csv, looks_like_csv, packing_of, unpacked_head
 from offline_cli.json_documents import from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
