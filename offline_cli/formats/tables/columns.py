@@ -129,11 +129,6 @@ class Layout:
         """All columns of values, in the order of `v0`, `v1`, ... of a query."""
         return [(leaf, column) for leaf in self.leaves for column in leaf.columns]
 
-    @property
-    def names(self) -> list[str]:
-        """Their columns that are read."""
-        return [*dict.fromkeys(column.name for _, column in self.columns), *([self.infos] if self.infos is not None else [])]
-
 
 # ---- the mapping and the columns of the files ----
 
@@ -452,12 +447,9 @@ def _values(name: str, part: Part, column: Column, mapping: TableMapping, files:
         fix = "are read from Parquet and SampleBatch files only: record with output_compress_columns=[], or as Parquet"
         problems.append(f"{held} RLlib's packed values, which {fix}")
     else:
-        said = _hint(column)
-        if not said and (texts := texts_of(files, name)) is None:
-            said = f"more than {MOST_TEXTS} different ones are too many for categories: write numbers, or leave it out"
-        elif not said:
-            names = ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-            said = f"if the texts are categories, number them in the mapping: [categories] {toml_key(name)} = [{names}]"
+        said, texts = _hint(column), texts_of(files, name)
+        names = "more than 256 different ones, too many" if texts is None else json.dumps(texts, ensure_ascii=False)
+        said = said or f"if the texts are categories, number them in the mapping: [categories] {toml_key(name)} = {names}"
         shown = ", ".join(repr(text[:40]) for text in column.samples[:3])
         problems.append(f"{held} text ({shown}), not numbers; {said}")
     return replace(column, cells="other")

@@ -15,6 +15,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,13 +40,13 @@ from offline_cli.formats.step_rows import (
     fragments_of_rows,
 )
 from offline_cli.formats.tables.files import POS, ROW_BITS, TableFiles
-from offline_cli.formats.tables.mapping import EXTRA, STARTS, TableMapping, span_of
+from offline_cli.formats.tables.mapping import EXTRA, FILE_ID, STARTS, TableMapping, span_of
 from offline_cli.formats.tables.values import BAD, GAP, MISSING, Mask, Rows, ValueReader
 from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree
 
-__all__ = ["BETWEEN", "NOTHING", "Assembler", "Division", "Naming", "source_hash"]
+__all__ = ["BETWEEN", "NOTHING", "ROW_ID", "Assembler", "Division", "Naming", "source_hash"]
 
 RUN, NEXT = "__run", "__next"
 HASHED_BYTES: Final = 64 << 10  # at each end of a file
@@ -62,6 +63,7 @@ END_FIX: Final = '`episode_ends = "flags"` in the mapping, where an id names mor
 Episode = NDArray[np.int64]  # (N,) the number of each row's episode among those that are made together
 
 
+ROW_ID: Final = "@row"  # in the place of a column of ids: a row is an episode
 BETWEEN, NOTHING = "\x1f", "\x1e"  # parts of a key, in the column `key` of a query; a part that has no value
 
 
@@ -86,12 +88,16 @@ def source_hash(files: Sequence[Openable]) -> str:
 class Division:
     """What divides ordered rows into episodes."""
 
-    roles: tuple[str, ...] = ()  # of the parts of the key
-    keyed: bool = False  # rows of one key are together, in the order of `t` where there is one
-    ends: str | None = None  # flags | t | chain; None: nothing of the three
-    each_row: bool = False  # every row is an episode
-    per_file: bool = False  # files number their episodes by themselves: the last part of the key is the file
-    by_file: bool = False  # the id is that of a file or a row, which has no name of its own in the table
+    keys: tuple[tuple[str, str], ...]  # role and column of the parts of the key; no role: the file, where files number anew
+    keyed: bool  # rows of one key are together, in the order of `t` where there is one
+    ends: str | None  # flags | t | chain; None: nothing of the three
+    each_row: bool  # every row is an episode
+    divides_keys: bool  # several episodes may have one key
+
+    @property
+    def by_file(self) -> bool:
+        """Whether the id is that of a file or a row, which has no name of its own in the table."""
+        return any(theirs in (FILE_ID, ROW_ID) for role, theirs in self.keys if role)
 
 
 class Name(NamedTuple):
@@ -110,7 +116,6 @@ class Naming:
 
     division: Division
     prefix: str  # of ids, with its hyphen; "": they stay as they are
-    is_numbered: bool  # several episodes may have one key
     tally: Tally
     _keys: dict[int, str] = field(default_factory=dict)  # of the runs that are held
     _run: int = 0
@@ -119,7 +124,7 @@ class Naming:
 
     def runs(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """(N,) a number for each run of rows of one `key`."""
-        if not self.division.roles:
+        if not self.division.keys:
             return np.zeros(batch.num_rows, np.int64)
         keys = batch.column("key")
         same = np.ones(batch.num_rows, np.bool_)
@@ -139,21 +144,21 @@ class Naming:
         division, keys = self.division, [self._keys.get(run, "").split(BETWEEN) for run in runs]
         for run in [run for run in self._keys if run < runs[-1]]:
             del self._keys[run]
-        if division.each_row or not (division.keyed and division.roles):
+        if division.each_row or not (division.keyed and division.keys):
             numbers = range(self._passed, self._passed + len(runs))
             self._passed += len(runs)
             self.tally.assume("missing-eps-id", 0 if division.each_row else len(runs))
-            texts = [self._texts(key)[0] if division.each_row and division.roles else None for key in keys]
+            texts = [self._texts(key)[0] if division.each_row and division.keys else None for key in keys]
             return [Name(f"{self.prefix}{number}", text) for number, text in zip(numbers, texts, strict=True)]
         found = []
         for run, key in zip(runs, keys, strict=True):
             theirs, agent, module = self._texts(key)
-            name = f"{self.prefix}{key[-1]}-{theirs}" if division.per_file else f"{self.prefix}{theirs}"
+            name = f"{self.prefix}{key[-1]}-{theirs}" if division.keys[-1][0] == "" else f"{self.prefix}{theirs}"
             shared = name if agent is not None else None
-            if Columns.AGENT_ID in division.roles and (agent is not None or module is not None):
+            if any(role == Columns.AGENT_ID for role, _ in division.keys) and (agent is not None or module is not None):
                 name = agent_episode_id(name, module, agent)
             self._before = run, self._before[1] + 1 if self._before[0] == run else 0
-            name = f"{name}-{self._before[1]}" if self.is_numbered else name
+            name = f"{name}-{self._before[1]}" if division.divides_keys else name
             found.append(Name(name, theirs if self.prefix and not division.by_file else None, agent, module, shared))
         self.tally.assume("missing-eps-id", len(runs) if division.by_file else 0)
         return found
@@ -161,7 +166,7 @@ class Naming:
     def _texts(self, key: Sequence[str]) -> tuple[str, str | None, str | None]:
         """The id, the agent and the module of a key."""
         by_role: dict[str, list[str | None]] = {}
-        for role, text in zip(self.division.roles, key, strict=False):
+        for (role, _), text in zip(self.division.keys, key, strict=False):
             by_role.setdefault(role, []).append(None if text == NOTHING else text)
         agent, module = (by_role.get(role, [None])[0] for role in (Columns.AGENT_ID, Columns.MODULE_ID))
         return "-".join(map(str, by_role.get(Columns.EPS_ID, []))), agent, module
@@ -173,6 +178,11 @@ class Naming:
 def _taken(rows: Rows, which: Any) -> Rows:
     """Some rows of all arrays."""
     return {name: values[which] for name, values in rows.items()}
+
+
+def _kept(rows: Rows, episode: Episode, which: Mask) -> tuple[Rows, Episode]:
+    """Some rows, with their episodes."""
+    return (rows, episode) if which.all() else (_taken(rows, which), episode[which])
 
 
 def _ended(rows: Rows) -> Mask:
@@ -411,14 +421,12 @@ class Assembler:
         self._count_falls(rows, episode)
         self._tell_losses(rows, episode, named)
         rows = self._filled(rows, episode)
-        checks = [lambda: self._without_bad(rows, episode, named)] if rows[BAD].any() else []
+        if rows[BAD].any():
+            rows, episode = _kept(rows, episode, self._without_bad(rows, episode, named))
         if not division.each_row and division.keyed and division.ends != "t" and Columns.T in rows:
-            checks.append(lambda: self._without_ties(rows, episode))
-            if division.ends is None and not (self.mapping.divides_keys or division.by_file):
-                checks.append(lambda: self._without_early_ends(rows, episode, named))
-        for check in checks:  # each on the rows that the one before left
-            good = check()
-            rows, episode = (rows, episode) if good.all() else (_taken(rows, good), episode[good])
+            rows, episode = _kept(rows, episode, self._without_ties(rows, episode))
+            if not (division.divides_keys or division.by_file):
+                rows, episode = _kept(rows, episode, self._without_early_ends(rows, episode, named))
         self._count_files(rows, episode)
         if GAP in rows:
             rows, episode, named = self._split(rows, episode, named)
@@ -574,15 +582,18 @@ class Assembler:
             found = infos_of(column, named, where=lambda row: self.files.place(places[row]))
             return None if found is None else list(found)
         except BadData:  # one by one, because one of them cannot be read
-            infos: list[Mapping[str, Any]] = [{} for _ in places]
+            infos: list[Mapping[str, Any]] = []
             for row, pos in enumerate(places):
-                place = self.files.place(pos)
                 try:
-                    infos[row] = (infos_of(column.slice(row, 1), named, where=lambda _, place=place: place) or [{}])[0]
+                    infos += infos_of(column.slice(row, 1), named, where=partial(self._place_of_all, pos)) or [{}]
                 except BadData as error:
                     self.rejects.add(error, raw=column[row].as_py())
-                    self.rejects.lose(ids[int(code[row])], place)
+                    self.rejects.lose(ids[int(code[row])], self.files.place(pos))
+                    infos.append({})
             return infos
+
+    def _place_of_all(self, pos: int, _: int) -> str:
+        return self.files.place(pos)
 
     # ---- missing cells ----
 

@@ -179,7 +179,9 @@ class TableFiles:
     def counted(self, pos: Any) -> Positions:
         """(N,) positions as queries have them, which count no bad rows of CSV, with these."""
         pos = np.sort(pos) if isinstance(pos, list) else np.asarray(pos)
-        return pos if self._runs is None else pos + self._runs[1][np.searchsorted(self._runs[0], pos, side="right") - 1]
+        if self._runs is not None:
+            pos = pos + self._runs[1][np.searchsorted(self._runs[0], pos, side="right") - 1]
+        return np.asarray(pos, np.int64)
 
     # ---- queries ----
 

@@ -265,7 +265,8 @@ class _Draft:
         if Columns.EPS_ID not in self.roles and (found := self._ids_among(rest, times)):
             rest.remove(self.take(Columns.EPS_ID, *found))
         ids, agents = self.codes(Columns.EPS_ID), self.codes(Columns.AGENT_ID)
-        episodes = ids if ids is None or agents is None else np.unique(np.stack([ids, agents]), axis=1, return_inverse=True)[1]
+        both = ids if ids is None or agents is None else np.stack([ids, agents])
+        episodes = both if both is None or both.ndim == 1 else np.unique(both, axis=1, return_inverse=True)[1].reshape(-1)
         # a counter shows that steps are missing; a number may grow by itself, as a distance or a sum does, and a date does not
         rank = {name: (not COUNTER.match(name.lower()), self.looks[name].kind != "time") for name in times}
         by_rank = sorted([*times, *rest], key=lambda name: rank.get(name, (True, self.looks[name].kind != "time")))

@@ -9,7 +9,7 @@ A column that no mapping explains, and rows that nothing divides into episodes, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
@@ -27,6 +27,7 @@ from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.arrow_types import is_list
 from offline_cli.formats.tables.columns import (
     Layout,
+    Leaf,
     category_space,
     columns_of,
     expanded,
@@ -35,7 +36,7 @@ from offline_cli.formats.tables.columns import (
     meanings_of,
     value_sql,
 )
-from offline_cli.formats.tables.episodes import BETWEEN, NOTHING, Assembler, Division, Naming, source_hash
+from offline_cli.formats.tables.episodes import BETWEEN, NOTHING, ROW_ID, Assembler, Division, Naming, source_hash
 from offline_cli.formats.tables.files import POS, ROW_BITS, TableFiles
 from offline_cli.formats.tables.mapping import (
     EXTRA,
@@ -62,7 +63,6 @@ __all__ = ["EPISODE_ENDS", "LEAST_MEMORY", "MEMORY_LIMIT", "PLAIN_TABLES", "Tabl
 EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
 LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
 WHOLE_FLOAT: Final = r"^(0|-?[1-9][0-9]*)\.0+$"
-ROW_ID: Final = "@row"  # the id of a row that is an episode
 RECORDED: Final = {
     *(Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS),
     *(Columns.NEXT_OBS, Columns.TERMINATEDS, Columns.TRUNCATEDS),
@@ -130,6 +130,7 @@ class TableSource(FileSource):
     mapping: TableMapping = field(init=False)  # without optional columns that are missing
     _spare: tuple[str, ...] = field(default=(), init=False)  # columns not named that may become extra outputs
     _dropped: dict[str, str] = field(default_factory=dict, init=False)  # columns left out unread, and why
+    _division: Division = field(init=False)
     _laid_out: Layout | None = field(default=None, init=False)
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
@@ -149,7 +150,7 @@ class TableSource(FileSource):
                     self.rows.keep_whole(mapping.infos)
             self.mapping, self._spare, self._dropped = match(mapping, self.rows.columns)
             self._find_steps()
-            self._check_ends()
+            self._division = self._divided()
         except BaseException:
             self.rows.close()
             raise
@@ -227,74 +228,49 @@ class TableSource(FileSource):
         self._dropped |= dict.fromkeys(self._spare, "not named, where rows are episodes")
         self._spare = ()
 
-    @property
-    def _is_divided(self) -> bool:
-        """Whether anything but an id is said to divide the rows."""
-        by_options = self.options.rows_as_episodes or self.options.episode_ends
-        return bool(by_options or self.mapping.said.episode_ends or self.mapping.names(*END_FLAGS) or self.mapping.divides_keys)
-
-    @property
-    def _keys(self) -> list[tuple[str, str]]:
-        """Role and column of the key: the file, where there are several and nothing else is said."""
-        if self.rows.steps_in:
-            return [(Columns.EPS_ID, ROW_ID)]
-        found = [(part.role, theirs) for role in KEYS for part in self.mapping.of(role) for theirs in part.columns]
-        return found or ([(Columns.EPS_ID, FILE_ID)] if len(self.files) > 1 and not self._is_divided else [])
-
-    @property
-    def _ends(self) -> str | None:
-        """How rows of no id, or of one id, are divided; None: not at all."""
-        said = self.options.episode_ends or self.mapping.said.episode_ends
-        return "flags" if said is None and self.mapping.names(*END_FLAGS) and not self._keys else said
-
-    def _check_ends(self) -> None:
-        """Raise BadMapping where nothing divides rows into episodes, or what does has no column."""
-        if not (self._keys or self._is_divided):
-            what = "no column says which episode a row belongs to, and none where an episode ends"
-            raise BadMapping(what, where=self._place, fix=NO_EPISODES)
-        needs = {"flags": END_FLAGS, "t": (Columns.T,), "chain": (Columns.NEXT_OBS,)}.get(self._ends or "", ())
-        if needs and not any(self.mapping.of(role) for role in needs) and not self.options.rows_as_episodes:
-            what = f"episodes end by {self._ends}, and no column is {' or '.join(needs)}"
+    def _divided(self) -> Division:
+        """What divides rows into episodes. Raises BadMapping where nothing does, or what does has no column."""
+        mapping, each_row, has_flags = self.mapping, self.options.rows_as_episodes, bool(self.mapping.names(*END_FLAGS))
+        ends = self.options.episode_ends or mapping.said.episode_ends
+        keys = [(part.role, theirs) for role in KEYS for part in mapping.of(role) for theirs in part.columns]
+        keys = [(Columns.EPS_ID, ROW_ID)] if self.rows.steps_in else keys
+        if not (keys or ends or each_row or has_flags or mapping.divides_keys):
+            if len(self.files) == 1:
+                what = "no column says which episode a row belongs to, and none where an episode ends"
+                raise BadMapping(what, where=self._place, fix=NO_EPISODES)
+            keys = [(Columns.EPS_ID, FILE_ID)]
+        ends = None if each_row else ends or ("flags" if has_flags and not keys else None)
+        needs = {"flags": END_FLAGS, "t": (Columns.T,), "chain": (Columns.NEXT_OBS,)}.get(ends or "", ())
+        if needs and not mapping.names(*needs):
+            what = f"episodes end by {ends}, and no column is {' or '.join(needs)}"
             raise BadMapping(what, where=self._place, fix="name it in the mapping")
-
-    def _division(self) -> Division:
-        said, keys, each_row = self.mapping.said, self._keys, self.options.rows_as_episodes
-        theirs = {column for _, column in keys}
-        return Division(
-            roles=tuple(role for role, _ in keys),
-            keyed=bool(keys or said.gap or said.period) and not each_row,
-            ends=None if each_row else self._ends,
-            each_row=each_row,
-            per_file=said.ids_per_file and bool(keys) and FILE_ID not in theirs,
-            by_file=bool(theirs & {FILE_ID, ROW_ID}),
-        )
+        if mapping.said.ids_per_file and keys and (Columns.EPS_ID, FILE_ID) not in keys:
+            keys.append(("", FILE_ID))
+        keyed = bool(keys or mapping.said.gap or mapping.said.period) and not each_row
+        return Division(tuple(keys), keyed, ends, each_row, ends is not None or mapping.divides_keys)
 
     # ---- reading ----
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Whole episodes; those without an end are truncated, and counted."""
         self.done = 0
-        layout, division = self._layout(), self._division()
+        layout, division = self._layout(), self._division
         for name, reason in layout.dropped.items():
             tally.drop_column(name, reason)
-        maker = self._assembler(layout, division, tally, rejects)
+        heads = [{name.partition(".")[0] for name in columns} for columns in self.rows.columns.values()]
+        is_recorder = self.options.mapping is None and all(head >= RECORDED for head in heads)
+        prefix = "" if is_recorder and division.keyed else f"{source_hash(self.files)}-"  # ids of RLlib's recorder are unique
+        reader = ValueReader(self.rows, layout, self.mapping.said.split_at_gaps, tally, self._means(layout))
+        room, declares = room_for_data(self.options.memory_limit), self.info.action_space is not None
+        naming = Naming(division, prefix, tally)
+        maker = Assembler(self.rows, reader, division, self.mapping, naming, tally, rejects, room, declares)
         if self.rows.steps_in:  # a row with shorter lists than others lacks cells; one without any has no steps
             lists = self.rows.steps_in[0]
             empty = f"coalesce(len({self.rows.column(lists)}), 0) = 0"
             sql = f"SELECT count(*) FROM {self.rows.every_row([lists])} WHERE {empty}"
             tally.assume("zero-length-episode", self.rows.one(sql)[0])
-        order = self._order(layout, division, maker) if division.keyed and not self.rows.steps_in else ("", [])
-        yield from maker.episodes(self._counted(self._batches(layout, division, *order)))
-
-    def _assembler(self, layout: Layout, division: Division, tally: Tally, rejects: Rejects) -> Assembler:
-        heads = [{name.partition(".")[0] for name in columns} for columns in self.rows.columns.values()]
-        is_recorder = self.options.mapping is None and all(head >= RECORDED for head in heads)
-        prefix = "" if is_recorder and division.keyed else f"{source_hash(self.files)}-"  # ids of RLlib's recorder are unique
-        reader = ValueReader(self.rows, layout, self.mapping.said.split_at_gaps, tally, self._means(layout))
-        is_numbered = division.ends is not None or self.mapping.divides_keys
-        naming, room = Naming(division, prefix, is_numbered, tally), room_for_data(self.options.memory_limit)
-        declares = self.info.action_space is not None
-        return Assembler(self.rows, reader, division, self.mapping, naming, tally, rejects, room, declares)
+        order = self._order(layout, maker) if division.keyed and not self.rows.steps_in else ("", [])
+        yield from maker.episodes(self._counted(self._batches(layout, *order)))
 
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -334,35 +310,27 @@ class TableSource(FileSource):
         text = f"CAST({self.rows.column(theirs, as_id=True)} AS VARCHAR)"
         return (f"regexp_replace({text}, '{WHOLE_FLOAT}', '\\1')" if self.rows.is_text else text), []
 
-    def _inner(self, layout: Layout, division: Division) -> tuple[str, list[Any]]:
-        """A subquery with the columns that are read, `key`, and `v<i>` for values; and what is bound.
+    def _inner(self, leaves: Sequence[Leaf], infos: Collection[str] = ()) -> tuple[str, list[Any]]:
+        """A subquery with the columns that are read, `key`, which is NULL where an id has no value, and `v<i>` for values.
 
-        A `key` is NULL where an id has no value.
+        With what is bound in it.
         """
-        keys, decimal, found = (
-            self._keys if division.roles else [],
-            self.mapping.said.csv.decimal,
-            list[tuple[str, list[Any]]](),
-        )
-        for role, theirs in keys:
-            sql, bound = self._key_sql(theirs)
-            found.append((sql if role == Columns.EPS_ID else f"coalesce({sql}, '{NOTHING}')", bound))
-        if division.per_file:
-            found.append(self._key_sql(FILE_ID))
-        key = f" || '{BETWEEN}' || ".join(sql for sql, _ in found) or "''"
-        found += [value_sql(self.rows, leaf.role, column, decimal) for leaf, column in layout.columns]
-        values = [f"{sql} AS v{i}" for i, (sql, _) in enumerate(found[len(found) - len(layout.columns) :])]
-        relation = self.rows.relation(
-            layout.names, [theirs for _, theirs in keys if theirs not in (FILE_ID, FOLDER_ID, ROW_ID)]
-        )
-        chosen = ", ".join(["*", f"{key} AS key", *values])
-        return f"(SELECT {chosen} FROM {relation})", [value for _, bound in found for value in bound]
+        decimal, columns = self.mapping.said.csv.decimal, [(leaf, column) for leaf in leaves for column in leaf.columns]
+        keys = [self._key_sql(theirs) for _, theirs in self._division.keys]
+        texts = [
+            sql if role == Columns.EPS_ID and not self._division.each_row else f"coalesce({sql}, '{NOTHING}')"
+            for (role, _), (sql, _) in zip(self._division.keys, keys, strict=True)
+        ]
+        key = f" || '{BETWEEN}' || ".join(texts) or "''"
+        values = [value_sql(self.rows, leaf.role, column, decimal) for leaf, column in columns]
+        chosen = ["*", f"{key} AS key", *(f"{sql} AS v{i}" for i, (sql, _) in enumerate(values))]
+        ids = [theirs for _, theirs in self._division.keys if theirs not in (FILE_ID, FOLDER_ID, ROW_ID)]
+        relation = self.rows.relation([*dict.fromkeys(column.name for _, column in columns), *infos], ids)
+        return f"(SELECT {', '.join(chosen)} FROM {relation})", [value for _, bound in (*keys, *values) for value in bound]
 
-    def _batches(
-        self, layout: Layout, division: Division, order: str = "", bound: Sequence[Any] = ()
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, layout: Layout, order: str = "", bound: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
         """All rows: keys, values, and as `r<i>` the texts of cells that give none; `order`: the end of the query."""
-        inner, values = self._inner(layout, division)
+        inner, values = self._inner(layout.leaves, [] if layout.infos is None else [layout.infos])
         names = [POS, "s.key", *(f"v{i}" for i in range(len(layout.columns)))]
         for i, (_, column) in enumerate(layout.columns):
             if self.rows.holds_text(column.name) or column.cells == "category":
@@ -372,15 +340,14 @@ class TableSource(FileSource):
         batches = self.rows.query(f"SELECT {', '.join(names)} FROM {inner} AS s {order}", [*values, *bound])
         return cut_by_images(batches, layout) if any(column.image for _, column in layout.columns) else batches
 
-    def _order(self, layout: Layout, division: Division, maker: Assembler) -> tuple[str, list[Any]]:
+    def _order(self, layout: Layout, maker: Assembler) -> tuple[str, list[Any]]:
         """The end of the query, with what is bound in it: without rows that have no id, in order where rows are not.
 
         They are where the rows of each key stand together, and none falls back in `t`.
         """
-        t = None if division.ends == "t" else layout.t
-        keys_alone = replace(layout, leaves=(), infos=None)
-        inner, values = self._inner(replace(keys_alone, leaves=() if t is None else (t,)), division)
-        falls = "false" if t is None else "v0 < lag(v0) OVER ()"
+        t = [leaf for leaf in layout.of(Columns.T) if self._division.ends != "t"]
+        inner, values = self._inner(t)
+        falls = "v0 < lag(v0) OVER ()" if t else "false"
         asked = f"SELECT {POS}, key, key IS DISTINCT FROM lag(key) OVER () AS begins, {falls} AS falls FROM {inner}"
         lost, runs, distinct, falls_back = self.rows.one(
             f"SELECT list({POS}) FILTER (WHERE key IS NULL), count(*) FILTER (WHERE begins AND key IS NOT NULL),"
@@ -393,11 +360,8 @@ class TableSource(FileSource):
         if runs == distinct and not falls_back:
             return where, []
         maker.in_order = False
-        number = next((i for i, (leaf, _) in enumerate(layout.columns) if leaf is t), None)
-        by_t = "" if number is None else f"v{number} NULLS FIRST, "
-        if not self._keys:
-            return f"{where} ORDER BY {by_t}{POS}", []
-        inner, values = self._inner(keys_alone, division)
+        by_t = "".join(f"v{i} NULLS FIRST, " for i, (leaf, _) in enumerate(layout.columns) if leaf in t)
+        inner, values = self._inner([])
         firsts = f"(SELECT key, min({POS}) AS first FROM {inner} GROUP BY key) AS f"
         return f"JOIN {firsts} ON s.key = f.key {where} ORDER BY f.first, {by_t}{POS}", values
 
@@ -406,7 +370,7 @@ class TableSource(FileSource):
         leaves = {column.name: replace(leaf, columns=(column,)) for leaf, column in layout.columns if column.fill == MEAN}
         found: dict[str, float] = {}
         for name, leaf in leaves.items():
-            inner, values = self._inner(replace(layout, leaves=(leaf,), infos=None), Division())
+            inner, values = self._inner([leaf])
             (mean,) = self.rows.one(f"SELECT avg(v0) FILTER (WHERE isfinite(CAST(v0 AS DOUBLE))) FROM {inner}", values)
             if mean is None:
                 what = f"fill: no row has a number in column '{name}', so that there is no mean"

@@ -72,10 +72,7 @@ class ValueReader:
         cells, name, shape = batch.column(f"v{number}"), column.name, self.shapes.get(number)
         raw = batch.column(f"r{number}") if f"r{number}" in batch.schema.names else None
         is_flag, is_filled = leaf.role in FLAG_ROLES, column.fill is not None or self._splits_at(leaf)
-        if column.image:
-            values, bad = self._images(cells, column, shape)
-        else:
-            values, bad = array_of(cells, shape)
+        values, bad = self._images(cells, column, shape) if column.image else array_of(cells, shape)
         if name in self.files.shapes and values.ndim == 2:
             values = values.reshape(len(values), *self.files.shapes[name])
         if raw is not None and column.cells not in ("category", "time") and self.files.kind != "csv":
