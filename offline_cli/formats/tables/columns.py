@@ -505,11 +505,6 @@ def _bad_fills(leaves: Sequence[Leaf], fills: Mapping[str, str | float]) -> Iter
         what = f"fill: column '{column.name}' of {leaf.name} holds {leaf.dtype}"
         if column.fill == MEAN and (leaf.dtype.kind != "f" or column.holds_arrays):
             yield f"{what}, and no mean of them: a number, previous, or single floats by [dtypes]"
-        elif isinstance(column.fill, float) and leaf.dtype.kind != "f":
-            ends = (0, 1) if leaf.dtype.kind == "b" else (np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max)
-            low, high = (0, len(column.categories) - 1) if column.categories else ends
-            if not (column.fill.is_integer() and low <= column.fill <= high):
-                yield f"{what}, and not {column.fill}"
 
 
 def _dtype(

@@ -62,7 +62,7 @@ class TableFiles:
     form: CsvForm
     memory_limit: int
     temp_dir: str | None = None
-    whole: str | None = None  # a struct that stays whole, as JSON text: set by `keep_whole`
+    whole: str | None = None  # a struct that stays whole, as JSON text
     columns: dict[str, list[str]] = field(default_factory=dict)  # by URL: flat columns, partitions of the path too
     kinds: dict[str, pa.DataType] = field(default_factory=dict)  # of the columns of all files together
     units: dict[str, str] = field(default_factory=dict)  # of dates, times and durations, as `relation` has them: ns or us
@@ -115,11 +115,6 @@ class TableFiles:
             groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
             self._row_bytes = sum(group.total_byte_size for group in groups) / max(1, parquet.metadata.num_rows)
         return parquet.schema_arrow
-
-    def keep_whole(self, name: str | None) -> None:
-        """Read the struct of this name as one column of JSON text."""
-        self.whole = name
-        self._find_types()
 
     def _find_types(self) -> None:
         self.columns, self.types = {}, {}

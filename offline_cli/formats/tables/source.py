@@ -138,16 +138,14 @@ class TableSource(FileSource):
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
         self.info = SourceInfo(format=self.format, location=location)
-        self._open(CsvForm() if mapping is None else mapping.said.csv, None if mapping is None else mapping.infos)
+        self._open(CsvForm() if mapping is None else mapping.said.csv, Columns.INFOS if mapping is None else mapping.infos)
         try:
-            if mapping is None:
-                encodings = {likely_encoding(file) for file in self.files} if self._lacks_letters else set()
+            if mapping is None and self.kind == "csv" and any(NO_LETTER in name for name in self.rows.names):
+                encodings = {likely_encoding(file) for file in self.files}
                 if len(encodings) == 1 and all(encodings):
                     self.rows.close()
-                    self._open(CsvForm(encoding=encodings.pop()))
-                mapping = default_mapping(self.rows, self._tried)
-                if mapping.infos not in self.rows.kinds:
-                    self.rows.keep_whole(mapping.infos)
+                    self._open(CsvForm(encoding=encodings.pop()), None)
+            mapping = mapping or default_mapping(self.rows, self._tried)
             self.mapping, self._spare, self._dropped = match(mapping, self.rows.columns)
             self._find_steps()
             self._division = self._divided()
@@ -156,17 +154,13 @@ class TableSource(FileSource):
             raise
         self.info = declared or self._info(location)
 
-    def _open(self, form: CsvForm, infos: str | None = None) -> None:
+    def _open(self, form: CsvForm, infos: str | None) -> None:
         self.rows = TableFiles(self.files, self.kind, form, self.options.memory_limit, self.options.temp_dir, infos)
         try:
             self.rows.open()
         except BaseException:
             self.rows.close()
             raise
-
-    @property
-    def _lacks_letters(self) -> bool:
-        return self.kind == "csv" and any(NO_LETTER in name for name in self.rows.names)
 
     def _info(self, location: str) -> SourceInfo:
         mapping, said = self.mapping, self.mapping.said
@@ -265,9 +259,9 @@ class TableSource(FileSource):
         naming = Naming(division, prefix, tally)
         maker = Assembler(self.rows, reader, division, self.mapping, naming, tally, rejects, room, declares)
         if self.rows.steps_in:  # a row with shorter lists than others lacks cells; one without any has no steps
-            lists = self.rows.steps_in[0]
-            empty = f"coalesce(len({self.rows.column(lists)}), 0) = 0"
-            sql = f"SELECT count(*) FROM {self.rows.every_row([lists])} WHERE {empty}"
+            sizes = ", ".join(f"len({self.rows.column(name)})" for name in self.rows.steps_in)
+            empty = f"coalesce(greatest({sizes}), 0) = 0"
+            sql = f"SELECT count(*) FROM {self.rows.every_row(self.rows.steps_in)} WHERE {empty}"
             tally.assume("zero-length-episode", self.rows.one(sql)[0])
         order = self._order(layout, maker) if division.keyed and not self.rows.steps_in else ("", [])
         yield from maker.episodes(self._counted(self._batches(layout, *order)))
