@@ -24,7 +24,7 @@ from offline_cli.formats.parquet_files import schema_of
 from offline_cli.formats.rllib.batch_lines import is_batch
 from offline_cli.formats.rllib.columns import NEEDED
 from offline_cli.formats.rllib.json_lines import lines_of
-from offline_cli.formats.tables.packing import is_named_csv, looks_like_csv, packing_of, unpacked_head
+from offline_cli.formats.tables.text_files import is_named_csv, looks_like_csv, packing_of, unpacked_head
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.storage.timeouts import ReadingPool

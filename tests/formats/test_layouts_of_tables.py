@@ -275,6 +275,15 @@ def test_lists_of_different_lengths_in_one_row_cost_that_episode(tmp_path: Path,
     assert assumed["lost-episode-bad-row"] == 1
 
 
+def test_a_row_without_a_step_is_counted(tmp_path: Path, converted: Converted) -> None:
+    rows = [{"o": [[0.5]] * n, "a": [0] * n, "r": [1.0] * n} for n in (4, 0, 6)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    mapping = {"rows": "episodes", "columns": {"obs": "o", "actions": "a", "rewards": "r"}}
+    assumed, episodes = converted(tmp_path / "a.parquet", mapping)
+    assert sorted(episodes["length"].to_list()) == [4, 6]
+    assert assumed["zero-length-episode"] == 1
+
+
 def test_a_gap_in_time_begins_an_episode(tmp_path: Path, converted: Converted) -> None:
     frame = steps()
     stamps = [dt.datetime(2024, 1, 1) + dt.timedelta(minutes=step, hours=int(e)) for step, e in enumerate(frame["ep"])]

@@ -117,7 +117,7 @@ def test_cells_without_a_value_are_offered_to_be_filled_and_the_lines_work(write
     path = csv_of(write_lines, "run,step,temp,cmd,reward", *rows)
     text = proposed(path)
     assert "fill" not in tomllib.loads(text)  # nobody has chosen yet
-    assert '# temp = "previous"  # the value before, or "mean", or a number; 1 of the cells seen are empty' in text
+    assert '# temp = "previous"  # 1 of the cells seen are empty' in text
     assert "# cmd" not in text
     filled = text.replace("# [fill]", "[fill]").replace("# temp =", "temp =").replace('# reward = "previous"', "reward = 0")
     assert read_table(path, filled)[1].num_steps == 6

@@ -191,7 +191,7 @@ def manifest(data: bytes) -> None:
 
 def mapping(data: bytes) -> None:
     """The TOML of a mapping."""
-    mapping_of(data, PLACE).as_text()
+    mapping_of(data, PLACE)
 
 
 def pipeline(data: bytes) -> None:

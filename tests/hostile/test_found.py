@@ -19,6 +19,7 @@ import pytest
 from fuzz_seeds import small_items
 from fuzz_targets import File
 
+from offline_cli import convert
 from offline_cli.connectors import ClipRewards, MeanStdFilter
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.episodes.codec import arrays, decode_batch
@@ -33,8 +34,6 @@ from offline_cli.errors import (
 )
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.rllib.packed import unpack
-from offline_cli.formats.tables.files import TableFiles
-from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.json_documents import from_json
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib
@@ -104,22 +103,28 @@ def test_a_line_of_a_small_packed_file_is_bounded_and_the_next_one_is_read() -> 
 # ---- tables ----
 
 
+def rejected(folder: Path, line: bytes) -> list[str]:
+    """The places of the rows that are set aside, of a line and a good one after it."""
+    (folder / "a.jsonl").write_bytes(line + b'\n{"b": 1}\n')
+    mapping = {"columns": {"obs": "b", "actions": "b"}}
+    done = convert(folder / "a.jsonl", folder / "D", mapping=mapping, rows_as_episodes=True, on_error="skip")
+    assert done.episodes == 1
+    return [str(one["where"]).rpartition(" ")[2] for one in done.rejected]
+
+
 @pytest.mark.parametrize("line", [b'{"a": "\\ud800", "b": NaN}', b'{"a": "\xed\xa0\x80", "b": NaN}'])
-def test_half_a_letter_is_no_json(line: bytes) -> None:
-    table = TableFiles([File(line + b'\n{"b": 1}\n')], "json", CsvForm(), 1 << 28)
-    table.open()
-    assert [bad.row for bad in table.bad] == [0]
+def test_half_a_letter_is_no_json(line: bytes, tmp_path: Path) -> None:
+    assert rejected(tmp_path, line) == ["0"]
     with pytest.raises(ValueError):  # noqa: PT011  any of them: that is what callers catch
         from_json(line)
 
 
 @pytest.mark.parametrize(("opening", "closing", "before"), [('{"a":', "}", ""), ("[", "]", '"x": "]]]]}}}}", ')])
-def test_nesting_that_would_end_polars_and_the_process_is_a_bad_line(opening: str, closing: str, before: str) -> None:
+def test_nesting_that_would_end_polars_and_the_process_is_a_bad_line(
+    opening: str, closing: str, before: str, tmp_path: Path
+) -> None:
     deep = f'{{{before}"a": {opening * 600}1{closing * 600}}}'.encode()
-    table = TableFiles([File(deep + b'\n{"b": 1}\n')], "json", CsvForm(), 1 << 28)
-    table.open()
-    assert [bad.row for bad in table.bad] == [0]
-    assert table.one(f"SELECT {table.column('b')} FROM {table.relation(['b'])}") == (1,)
+    assert rejected(tmp_path, deep) == ["0"]
 
 
 # ---- pipelines, and what their pieces learned ----

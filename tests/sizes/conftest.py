@@ -40,7 +40,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Write]:
 SMALL_BLOCKS = {
     "offline_cli.formats.tables.files.BATCH_BYTES": 2 << 10,
     "offline_cli.formats.tables.files.BATCH_ROWS": 16,
-    "offline_cli.formats.tables.json_lines.JSON_BLOCK": 1 << 10,
+    "offline_cli.formats.tables.text_files.JSON_BLOCK": 1 << 10,
     "offline_cli.formats.parquet_files.ROWS": 16,
     "offline_cli.formats.parquet_files.BIG": 1,
     "offline_cli.formats.rllib.sample_batch.BLOCK_BYTES": 1 << 10,

@@ -34,7 +34,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, chained, fragments_of_rows
-from offline_cli.formats.tables.ids import source_hash
+from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Rejects, Tally
 from offline_cli.trees import Tree

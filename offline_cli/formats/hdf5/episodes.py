@@ -19,7 +19,7 @@ from offline_cli.formats.action_shapes import choices, one_number_each
 from offline_cli.formats.hdf5.safe import Hdf5File, Values
 from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.source import FileSource, Fragments, Origins
-from offline_cli.formats.tables.ids import source_hash
+from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 

@@ -45,7 +45,7 @@ from offline_cli.formats.rllib.columns import ColumnsReading
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Source, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables import TableSource
-from offline_cli.formats.tables.ids import source_hash
+from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.meanings import Element, Meanings
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location

@@ -33,7 +33,7 @@ from offline_cli.formats.npz.writing import ArchiveSink, check_npz
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, Source, SourceInfo
-from offline_cli.formats.tables.ids import source_hash
+from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location

@@ -17,6 +17,7 @@ import pyarrow as pa
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 
 __all__ = ["as_id", "dtype_of", "flat", "flat_fields", "holding", "is_bytes", "is_list", "is_tensor", "plain", "plain_type"]
+__all__ += ["unified"]
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -38,17 +39,19 @@ def is_tensor(column: pa.Field) -> bool:
     return isinstance(column.type, pa.FixedShapeTensorType) or str(named).lower().startswith("ray.data.arrow")
 
 
+def _stored(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
 def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
     """Of the numbers in a column of that type; None where it holds none."""
-    while isinstance(kind, pa.BaseExtensionType) or is_list(kind):
-        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
-    types = pa.types
+    types, kind = pa.types, _stored(kind)
+    if is_list(kind):
+        return dtype_of(kind.value_type)
     if types.is_struct(kind):  # a ragged tensor of Ray's
         return dtype_of(kind.field("data").type) if "data" in [part.name for part in kind] else None
-    if types.is_boolean(kind):
-        return np.dtype(np.bool_)
-    if types.is_integer(kind) or types.is_floating(kind):
-        return np.dtype(str(kind.to_pandas_dtype().__name__))
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return np.dtype(str(np.dtype(kind.to_pandas_dtype())))
     if types.is_decimal(kind):
         return np.dtype(np.float64)
     return np.dtype(np.int64) if types.is_temporal(kind) and not types.is_interval(kind) else None
@@ -71,11 +74,14 @@ def flat(table: pa.Table, whole: str | None) -> pa.Table:
     if whole in table.column_names and pa.types.is_struct(table.schema.field(whole).type):
         rows = table.column(whole).to_pylist()
         present = [None if row is None else {key: item for key, item in row.items() if item is not None} for row in rows]
-        texts = [None if row is None else json.dumps(row, default=str) for row in present]
-        table = table.set_column(table.column_names.index(whole), whole, pa.array(texts, pa.large_string()))
+        table = table.set_column(table.column_names.index(whole), whole, _texts(present))
     while any(pa.types.is_struct(kind) and kind.num_fields for kind in table.schema.types):
         table = table.flatten()
     return table
+
+
+def _texts(values: Iterable[Any]) -> pa.Array:
+    return pa.array([None if value is None else json.dumps(value, default=str) for value in values], pa.large_string())
 
 
 def holding(names: Iterable[str], flat_names: Collection[str]) -> list[str]:
@@ -108,7 +114,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if types.is_temporal(kind) and not types.is_interval(kind) else kind
 
 
-def unified(kinds: Collection[pa.DataType], unit: str) -> pa.DataType:
+def unified(kinds: Iterable[pa.DataType], unit: str) -> pa.DataType:
     """The one type of a column that files hold as several: text where they have no other in common."""
     known = [kind for kind in dict.fromkeys(kinds) if not pa.types.is_null(kind)]
     if len(known) <= 1:
@@ -124,8 +130,7 @@ def unified(kinds: Collection[pa.DataType], unit: str) -> pa.DataType:
 def plain(column: pa.ChunkedArray, field: pa.Field, kind: pa.DataType, unit: str) -> tuple[pa.Array, tuple[int, ...]]:
     """A column as `kind`, times in `unit`, and the shape of its tensors, () where it has none. Raises as Arrow does."""
     if not is_tensor(field):
-        array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-        return _cast(array, kind, unit), ()
+        return _cast(_whole(column), kind, unit), ()
     values = tree_of(column.drop_null(), field, where=lambda row: "a row")
     shape = values.shape[1:]
     array = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), int(np.prod(shape)))
@@ -133,6 +138,10 @@ def plain(column: pa.ChunkedArray, field: pa.Field, kind: pa.DataType, unit: str
         places = np.cumsum(column.is_valid().to_numpy()) - 1
         array = array.take(pa.array(places, mask=column.is_null().to_numpy(zero_copy_only=False)))
     return array.cast(kind), shape
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 def _cast(array: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
@@ -145,8 +154,7 @@ def _cast(array: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if kind == pa.int64() and pa.types.is_temporal(array.type):
         return _in_unit(array, unit)
     if is_text(kind) and not is_text(array.type) and not pa.types.is_null(array.type):  # files differ in its type
-        texts = [None if value is None else json.dumps(value, default=str) for value in array.to_pylist()]
-        return pa.array(texts, kind)
+        return _texts(array.to_pylist())
     return array if array.type == kind else array.cast(kind, safe=not pa.types.is_floating(kind))
 
 
@@ -162,23 +170,21 @@ def _in_unit(array: pa.Array, unit: str) -> pa.Array:
 
 def as_id(column: pa.ChunkedArray) -> pa.Array:
     """A column as the texts of ids."""
-    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    kind, types = array.type, pa.types
+    array, types = _whole(column), pa.types
+    kind = array.type
+    is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
     if types.is_dictionary(kind):
         return as_id(pa.chunked_array([array.dictionary])).take(array.indices)
-    is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
-    if not (is_binary or types.is_floating(kind) or isinstance(kind, pa.BaseExtensionType)):
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.large_string())
+    if not (is_binary or types.is_floating(kind)):
         return array.cast(pa.large_string())
-    known = array.dictionary_encode() if not isinstance(kind, pa.BaseExtensionType) else None
-    values = array if known is None else known.dictionary
-    texts = pa.array([None if value is None else _id(value) for value in values.to_pylist()], pa.large_string())
-    return texts if known is None else texts.take(known.indices)
+    known = array.dictionary_encode()
+    return pa.array([None if one is None else _id(one) for one in known.dictionary.to_pylist()]).take(known.indices)
 
 
-def _id(value: Any) -> str | None:
+def _id(value: bytes | float) -> str | None:
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
         return text if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else value.hex()
-    if isinstance(value, float):
-        return None if value != value else str(int(value)) if value.is_integer() else str(value)
-    return str(value)
+    return None if value != value else str(int(value)) if value.is_integer() else str(value)

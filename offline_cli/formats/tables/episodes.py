@@ -1,20 +1,26 @@
-"""Ordered rows as whole episodes: where one ends and the next begins, their names, and what is no step.
+"""Ordered rows as whole episodes: where one ends and the next begins, their ids, and what is no step.
 
 Whatever divides the rows (ids, files, end flags, start flags, `t`, the chain of observations, gaps and periods of time) is one
 array of booleans here: whether an episode begins at a row. Only the last, open episode is held. A bad row stays in the stream
 until its episode is known, which is then set aside.
+
+Ids are `<8 hex of the source's content>-<theirs>`. The hash is of the files' sizes, first and last bytes, not of their names: a
+copy elsewhere gives the same ids, and two tables that both number their episodes from 0 do not give the same ones.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
@@ -22,43 +28,30 @@ from offline_cli.errors import PROBLEM, BadData, BadEpisode, MemoryLimitExceeded
 from offline_cli.formats.action_shapes import choices
 from offline_cli.formats.arrow_leaves import infos_of
 from offline_cli.formats.memory_limits import WRITTEN
-from offline_cli.formats.source import Fragments, Origins
+from offline_cli.formats.source import Fragments, Openable, Origins
 from offline_cli.formats.step_rows import (
     END_FLAGS,
     Keys,
     StepRows,
+    agent_episode_id,
     chained,
     end_flags,
     equal_rows,
     fragments_of_rows,
 )
-from offline_cli.formats.tables.files import POS, TableFiles
-from offline_cli.formats.tables.ids import Divided, Name, Naming
-from offline_cli.formats.tables.mapping import EXTRA, STARTS, TableMapping, span_of
-from offline_cli.formats.tables.rows import (
-    Episode,
-    Rows,
-    changes_in,
-    concat,
-    ended,
-    first_of_each,
-    gaps_in,
-    kept,
-    latest,
-    nested,
-    taken,
-    time_text,
-)
-from offline_cli.formats.tables.values import BAD, GAP, MISSING, ValueReader, mark_of
+from offline_cli.formats.tables.files import POS, ROW_BITS, TableFiles
+from offline_cli.formats.tables.mapping import EXTRA, FILE_ID, STARTS, TableMapping, span_of
+from offline_cli.formats.tables.values import BAD, GAP, MISSING, Mask, Rows, ValueReader
+from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree
 
-__all__ = ["Assembler"]
+__all__ = ["BETWEEN", "NOTHING", "ROW_ID", "Assembler", "Division", "Naming", "source_hash"]
 
 RUN, NEXT = "__run", "__next"
+HASHED_BYTES: Final = 64 << 10  # at each end of a file
+LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
 UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to an episode beside it
-FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
-MISSING_FIX: Final = "[fill] or split_at_gaps in the mapping (docs/tables.md), or --on-error skip to leave out the episode"
 UNFILLED: Final = "fill it with zero, mean or a number; split_at_gaps = true; or --on-error skip to leave out the episode"
 TIE_FIX: Final = (
     "if several episodes share an id, set in the mapping `ids_per_file = true` where each file numbers them anew,"
@@ -67,6 +60,192 @@ TIE_FIX: Final = (
 )
 END_FIX: Final = '`episode_ends = "flags"` in the mapping, where an id names more than an episode; else correct the flag'
 
+Episode = NDArray[np.int64]  # (N,) the number of each row's episode among those that are made together
+
+
+ROW_ID: Final = "@row"  # in the place of a column of ids: a row is an episode
+BETWEEN, NOTHING = "\x1f", "\x1e"  # parts of a key, in the column `key` of a query; a part that has no value
+
+
+# ---- ids ----
+
+
+def source_hash(files: Sequence[Openable]) -> str:
+    """8 hex digits, of the files in order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.url):
+        with storage_failures(file.url, "reading it"), file.open() as stored:
+            size = stored.seek(0, io.SEEK_END)
+            stored.seek(0)
+            digest.update(size.to_bytes(8, "little"))
+            digest.update(stored.read(HASHED_BYTES))
+            stored.seek(max(0, size - HASHED_BYTES))
+            digest.update(stored.read(HASHED_BYTES))
+    return digest.hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What divides ordered rows into episodes."""
+
+    keys: tuple[tuple[str, str], ...]  # role and column of the parts of the key; no role: the file, where files number anew
+    keyed: bool  # rows of one key are together, in the order of `t` where there is one
+    ends: str | None  # flags | t | chain; None: nothing of the three
+    each_row: bool  # every row is an episode
+    divides_keys: bool  # several episodes may have one key
+
+    @property
+    def by_file(self) -> bool:
+        """Whether the id is that of a file or a row, which has no name of its own in the table."""
+        return any(theirs in (FILE_ID, ROW_ID) for role, theirs in self.keys if role)
+
+
+class Name(NamedTuple):
+    """What an episode is called."""
+
+    id: str
+    theirs: str | None = None  # the id in the source
+    agent: str | None = None
+    module: str | None = None
+    shared: str | None = None  # the id of the multi-agent episode
+
+
+@dataclass(slots=True)
+class Naming:
+    """The runs of rows of one key, and the names of the episodes that they are divided into."""
+
+    division: Division
+    prefix: str  # of ids, with its hyphen; "": they stay as they are
+    tally: Tally
+    _keys: dict[int, str] = field(default_factory=dict)  # of the runs that are held
+    _run: int = 0
+    _before: tuple[int, int] = (0, 0)  # a run, and the number of its last episode
+    _passed: int = 0  # episodes named, of tables without ids
+
+    def runs(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """(N,) a number for each run of rows of one `key`."""
+        if not self.division.keys:
+            return np.zeros(batch.num_rows, np.int64)
+        keys = batch.column("key")
+        same = np.ones(batch.num_rows, np.bool_)
+        same[1:] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+        same[0] = self._keys.get(self._run) == keys[0].as_py()
+        self._keys |= dict(enumerate(keys.filter(pa.array(~same)).to_pylist(), self._run + 1))
+        runs = self._run + np.cumsum(~same)
+        self._run = int(runs[-1])
+        return runs
+
+    def of_run(self, run: int) -> str:
+        """The key of a run, for messages; empty where it has none."""
+        return self._keys.get(run, "").replace(BETWEEN, "-") if self.division.keyed else ""
+
+    def named(self, runs: Sequence[int]) -> list[Name]:
+        """The names of episodes in order, by their runs."""
+        division, keys = self.division, [self._keys.get(run, "").split(BETWEEN) for run in runs]
+        for run in [run for run in self._keys if run < runs[-1]]:
+            del self._keys[run]
+        if division.each_row or not (division.keyed and division.keys):
+            numbers = range(self._passed, self._passed + len(runs))
+            self._passed += len(runs)
+            self.tally.assume("missing-eps-id", 0 if division.each_row else len(runs))
+            texts = [self._texts(key)[0] if division.each_row and division.keys else None for key in keys]
+            return [Name(f"{self.prefix}{number}", text) for number, text in zip(numbers, texts, strict=True)]
+        found = []
+        for run, key in zip(runs, keys, strict=True):
+            theirs, agent, module = self._texts(key)
+            name = f"{self.prefix}{key[-1]}-{theirs}" if division.keys[-1][0] == "" else f"{self.prefix}{theirs}"
+            shared = name if agent is not None else None
+            if any(role == Columns.AGENT_ID for role, _ in division.keys) and (agent is not None or module is not None):
+                name = agent_episode_id(name, module, agent)
+            self._before = run, self._before[1] + 1 if self._before[0] == run else 0
+            name = f"{name}-{self._before[1]}" if division.divides_keys else name
+            found.append(Name(name, theirs if self.prefix and not division.by_file else None, agent, module, shared))
+        self.tally.assume("missing-eps-id", len(runs) if division.by_file else 0)
+        return found
+
+    def _texts(self, key: Sequence[str]) -> tuple[str, str | None, str | None]:
+        """The id, the agent and the module of a key."""
+        by_role: dict[str, list[str | None]] = {}
+        for (role, _), text in zip(self.division.keys, key, strict=False):
+            by_role.setdefault(role, []).append(None if text == NOTHING else text)
+        agent, module = (by_role.get(role, [None])[0] for role in (Columns.AGENT_ID, Columns.MODULE_ID))
+        return "-".join(map(str, by_role.get(Columns.EPS_ID, []))), agent, module
+
+
+# ---- rows as arrays ----
+
+
+def _taken(rows: Rows, which: Any) -> Rows:
+    """Some rows of all arrays."""
+    return {name: values[which] for name, values in rows.items()}
+
+
+def _kept(rows: Rows, episode: Episode, which: Mask) -> tuple[Rows, Episode]:
+    """Some rows, with their episodes."""
+    return (rows, episode) if which.all() else (_taken(rows, which), episode[which])
+
+
+def _ended(rows: Rows) -> Mask:
+    """(N,) whether a row has an end flag."""
+    flags = [rows[name] for name in END_FLAGS if name in rows]
+    return np.asarray(np.logical_or.reduce([np.zeros(len(rows[POS]), np.bool_), *flags]))
+
+
+def _first_of_each(found: NDArray[np.int64], episode: Episode) -> list[int]:
+    """Of some rows, in order, the first of each episode."""
+    rows: list[int] = found[np.unique(episode[found], return_index=True)[1]].tolist()
+    return rows
+
+
+def _changes_in(values: NDArray[Any], after: Mask) -> Mask:
+    """(N,) whether a row has another value than the row before, or stands `after` a row that is marked; the first one has."""
+    changes = np.ones(len(values), np.bool_)
+    changes[1:] = (values[1:] != values[:-1]) | after[:-1]
+    return changes
+
+
+def _latest(chosen: Mask) -> NDArray[np.int64]:
+    """(N,) for each row the last one up to it that is `chosen`; -1: there is none."""
+    return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))
+
+
+def _gaps_in(steps: NDArray[Any], run: NDArray[np.int64], *, counted: bool) -> Mask:
+    """(K,) which of the differences `steps` (K,) of `t` are gaps; `run` (K,), sorted: the episode of each.
+
+    Where `t` is `counted` and most steps of an episode are 1: all others. Where most lie within a half of their median: those
+    of more than LONG_GAP times that. Where steps are irregular, none is.
+    """
+    pairs = np.bincount(run)
+    counts = (counted & (2 * np.bincount(run[steps == 1], minlength=len(pairs)) >= pairs))[run]
+    if counts.all():
+        return np.asarray(steps != 1)
+    middle = np.cumsum(pairs) - pairs + np.maximum(pairs - 1, 0) // 2
+    median = steps[np.lexsort((steps, run))][np.minimum(middle, len(steps) - 1)]
+    near = np.abs(steps - median[run]) <= median[run] / 2
+    regular = (2 * np.bincount(run[near], minlength=len(pairs)) >= pairs) & (median > 0)
+    return np.asarray(np.where(counts, steps != 1, regular[run] & (steps > LONG_GAP * median[run])))
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """Rows one after the other; marks of missing cells are there only where some are."""
+    if len(parts) == 1:
+        return parts[0]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.concatenate([part.get(name, np.zeros(len(part[POS]), np.bool_)) for part in parts]) for name in names}
+
+
+def _nested(leaves: Sequence[tuple[tuple[str, ...], NDArray[Any]]]) -> Tree:
+    """Nested dicts by path; the empty path is the array itself."""
+    if not leaves[0][0]:
+        return leaves[0][1]
+    parts: dict[str, list[tuple[tuple[str, ...], NDArray[Any]]]] = {}
+    for path, values in leaves:
+        parts.setdefault(path[0], []).append((path[1:], values))
+    return {name: _nested(inner) for name, inner in parts.items()}
+
+
+# ---- episodes ----
+
 
 @dataclass(slots=True)
 class Assembler:
@@ -74,41 +253,40 @@ class Assembler:
 
     files: TableFiles
     reader: ValueReader
-    divided: Divided
+    division: Division
     mapping: TableMapping
     naming: Naming
     tally: Tally
     rejects: Rejects
     room: int  # bytes that one episode may take
     declares_actions: bool = False
-    lost_keys: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # good rows without an id
+    lost_keys: list[int] = field(default_factory=list)  # positions of good rows without an id
     in_order: bool = True  # whether the rows of an episode stand together in the files
     _reported: int = 0  # bad rows of files that were reported
-    _touched: int = 0  # bad rows of files that cost an episode
+    _touched: bool = False  # whether bad rows of files cost an episode
     _said_flags: bool = False
 
     def episodes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Fragments]:
         """The episodes of all rows."""
         held: list[Rows] = []  # the open episode, and what has been read since it was looked at
         is_open = 0  # rows of it
-        self._report()
         for batch in batches:
+            self._report()
             if not batch.num_rows:
                 continue
             held.append(self.reader.rows(batch) | {RUN: self.naming.runs(batch)})
             self.tally.rows_in += batch.num_rows
-            self._report()
             if 2 * (sum(len(rows[POS]) for rows in held) - is_open) < is_open:
                 continue  # looking again would cost more than waiting
-            rows = concat(held)
+            rows = _joined(held)
             begins = self._begins(rows)
-            last = len(begins) if self.divided.each_row else int(np.flatnonzero(begins)[-1])
-            yield from self._made(taken(rows, slice(0, last)), begins[:last])
-            held, is_open = [taken(rows, slice(last, None))] if last < len(begins) else [], len(begins) - last
+            last = len(begins) if self.division.each_row else int(np.flatnonzero(begins)[-1])
+            yield from self._made(_taken(rows, slice(0, last)), begins[:last])
+            held, is_open = [_taken(rows, slice(last, None))] if last < len(begins) else [], len(begins) - last
             self._check_length(held)
         self._report()
         if held:
-            rows = concat(held)
+            rows = _joined(held)
             yield from self._made(rows, self._begins(rows))
         self._finish()
 
@@ -126,14 +304,14 @@ class Assembler:
 
     # ---- where episodes begin ----
 
-    def _begins(self, rows: Rows) -> NDArray[np.bool_]:
+    def _begins(self, rows: Rows) -> Mask:
         """(N,) whether an episode begins at a row, as far as keys and values say; the first row always does."""
-        ends, said, count = self.divided.ends, self.mapping.said, len(rows[POS])
-        if self.divided.each_row:
+        ends, said, count = self.division.ends, self.mapping.said, len(rows[POS])
+        if self.division.each_row:
             return np.ones(count, np.bool_)
         t, goes_on = rows.get(Columns.T), rows[RUN][1:] == rows[RUN][:-1]
         if ends is not None:
-            goes_on &= ~ended(rows)[:-1]
+            goes_on &= ~_ended(rows)[:-1]
         if STARTS in rows:
             goes_on &= ~rows[STARTS][1:]
         if t is not None and said.gap is not None:
@@ -148,18 +326,21 @@ class Assembler:
             for name in rows:
                 if name in (BAD, GAP) or name.startswith(MISSING):
                     chains = chains | rows[name][1:] | rows[name][:-1]  # a missing cell breaks none
-            file = self.files.at(rows[POS])[0]
+            file = rows[POS] >> ROW_BITS
             goes_on &= chains if ends == "chain" else chains | (file[1:] == file[:-1])
         return np.concatenate([[True], ~goes_on])
 
-    def _span(self, given: str | float) -> Any:
-        """Of a gap or period, in the units of `t`."""
-        span, in_nanoseconds = span_of(given)
+    @property
+    def _is_time(self) -> bool:
         t = self.reader.layout.t
-        is_time = t is not None and t.columns[0].cells == "time"
-        if in_nanoseconds and not is_time:
-            return span / 1e9  # numbers are seconds
-        return span if in_nanoseconds or not is_time else span * 1e9
+        return t is not None and t.columns[0].cells == "time"
+
+    def _span(self, given: str | float) -> Any:
+        """Of a gap or period, in the units of `t`: nanoseconds of a time; a number without a unit is in seconds."""
+        span, in_nanoseconds = span_of(given)
+        if in_nanoseconds == self._is_time:
+            return span
+        return span * 1e9 if self._is_time else span / 1e9
 
     # ---- bad rows ----
 
@@ -171,91 +352,84 @@ class Assembler:
             self.rejects.add(one.error, raw=one.raw)
             self.tally.rows_in += 1
 
-    def lose_keys(self, positions: NDArray[np.int64], column: str) -> None:
+    def lose_keys(self, positions: list[int], column: str) -> None:
         """Set aside rows without an id."""
         self.lost_keys = positions
+        what = f"column {column} has no value"
         fix = "delete the row if it is empty, or give it its id; --on-error skip leaves out the episodes beside it"
-        self._reject(
-            positions.tolist(), lambda pos: BadEpisode(f"column {column} has no value", where=self.files.place(pos), fix=fix)
-        )
+        self._reject([(pos, BadEpisode(what, where=self.files.place(pos), fix=fix)) for pos in positions])
         self.tally.rows_in += len(positions)
 
-    def _reject(self, positions: Sequence[int], error_of: Callable[[int], BadEpisode], rows: Rows | None = None) -> None:
+    def _reject(self, errors: Sequence[tuple[int, BadEpisode]], rows: Rows | None = None) -> None:
         """Set rows aside, as their files have them where that is text, else as far as they were read."""
         keeps = self.rejects.on_error is OnError.QUARANTINE
-        raws = self.files.raw_rows(positions) if keeps else {}
+        raws = self.files.raw_rows([pos for pos, _ in errors]) if keeps else {}
         at = {} if rows is None or not keeps else {pos: row for row, pos in enumerate(rows[POS].tolist())}
-        for pos in positions:
+        for pos, error in errors:
             raw = raws.get(pos)
             if raw is None and rows is not None and pos in at:
                 raw = {name: np.asarray(values[at[pos]]).tolist() for name, values in rows.items() if name[:2] != "__"}
-            self.rejects.add(error_of(pos), raw="" if raw is None else json.dumps(raw, default=str))
+            self.rejects.add(error, raw="" if raw is None else json.dumps(raw, default=str))
 
     def _tell_losses(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> None:
         """Which episodes lost a row that has no columns, or no id: those of the rows beside it."""
-        if not (self.files.bad or len(self.lost_keys)) or self.divided.each_row:
+        gone = [*((one.file << ROW_BITS) + one.row for one in self.files.bad), *self.lost_keys]
+        if not gone or self.division.each_row:
             return
-        gone, order = set(self.lost_keys.tolist()), np.argsort(rows[POS])
-        losses = [(one.error.where, pos - 1, pos) for one, pos in self.files.beside()]
-        losses += [(self.files.place(pos), pos - 1, pos + 1) for pos in gone]
-        for place, before, after in losses:
-            while before in gone:
-                before -= 1
-            while after in gone:
-                after += 1
-            for pos, is_before in ((before, True), (after, False)):
-                at = int(np.searchsorted(rows[POS], pos, sorter=order))
-                if at < len(order) and rows[POS][order[at]] == pos and not (is_before and ended(rows)[order[at]]):
-                    self.rejects.lose(named[int(episode[order[at]])].id, place)
-                    self._touched += 1
+        lost, pos = np.unique(self.files.numbers(gone), return_index=True)
+        numbers, ended = self.files.numbers(rows[POS]), _ended(rows)
+        order = np.argsort(numbers)
+        begins, ends = np.diff(lost, prepend=-2) > 1, np.diff(lost, append=lost[-1] + 2) > 1
+        for first, last, at in zip(lost[begins], lost[ends], pos[begins], strict=True):
+            for beside in (first - 1, last + 1):
+                found = int(np.searchsorted(numbers, beside, sorter=order))
+                row = int(order[found]) if found < len(order) else -1
+                if row >= 0 and numbers[row] == beside and not (beside < first and ended[row]):
+                    self.rejects.lose(named[int(episode[row])].id, self.files.place(gone[at]))
+                    self._touched = True
 
     def _finish(self) -> None:
         count = len(self.files.bad) + len(self.lost_keys)
         if not self.in_order:
             self.tally.assume(UNKNOWN_EPISODE, count)
-        if self.divided.each_row:
+        if self.division.each_row:
             self.rejects.lose_episodes(Lost.BAD_ROW, count)
         elif count and not self._touched:
             self.rejects.lose_episodes(Lost.BAD_ROW)
 
-    def _without_bad(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> NDArray[np.bool_]:
+    def _without_bad(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> Mask:
         """(N,) the rows that are whole; what is wrong with others goes to the rejects, and costs their episode."""
-        bad = rows[BAD]
-        if not bad.any():
-            return ~bad
-
-        def error_of(pos: int) -> BadEpisode:
-            why, is_missing = self.reader.reasons.pop(pos, ("the row is bad", False))
-            return BadEpisode(why, where=self.files.place(pos), fix=MISSING_FIX if is_missing else FIX)
-
-        self._reject(rows[POS][bad].tolist(), error_of, rows)
-        self._lose(rows, episode, named, bad, set(episode[~bad].tolist()))
-        return ~bad
-
-    def _lose(self, rows: Rows, episode: Episode, named: Sequence[Name], bad: NDArray[np.bool_], left: set[int]) -> None:
-        """Set aside the episodes of bad rows: by name those of which other rows are `left`."""
+        bad, errors = rows[BAD], []
+        for pos in rows[POS][bad].tolist():
+            why, fix = self.reader.reasons.pop(pos)
+            errors.append((pos, BadEpisode(why, where=self.files.place(pos), fix=fix)))
+        self._reject(errors, rows)
+        left = set(episode[~bad].tolist())
         for pos, e in zip(rows[POS][bad].tolist(), episode[bad].tolist(), strict=True):
             if e in left:
                 self.rejects.lose(named[e].id, self.files.place(pos))
         self.rejects.lose_episodes(Lost.BAD_ROW, len(set(episode[bad].tolist()) - left))
+        return ~bad
 
     # ---- whole episodes ----
 
-    def _made(self, rows: Rows, begins: NDArray[np.bool_]) -> Iterator[Fragments]:
+    def _made(self, rows: Rows, begins: Mask) -> Iterator[Fragments]:
         if not len(begins):
             return
-        episode, divided = np.cumsum(begins) - 1, self.divided
+        episode, division = np.cumsum(begins) - 1, self.division
         named = self.naming.named(rows[RUN][begins].tolist())
         self._count_falls(rows, episode)
         self._tell_losses(rows, episode, named)
-        rows, episode = kept(rows, episode, self._without_bad(rows, episode, named))
-        if not divided.each_row and divided.keyed and divided.ends != "t" and Columns.T in rows:
-            rows, episode = kept(rows, episode, self._without_ties(rows, episode))
-            if divided.ends is None and not (self.mapping.divides_more or divided.by_file):
-                rows, episode = kept(rows, episode, self._without_early_ends(rows, episode, named))
+        rows = self._filled(rows, episode)
+        if rows[BAD].any():
+            rows, episode = _kept(rows, episode, self._without_bad(rows, episode, named))
+        if not division.each_row and division.keyed and division.ends != "t" and Columns.T in rows:
+            rows, episode = _kept(rows, episode, self._without_ties(rows, episode))
+            if not (division.divides_keys or division.by_file):
+                rows, episode = _kept(rows, episode, self._without_early_ends(rows, episode, named))
         self._count_files(rows, episode)
-        if GAP in rows or any(name.startswith(MISSING) for name in rows):
-            rows, episode, named = self._without_gaps(rows, episode, named)
+        if GAP in rows:
+            rows, episode, named = self._split(rows, episode, named)
         if self.mapping.said.shift:
             rows, episode = self._shifted(rows, episode)
         if len(episode):
@@ -263,57 +437,55 @@ class Assembler:
 
     def _count_falls(self, rows: Rows, episode: Episode) -> None:
         """`t` falls inside an episode that flags or a chain divide: rows are not in order, or a flag is missing."""
-        t, divided = rows.get(Columns.T), self.divided
-        if t is not None and divided.ends in ("flags", "chain") and not divided.keyed:
+        t, division = rows.get(Columns.T), self.division
+        if t is not None and division.ends in ("flags", "chain") and not division.keyed:
             falls = np.flatnonzero((t[1:] < t[:-1]) & (episode[1:] == episode[:-1])) + 1
             self.tally.assume(T_FALLS, len(falls), places=lambda: (self.files.place(int(rows[POS][row])) for row in falls))
 
     def _count_files(self, rows: Rows, episode: Episode) -> None:
-        file = self.files.at(rows[POS])[0]
+        file = rows[POS] >> ROW_BITS
         if len(file) and (file != file[0]).any():
             pairs = np.unique(episode * (int(file.max()) + 1) + file)
             self.tally.fragments_stitched += len(pairs) - len(np.unique(episode))
 
-    def _without_ties(self, rows: Rows, episode: Episode) -> NDArray[np.bool_]:
+    def _without_ties(self, rows: Rows, episode: Episode) -> Mask:
         """(N,) each `t` of an episode once; an episode with different rows for one `t` is a bad one."""
         t, good = rows[Columns.T], np.ones(len(episode), np.bool_)
         ties = np.flatnonzero((episode[1:] == episode[:-1]) & (t[1:] == t[:-1]))
-        if not len(ties):
-            return good
         equal = np.ones(len(ties), np.bool_)
-        for name, values in rows.items():
+        for name, values in rows.items() if len(ties) else ():
             if name not in (POS, RUN):
                 mine, theirs = values[ties], values[ties + 1]
                 equal &= np.array(mine == theirs, np.bool_) if values.dtype == object else equal_rows(mine, theirs)
         good[ties[equal] + 1] = False
         self.tally.assume("duplicate-row", int(equal.sum()))
-        for row in first_of_each(ties[~equal], episode):
-            one, other = (self.files.place(int(rows[POS][at])) for at in (row, row + 1))
+        for row in _first_of_each(ties[~equal], episode):
+            where = " and ".join(self.files.place(int(rows[POS][at])) for at in (row, row + 1))
             what = f"two different rows of one episode have t = {self._time(rows, row)}"
-            error = BadEpisode(what, where=f"{one} and {other}", fix=TIE_FIX, details={PROBLEM: "conflicting-episode"})
+            error = BadEpisode(what, where=where, fix=TIE_FIX, details={PROBLEM: "conflicting-episode"})
             good &= ~self._refused(error, episode == episode[row], Lost.CONFLICT)
         return good
 
-    def _without_early_ends(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> NDArray[np.bool_]:
+    def _without_early_ends(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> Mask:
         """(N,) not the rows of episodes that continue after an end flag, where `t` gives their order."""
         good = np.ones(len(episode), np.bool_)
-        for row in first_of_each(np.flatnonzero(ended(rows)[:-1] & (episode[1:] == episode[:-1])), episode):
-            name = named[int(episode[row])]
-            at, after = self._time(rows, row), self._time(rows, row + 1)
+        for row in _first_of_each(np.flatnonzero(_ended(rows)[:-1] & (episode[1:] == episode[:-1])), episode):
+            name, at, after = named[int(episode[row])], self._time(rows, row), self._time(rows, row + 1)
             what = f"episode {name.theirs or name.id} has an end flag at t = {at} and continues at t = {after}"
-            place = self.files.place(int(rows[POS][row]))
-            error = BadEpisode(what, where=place, fix=END_FIX, details={PROBLEM: "steps-after-end"})
+            where = self.files.place(int(rows[POS][row]))
+            error = BadEpisode(what, where=where, fix=END_FIX, details={PROBLEM: "steps-after-end"})
             good &= ~self._refused(error, episode == episode[row], Lost.STEPS_AFTER_END)
         return good
 
-    def _refused(self, error: BadEpisode, whole: NDArray[np.bool_], why: Lost) -> NDArray[np.bool_]:
+    def _refused(self, error: BadEpisode, whole: Mask, why: Lost) -> Mask:
         self.rejects.add(error, rows=int(whole.sum()))
         self.rejects.lose_episodes(why)
         return whole
 
     def _time(self, rows: Rows, row: int) -> str:
-        t = self.reader.layout.t
-        return time_text(rows[Columns.T][row], is_time=t is not None and t.columns[0].cells == "time")
+        """`t` of a row as people write it; times are nanoseconds since 1970."""
+        t = rows[Columns.T][row]
+        return str(np.datetime64(int(t), "ns")).rstrip("0").rstrip(".").replace("T", " ") if self._is_time else str(t)
 
     def _shifted(self, rows: Rows, episode: Episode) -> tuple[Rows, Episode]:
         """Steps of rows whose action led to their observation: that of the row after, and its observation as the next one."""
@@ -333,20 +505,19 @@ class Assembler:
             self.tally.assume("missing-end-flags")
         terminateds, truncateds = end_flags(flags, count, self.tally)
         numbers, code = np.unique(episode, return_inverse=True)
-        named = [named[e] for e in numbers.tolist()]
-        ids, theirs, agents, modules, shared = (tuple(column) for column in zip(*named, strict=True))
+        ids, theirs, agents, modules, shared = (tuple(one) for one in zip(*(named[e] for e in numbers.tolist()), strict=True))
         if Columns.REWARDS not in rows:
             self.tally.assume(MISSING_REWARDS, count)
         steps = StepRows(
             keys=Keys(code.astype(np.int64), ids, agents, modules, shared if any(shared) else None),
             obs=self._tree(rows, Columns.OBS),
             next_obs=self._next_obs(rows),
-            actions=self.actions(rows),
+            actions=self._actions(rows),
             rewards=rows.get(Columns.REWARDS, np.zeros(count)),
             terminateds=terminateds,
             truncateds=truncateds,
             t=None,
-            extra={".".join(leaf.path): rows[leaf.name] for leaf in layout.of(EXTRA)},
+            extra={".".join(leaf.part.path): rows[leaf.name] for leaf in layout.of(EXTRA)},
             infos=self._infos(rows, code, ids),
             reset_infos=None,
             file=np.zeros(count, np.int64),
@@ -359,36 +530,36 @@ class Assembler:
         is_ended = batch.terminated | batch.truncated
         last = np.append(begun[1:], count) - 1
         unfinished = [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~is_ended).tolist()]
-        self._assume_at(UNFINISHED, rows, [one for one in unfinished if one[1] not in self.rejects.incomplete])
+        self._assume_at(UNFINISHED, rows, unfinished)
         custom = tuple({Columns.SOURCE_ID: theirs[c]} for c in code[begun].tolist()) if theirs[0] is not None else None
-        file, row = self.files.at(rows[POS])
-        origins = Origins.of_rows(tuple(one.url for one in self.files.files), file.astype(np.int64), row, begun)
+        file, row = rows[POS] >> ROW_BITS, rows[POS] & ((1 << ROW_BITS) - 1)
+        origins = Origins.of_rows(tuple(one.url for one in self.files.files), file, row, begun)
         return Fragments(replace(batch, truncated=batch.truncated | ~is_ended, t_started=None, custom_data=custom), origins)
 
-    def _assume_at(self, kind: str, rows: Rows, found: Sequence[tuple[int, str]]) -> None:
-        """Count an assumption at some rows, each with the id of its episode."""
+    def _assume_at(self, kind: str, rows: Rows, found: Iterable[tuple[int, str]]) -> None:
+        """Count an assumption at some rows, each with the id of its episode, but for episodes that lost a row."""
+        counted = [one for one in found if one[1] not in self.rejects.incomplete]
 
         def places() -> Iterator[EpisodePlace]:
-            for row, name in found:
+            for row, name in counted:
                 yield EpisodePlace(f"{self.files.place(int(rows[POS][row]))}, episode {name}", name)
 
-        self.tally.assume(kind, len(found), places=places)
+        self.tally.assume(kind, len(counted), places=places)
 
     def _tree(self, rows: Rows, role: str, prefix: str = "") -> Tree:
-        return nested([(leaf.path, rows[f"{prefix}{leaf.name}"]) for leaf in self.reader.layout.of(role)])
+        return _nested([(leaf.part.path, rows[f"{prefix}{leaf.name}"]) for leaf in self.reader.layout.of(role)])
 
-    def actions(self, rows: Rows) -> Tree:
+    def _actions(self, rows: Rows) -> Tree:
         """Actions, whole numbers alone in a list as choices where no space says otherwise."""
-        actions = self._tree(rows, Columns.ACTIONS)
-        is_vector = self.declares_actions or any(leaf.stacked for leaf in self.reader.layout.of(Columns.ACTIONS))
-        return actions if is_vector else choices(actions)
+        is_vector = self.declares_actions or any(leaf.part.stacked for leaf in self.reader.layout.of(Columns.ACTIONS))
+        return self._tree(rows, Columns.ACTIONS) if is_vector else choices(self._tree(rows, Columns.ACTIONS))
 
     def _next_obs(self, rows: Rows) -> Tree | None:
         if self.mapping.said.shift:
             return self._tree(rows, Columns.OBS, NEXT)
         leaves = self.reader.layout.of(Columns.NEXT_OBS)
         for leaf in leaves:
-            theirs = rows.get(".".join((Columns.OBS, *leaf.path)))
+            theirs = rows.get(".".join((Columns.OBS, *leaf.part.path)))
             if theirs is None or theirs.shape[1:] != rows[leaf.name].shape[1:]:
                 have = "nothing" if theirs is None else f"shape {list(theirs.shape[1:])}"
                 what = f"{leaf.name} has shape {list(rows[leaf.name].shape[1:])}, and obs has {have}"
@@ -397,98 +568,77 @@ class Assembler:
         return self._tree(rows, Columns.NEXT_OBS) if leaves else None
 
     def _count_gaps(self, rows: Rows, run: NDArray[np.int64], ids: Sequence[str]) -> None:
-        """Count the gaps in `t`, but for those of episodes that lost a row."""
         t, leaf, inside = rows[Columns.T], self.reader.layout.t, run[1:] == run[:-1]
-        is_counter = leaf is not None and leaf.dtype.kind in "iu" and leaf.columns[0].cells != "time"
-        gaps = gaps_in(np.diff(t)[inside], run[1:][inside], counted=is_counter)
-        found = [(row, ids[int(run[row])]) for row in (np.flatnonzero(inside)[gaps] + 1).tolist()]
-        self._assume_at("gap-in-t", rows, [one for one in found if one[1] not in self.rejects.incomplete])
+        is_counter = leaf is not None and leaf.dtype.kind in "iu" and not self._is_time
+        gaps = _gaps_in(np.diff(t)[inside], run[1:][inside], counted=is_counter)
+        self._assume_at("gap-in-t", rows, [(row, ids[int(run[row])]) for row in (np.flatnonzero(inside)[gaps] + 1).tolist()])
 
     def _infos(self, rows: Rows, code: NDArray[np.int64], ids: Sequence[str]) -> list[Mapping[str, Any]] | None:
         if Columns.INFOS not in rows:
             return None
         column = pa.chunked_array([pa.array(rows[Columns.INFOS].tolist(), pa.large_string())])
-        column_field = pa.field(self.reader.layout.infos or Columns.INFOS, column.type)
-
-        def place(row: int) -> str:
-            return self.files.place(int(rows[POS][row]))
-
+        named, places = pa.field(self.reader.layout.infos or Columns.INFOS, column.type), rows[POS].tolist()
         try:
-            found = infos_of(column, column_field, where=place)
+            found = infos_of(column, named, where=lambda row: self.files.place(places[row]))
             return None if found is None else list(found)
         except BadData:  # one by one, because one of them cannot be read
             infos: list[Mapping[str, Any]] = []
-            for row in range(len(column)):
+            for row, pos in enumerate(places):
                 try:
-                    infos += infos_of(column.slice(row, 1), column_field, where=partial(lambda at, _: place(at), row)) or [{}]
+                    infos += infos_of(column.slice(row, 1), named, where=partial(self._place_of_all, pos)) or [{}]
                 except BadData as error:
                     self.rejects.add(error, raw=column[row].as_py())
-                    self.rejects.lose(ids[int(code[row])], place(row))
+                    self.rejects.lose(ids[int(code[row])], self.files.place(pos))
                     infos.append({})
             return infos
 
+    def _place_of_all(self, pos: int, _: int) -> str:
+        return self.files.place(pos)
+
     # ---- missing cells ----
 
-    def _without_gaps(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> tuple[Rows, Episode, list[Name]]:
-        """Episodes with missing cells filled, and split where one is not. A value never comes from another episode."""
-        count = len(episode)
-        marks = {name: values for name, values in rows.items() if name.startswith(MISSING)}
-        gap = rows.get(GAP, np.zeros(count, np.bool_))
-        runs = latest(changes_in(episode, gap))
-        if GAP in rows and marks:  # a part begins with the first row that needs no value from before
+    def _filled(self, rows: Rows, episode: Episode) -> Rows:
+        """Rows in which missing cells have the value of the row before in the episode, and in its part between gaps.
+
+        A part begins with the first row that needs no value from before; without `split_at_gaps` such a row is a bad one.
+        """
+        marks = {int(name.removeprefix(MISSING)): values for name, values in rows.items() if name.startswith(MISSING)}
+        if not marks:
+            return rows
+        rows = {name: values for name, values in rows.items() if not name.startswith(MISSING)}
+        gap = rows.get(GAP, np.zeros(len(episode), np.bool_))
+        begins = _latest(_changes_in(episode, gap))
+        if GAP in rows:
             ready = np.cumsum(~gap & ~np.logical_or.reduce(list(marks.values())))
-            gap = gap | (ready == np.concatenate([[0], ready])[runs])
-            runs = latest(changes_in(episode, gap))
-        rows, unfilled = self._with_values_before(rows, marks, runs, gap)
-        kept = ~(gap | unfilled)
-        begins = changes_in(runs[kept])
-        part, of = np.cumsum(begins) - 1, episode[kept][begins]
-        number = (np.arange(len(of)) - np.searchsorted(of, of)).tolist()
-        self.tally.assume("split-at-gap", int(gap.sum()))
-        parts = [
-            named[e]._replace(id=f"{named[e].id}-gap{n}", shared=None) if n else named[e]
-            for e, n in zip(of.tolist(), number, strict=True)
-        ]
-        for e, name in zip(of.tolist(), parts, strict=True):
-            if named[e].id in self.rejects.incomplete:
-                self.rejects.lose(name.id, self.rejects.incomplete[named[e].id])
-        left, bad = set(of.tolist()), set(episode[unfilled].tolist())
-        at = {int(rows[POS][row]): row for row in np.flatnonzero(unfilled).tolist()}
-
-        def error_of(pos: int) -> BadEpisode:
-            leaves = self.reader.layout.leaves
-            names = [
-                plan.column
-                for leaf in leaves
-                for i, plan in enumerate(leaf.columns)
-                if marks.get(mark_of(leaf, i), gap)[at[pos]]
-            ]
-            what = f"column {', '.join(names)} has no value, and no row before it in the episode has one"
-            return BadEpisode(what, where=self.files.place(pos), fix=UNFILLED)
-
-        self._reject(list(at), error_of, rows)
-        self._lose(rows, episode, named, unfilled, left)
-        self.tally.assume("zero-length-episode", len(set(episode.tolist()) - left - bad))
-        return taken(rows, kept), part, parts
-
-    def _with_values_before(
-        self, rows: Rows, marks: Mapping[str, NDArray[np.bool_]], runs: NDArray[np.int64], gap: NDArray[np.bool_]
-    ) -> tuple[Rows, NDArray[np.bool_]]:
-        """Rows in which missing cells have the value of the row before, and those where there is none in the run."""
-        unfilled, rows = np.zeros(len(gap), np.bool_), dict(rows)
-        for leaf in self.reader.layout.leaves:
-            stop = 0
-            for i, plan in enumerate(leaf.columns):
-                shape = self.reader.shape(leaf, i)
-                start, stop = stop, stop + (shape[0] if shape else 1)
-                missing = marks.get(mark_of(leaf, i))
-                if missing is None or not missing.any():
-                    continue
-                source = latest(~missing)
-                found = missing & ~gap & (source >= runs)
+            rows[GAP] = gap = gap | (ready == np.concatenate([[0], ready])[begins])
+            begins = _latest(_changes_in(episode, gap))
+        start, before = 0, None
+        for number, (leaf, column) in enumerate(self.reader.layout.columns):
+            start, before = start if leaf is before else 0, leaf
+            width = (*self.reader.shapes.get(number, ()), 1)[0]
+            span, start = (slice(start, start + width),) if leaf.part.stacked else (), start + width
+            missing = marks.get(number, gap) & ~gap
+            if missing.any():
+                source = _latest(~marks[number])
+                found = missing & (source >= begins)
                 rows[leaf.name] = values = rows[leaf.name].copy()
-                span = (slice(start, stop),) if leaf.stacked else ()
                 values[(found, *span)] = values[(source[found], *span)]
-                self.tally.assume(f"filled-previous:{plan.column}", int(found.sum()))
-                unfilled |= missing & ~gap & ~found
-        return rows, unfilled
+                self.tally.assume(f"filled-previous:{column.name}", int(found.sum()))
+                why = f"column {column.name} has no value, and no row before it in the episode has one"
+                rows[BAD] = rows[BAD] | (missing & ~found)
+                self.reader.reasons |= dict.fromkeys(rows[POS][missing & ~found].tolist(), (why, UNFILLED))
+        return rows
+
+    def _split(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> tuple[Rows, Episode, list[Name]]:
+        """The parts of episodes between gaps, each with a name."""
+        gap = rows[GAP]
+        begins = _latest(_changes_in(episode, gap))[~gap]
+        first = np.diff(begins, prepend=-1) != 0
+        part, of, parts = np.cumsum(first) - 1, episode[~gap][first], list[Name]()
+        for e, n in zip(of.tolist(), (np.arange(len(of)) - np.searchsorted(of, of)).tolist(), strict=True):
+            parts.append(named[e]._replace(id=f"{named[e].id}-gap{n}", shared=None) if n else named[e])
+            if named[e].id in self.rejects.incomplete:
+                self.rejects.lose(parts[-1].id, self.rejects.incomplete[named[e].id])
+        self.tally.assume("split-at-gap", int(gap.sum()))
+        self.tally.assume("zero-length-episode", len(np.unique(episode)) - len(np.unique(of)))
+        return _taken(rows, ~gap), part, parts

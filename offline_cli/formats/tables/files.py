@@ -1,7 +1,7 @@
 """Files of a table as one relation of DuckDB, rows in the order of the files.
 
 DuckDB never sees a name or a path of the files: columns are called by number (`c0`, `k0`), files by links in a folder.
-Each row has `__pos`, its number among all good rows, and `__file`, the number of its file.
+Each row has `__pos`: the number of its file times 2 ** 40, and its own number in that file, bad rows counted too.
 
 * CSV is parsed by DuckDB, once, into a table of text; rows it rejects come with place and reason.
 * JSON is parsed once, into a temporary file of Arrow blocks.
@@ -16,7 +16,6 @@ import os
 import shutil
 import socket
 import tempfile
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from typing import Any, Final
 import duckdb
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadMapping, MemoryLimitExceeded
 from offline_cli.formats.arrow_leaves import is_text
@@ -33,35 +33,24 @@ from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.npz.columns import npz_batches, npz_schema
 from offline_cli.formats.source import Openable
-from offline_cli.formats.tables.arrow_types import (
-    as_id,
-    flat,
-    flat_fields,
-    holding,
-    is_bytes,
-    is_list,
-    is_tensor,
-    plain,
-    plain_type,
-    unified,
-)
-from offline_cli.formats.tables.csv_files import BadRow, CsvParser, csv_header, partitions_of, refuse_twins
-from offline_cli.formats.tables.json_lines import json_tables
+from offline_cli.formats.tables import arrow_types, text_files
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.formats.tables.packing import damage, unpacked
 from offline_cli.parquet.bounds import check_footer
 from offline_cli.parquet.extension_types import ParquetFile, without_objects
 from offline_cli.running_processes import began, runs
 from offline_cli.scopes import Scope
 
-__all__ = ["FILE", "POS", "BadRow", "TableFiles"]
+__all__ = ["POS", "ROW_BITS", "TableFiles"]
 
-POS, FILE = "__pos", "__file"
+POS: Final = "__pos"
+ROW_BITS: Final = 40  # of a position: the others are the number of the file
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 16 << 20
 VECTOR: Final = 2048  # rows that DuckDB works on at a time
 LEAST_ROOM: Final = 128 << 20  # bytes that DuckDB works in
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
+
+Positions = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -73,24 +62,25 @@ class TableFiles:
     form: CsvForm
     memory_limit: int
     temp_dir: str | None = None
-    whole: str | None = None  # a struct that stays whole, as JSON text: set by `keep_whole`
-    types: dict[str, dict[str, pa.DataType]] = field(default_factory=dict)  # by URL: flat columns; partitions of the path too
+    whole: str | None = None  # a struct that stays whole, as JSON text
+    columns: dict[str, list[str]] = field(default_factory=dict)  # by URL: flat columns, partitions of the path too
     kinds: dict[str, pa.DataType] = field(default_factory=dict)  # of the columns of all files together
-    bad: list[BadRow] = field(default_factory=list)
-    rows: int = 0  # good rows that were read so far, of all files
-    starts: list[int] = field(default_factory=list)  # number of the first good row of each file that was begun
+    units: dict[str, str] = field(default_factory=dict)  # of dates, times and durations, as `relation` has them: ns or us
+    types: dict[str, dict[pa.DataType, None]] = field(default_factory=dict)  # all of a column, in whatever file
+    bad: list[text_files.BadRow] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # rows of each file that were read so far, bad ones too
     read: int = 0  # bytes of files that were read
     first: int | None = None  # rows that `relation` has at most, for a look at a table
     steps_in: list[str] = field(default_factory=list)  # columns of lists whose values are rows, where a row is an episode
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors, by column
-    _row_bytes: float | None = None  # of a row in memory, about; None: not known
     _schemas: dict[str, list[pa.Schema]] = field(default_factory=dict)  # by URL
-    _units: dict[str, str] = field(default_factory=dict)
+    _row_bytes: float | None = None  # of a row in memory, about; None: not known
     _con: Any = None
     _folder: str = ""
     _scope: Scope = field(default_factory=Scope)  # of the folder
     _staged: bool = False  # whether text has been parsed
     _blocks: list[tuple[int, int]] = field(default_factory=list)  # of JSON: file, and where its block of rows begins
+    _runs: Positions | None = None  # (2, R) of CSV: first row of the table of a run without bad ones, and what its number lacks
     _failed: BaseException | None = None  # what reading raised while DuckDB ran
     _readers: dict[str, pa.RecordBatchReader] = field(default_factory=dict)  # that no statement has used yet
     _made: int = 0
@@ -99,26 +89,25 @@ class TableFiles:
 
     def open(self) -> None:
         """Find the columns of each file. Raises BadData where all are damaged: damage of some is told when they are read."""
-        first: BadData | None = None
+        self.counts, errors = [0] * len(self.files), list[BadData]()
         if self.kind == "json":
             self._stage_json()
-        else:
-            for file in self.files:
-                try:
-                    with damage(file.url), Scope() as held:
-                        self._schemas[file.url] = [self._schema_of(file, held)]
-                except BadData as error:
-                    first = first or error
-        if first is not None and not self._schemas:
-            raise first
+        for file in () if self.kind == "json" else self.files:
+            try:
+                with text_files.damage(file.url), Scope() as held:
+                    self._schemas[file.url] = [self._schema_of(file, held)]
+            except BadData as error:
+                errors.append(error)
+        if errors and not self._schemas:
+            raise errors[0]
         self._find_types()
 
     def _schema_of(self, file: Openable, held: Scope) -> pa.Schema:
         if self.kind == "csv":
-            return pa.schema([(name, pa.string()) for name in csv_header(file, self.form)])
+            return pa.schema([(name, pa.string()) for name in text_files.csv_header(file, self.form)])
         if self.kind == "npz":
             return npz_schema(NpzArchive(file, held, memory_limit=self.memory_limit))
-        stream = unpacked(file, held, seekable=True, temp_dir=self.temp_dir)
+        stream = text_files.unpacked(file, held, seekable=True, temp_dir=self.temp_dir)
         if self.kind == "arrow":
             return _open_arrow(stream)[0].schema
         parquet = ParquetFile(stream, pre_buffer=False)
@@ -127,48 +116,29 @@ class TableFiles:
             self._row_bytes = sum(group.total_byte_size for group in groups) / max(1, parquet.metadata.num_rows)
         return parquet.schema_arrow
 
-    def keep_whole(self, name: str | None) -> None:
-        """Read the struct of this name as one column of JSON text."""
-        self.whole = name
-        self._find_types()
-
     def _find_types(self) -> None:
-        known: dict[Any, dict[str, pa.DataType]] = {}
-        self.types = {}
+        self.columns, self.types = {}, {}
         for file in self.files:
             if file.url not in self._schemas:
                 continue
-            found: dict[str, list[pa.DataType]] = {}
+            names = dict[str, None]()
             for schema in self._schemas[file.url]:
                 fields = [one for column in schema for one in self._fields(column)]
-                refuse_twins([name for name, _ in fields], file.url)
+                text_files.refuse_twins([name for name, _ in fields], file.url)
+                fields += [(name, pa.string()) for name in text_files.partitions_of(file) if name not in schema.names]
                 for name, kind in fields:
-                    found.setdefault(name, []).append(kind)
-            for name in partitions_of(file):
-                found.setdefault(name, [pa.string()])
-            types = {name: unified(kinds, "us") for name, kinds in found.items()}
-            self.types[file.url] = known.setdefault(tuple(types.items()), types)
+                    names[name] = self.types.setdefault(name, {})[kind] = None
+            self.columns[file.url] = list(names)
         if self.kind == "json":  # a key in any line of any file is a column
-            every = {
-                name: unified([one[name] for one in known.values() if name in one], "us")
-                for one in known.values()
-                for name in one
-            }
-            self.types = {file.url: every for file in self.files}
-            known = {"": every}
-        by_name: dict[str, list[pa.DataType]] = {}
-        for types in known.values():
-            for name, kind in types.items():
-                by_name.setdefault(name, []).append(kind)
-        self._units = {
-            name: "ns" if all(getattr(kind, "unit", "") == "ns" for kind in kinds) else "us" for name, kinds in by_name.items()
-        }
-        self.kinds = {name: unified(kinds, self._units[name]) for name, kinds in by_name.items()}
+            self.columns = {file.url: list(self.types) for file in self.files}
+        for name, kinds in self.types.items():
+            self.units[name] = "ns" if all(getattr(kind, "unit", "") == "ns" for kind in kinds) else "us"
+        self.kinds = {name: arrow_types.unified(kinds, self.units[name]) for name, kinds in self.types.items()}
 
     def _fields(self, column: pa.Field) -> list[tuple[str, pa.DataType]]:
         if column.name == self.whole and pa.types.is_struct(column.type):
             return [(column.name, pa.large_string())]
-        return list(flat_fields(column.name, column.type))
+        return list(arrow_types.flat_fields(column.name, column.type))
 
     @property
     def names(self) -> list[str]:
@@ -184,10 +154,6 @@ class TableFiles:
         """The type of a column in all files together; of lists of steps, that of a step."""
         return self.kinds[name].value_type if name in self.steps_in else self.kinds[name]
 
-    def unit(self, name: str) -> str:
-        """Of dates, times and durations, as `relation` has them: ns where all files have that, else us."""
-        return self._units[name]
-
     def holds_text(self, name: str) -> bool:
         """Whether values of a column are texts, of which numbers are made."""
         kind = self.kind_of(name)
@@ -196,30 +162,21 @@ class TableFiles:
     # ---- places ----
 
     def place(self, pos: int) -> str:
-        """File and row of a good row."""
-        file, row = self.at(np.array([pos]))
-        return f"{self.files[int(file[0])].url} row {int(row[0])}"
+        """File and row of a position."""
+        return f"{self.files[pos >> ROW_BITS].url} row {pos & ((1 << ROW_BITS) - 1)}"
 
-    def at(self, pos: Any) -> tuple[Any, Any]:
-        """(N,) file, and number in it, of good rows: those of bad rows count there too."""
-        starts = np.array(self.starts, np.int64)
-        file = np.searchsorted(starts, pos, side="right") - 1
-        row = pos - starts[file]
-        if self.bad:
-            key = np.sort(np.array([(one.file << 40) + one.row for one in self.bad], np.int64))
-            first = np.searchsorted(key, np.arange(len(starts), dtype=np.int64) << 40)
-            good = key - (np.arange(len(key)) - first[key >> 40])  # good rows of its file before each bad one
-            row = row + np.searchsorted(good, (file.astype(np.int64) << 40) + row, side="right") - first[file]
-        return file, row
+    def numbers(self, pos: Any) -> Positions:
+        """(N,) positions as numbers of rows, good and bad, of all files together, as far as they were read."""
+        before = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
+        pos = np.asarray(pos, np.int64)
+        return np.asarray(before[pos >> ROW_BITS] + (pos & ((1 << ROW_BITS) - 1)))
 
-    def beside(self) -> list[tuple[BadRow, int]]:
-        """Each bad row with the number of the good row after it, among those of all files."""
-        found, seen = [], Counter[int]()
-        for one in sorted(self.bad, key=lambda one: (one.file, one.row)):
-            start = self.starts[one.file] if one.file < len(self.starts) else self.rows
-            found.append((one, start + one.row - seen[one.file]))
-            seen[one.file] += 1
-        return found
+    def counted(self, pos: Any) -> Positions:
+        """(N,) positions as queries have them, which count no bad rows of CSV, with these."""
+        pos = np.sort(pos) if isinstance(pos, list) else np.asarray(pos)
+        if self._runs is not None:
+            pos = pos + self._runs[1][np.searchsorted(self._runs[0], pos, side="right") - 1]
+        return np.asarray(pos, np.int64)
 
     # ---- queries ----
 
@@ -249,7 +206,6 @@ class TableFiles:
         if self._con is not None:
             self._con.close()
         self._con, self._folder, self._staged = None, "", False
-        self.bad = [] if self.is_text else self.bad
         self._scope.close()
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
@@ -259,9 +215,9 @@ class TableFiles:
             cursor.register(name, reader)
         self._readers = {}
         try:
-            found = cursor.sql(sql, params=list(values) or None)
-            if found is not None:
-                yield from found.to_arrow_reader(self._rows_at_once)
+            for batch in cursor.sql(sql, params=list(values) or None).to_arrow_reader(self._rows_at_once):
+                at = batch.schema.get_field_index(POS) if self.kind == "csv" else -1
+                yield batch if at < 0 else batch.set_column(at, POS, pa.array(self.counted(batch.column(at))))
         except (duckdb.Error, pa.ArrowException) as error:
             self._raise(error)
 
@@ -274,7 +230,8 @@ class TableFiles:
     def _rows_at_once(self) -> int:
         if self._row_bytes is not None:
             return int(max(1, min(BATCH_ROWS, BATCH_BYTES // max(1.0, self._row_bytes))))
-        is_wide = any(is_list(kind) or is_bytes(kind) or is_tensor(pa.field("c", kind)) for kind in self.kinds.values())
+        kinds = map(arrow_types.plain_type, self.kinds.values())
+        is_wide = any(arrow_types.is_list(kind) or arrow_types.is_bytes(kind) for kind in kinds)
         return min(BATCH_ROWS, VECTOR) if is_wide else BATCH_ROWS
 
     def _raise(self, error: BaseException) -> None:
@@ -283,42 +240,39 @@ class TableFiles:
             raise failed
         text, where = str(error).strip().splitlines()[0][:300], self.files[0].url
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise MemoryLimitExceeded(
-                f"the table needs more memory: {text}", where=where, fix="raise --memory-limit"
-            ) from error
+            what, fix = f"the table needs more memory: {text}", "raise --memory-limit"
+            raise MemoryLimitExceeded(what, where=where, fix=fix) from error
         raise BadData(f"the table cannot be read: {text}", where=where, fix="write the file again from its source") from error
 
     def relation(self, columns: Collection[str], ids: Collection[str] = ()) -> str:
         """What a query reads from: `c<i>` of the columns of these names, `k<i>` of ids as they were written; see `column`."""
-        found = self._every_row({*columns, *self.steps_in}, ids)
+        found = self.every_row({*columns, *self.steps_in}, ids)
         if self.first is not None:
             found = f"(SELECT * FROM {found} LIMIT {int(self.first)})"
         if self.steps_in:
-            sizes = [f"len({self.column(name)})" for name in self.steps_in]
-            kept = " AND ".join(f"{size} = {sizes[0]}" for size in sizes)
-            others = [self.column(name, as_id=True) for name in ids] + [
-                self.column(name) for name in columns if name not in self.steps_in
-            ]
+            others = [self.column(name, as_id=True) for name in ids]
+            others += [self.column(name) for name in columns if name not in self.steps_in]
             steps = [f"unnest({self.column(name)}) AS {self.column(name)}" for name in self.steps_in]
-            found = f"(SELECT {', '.join([POS, FILE, *dict.fromkeys(others), *steps])} FROM {found} WHERE {kept})"
+            chosen = ", ".join([POS, *dict.fromkeys(others), *steps])
+            found = f"(SELECT {chosen} FROM {found})"
         return found
 
-    def _every_row(self, columns: Collection[str], ids: Collection[str]) -> str:
+    def every_row(self, columns: Collection[str], ids: Collection[str] = ()) -> str:
+        """As `relation`, all rows as they are in the files."""
         if self.kind == "csv":
             self._stage_csv()
-            return f"(SELECT *, rowid AS {POS} FROM steps)"
+            return f"(SELECT *, (CAST(file AS BIGINT) << {ROW_BITS}) + rowid AS {POS} FROM steps)"
         if self.kind == "json":
             self._stage_json()
         else:
-            self.rows, self.starts, self.read = 0, [], 0
+            self.read = 0
         self._made += 1
         name, wanted = f"reader{self._made}", [one for one in self.names if one in columns or one in ids]
-        fields = [pa.field(self.column(one), plain_type(self.kinds[one])) for one in wanted if one in columns]
-        if not self.is_text:
-            fields += [pa.field(f"k{self.names.index(one)}", pa.large_string()) for one in wanted if one in ids]
-        elif ids:
-            fields += [pa.field(self.column(one), plain_type(self.kinds[one])) for one in wanted if one not in columns]
-        schema = pa.schema([*fields, pa.field(FILE, pa.int32()), pa.field(POS, pa.int64())])
+        as_text = [one for one in wanted if one in ids and not self.is_text]
+        plain = {self.column(one): self.kinds[one] for one in wanted if one in columns or self.is_text}
+        fields = [pa.field(name, arrow_types.plain_type(kind)) for name, kind in plain.items()]
+        fields += [pa.field(self.column(one, as_id=True), pa.large_string()) for one in as_text]
+        schema = pa.schema([*fields, pa.field(POS, pa.int64())])
         self._readers[name] = pa.RecordBatchReader.from_batches(schema, self._guarded(self._batches(wanted, schema)))
         return name
 
@@ -330,18 +284,14 @@ class TableFiles:
         """Rows of text as their files have them, by position; others would have to be read again."""
         if not (self.is_text and positions):
             return {}
+        wanted = np.array(positions, np.int64)
+        if self._runs is not None:  # from numbers in the file to those of the table
+            starts = self._runs[0] + self._runs[1]
+            wanted -= self._runs[1][np.searchsorted(starts, wanted, side="right") - 1]
         chosen = ", ".join([POS, *map(self.column, self.names)])
-        sql = f"SELECT {chosen} FROM {self._every_row(self.names, ())} WHERE {POS} IN (SELECT unnest(?))"
-        rows = [tuple(row.values()) for batch in self.query(sql, [list(positions)]) for row in batch.to_pylist()]
+        sql = f"SELECT {chosen} FROM {self.every_row(self.names, ())} WHERE {POS} IN (SELECT unnest(?))"
+        rows = [tuple(row.values()) for batch in self.query(sql, [wanted.tolist()]) for row in batch.to_pylist()]
         return {row[0]: dict(zip(self.names, row[1:], strict=True)) for row in rows}
-
-    def unequal_rows(self) -> list[tuple[int, tuple[Any, ...]]]:
-        """Rows whose lists of steps have different lengths, or none, with these."""
-        sizes = [f"len({self.column(name)})" for name in self.steps_in]
-        other = " OR ".join([f"coalesce({sizes[0]}, 0) = 0", *(f"{size} IS DISTINCT FROM {sizes[0]}" for size in sizes)])
-        sql = f"SELECT {', '.join([POS, *sizes])} FROM {self._every_row(self.steps_in, ())} WHERE {other}"
-        rows = [tuple(row.values()) for batch in self.query(sql) for row in batch.to_pylist()]
-        return [(row[0], row[1:]) for row in rows]
 
     # ---- Arrow batches ----
 
@@ -354,22 +304,26 @@ class TableFiles:
             raise
 
     def _batches(self, wanted: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        first = 0
-        for number, table in self._tables_of_json() if self.kind == "json" else self._tables(wanted):
-            yield self._plain(flat(table, self.whole), schema, number, first)
-            first += table.num_rows
-
-    def _tables(self, wanted: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        if self.kind == "json":
+            with closing(pa.OSFile(f"{self._own_folder}/blocks")) as stored:
+                for number, offset in self._blocks:
+                    stored.seek(offset)
+                    yield self._plain(pa.ipc.open_stream(stored).read_all(), schema, number)
+            return
         for number, file in enumerate(self.files):
-            self.starts.append(self.rows)
+            row = 0
             try:
-                with damage(file.url), Scope() as held:
+                with text_files.damage(file.url), Scope() as held:
                     for batch in self._of_file(file, wanted, held):
-                        yield number, pa.Table.from_batches([batch])
-                        self.rows += batch.num_rows
+                        pos = (number << ROW_BITS) + np.arange(row, row + batch.num_rows)
+                        row += batch.num_rows
+                        self.counts[number] = max(self.counts[number], row)
+                        table = pa.Table.from_batches([batch]).append_column(POS, pa.array(pos))
+                        yield self._plain(table, schema, number)
             except BadData as error:
                 if not any(one.file == number for one in self.bad):
-                    self.bad.append(BadRow(number, self.rows - self.starts[-1], error))
+                    self.bad.append(text_files.BadRow(number, row, error))
+                    self.counts[number] = row + 1
             self.read += file.size()
 
     def _of_file(self, file: Openable, wanted: Sequence[str], held: Scope) -> Iterator[pa.RecordBatch]:
@@ -377,11 +331,11 @@ class TableFiles:
             archive = NpzArchive(file, held, memory_limit=self.memory_limit)
             yield from (batch for batch, _ in npz_batches(archive, wanted, BATCH_BYTES, BATCH_ROWS, held))
             return
-        stream = unpacked(file, held, seekable=True, temp_dir=self.temp_dir)
+        stream = text_files.unpacked(file, held, seekable=True, temp_dir=self.temp_dir)
         if self.kind == "parquet":
             parquet = ParquetFile(stream, pre_buffer=False, page_checksum_verification=True)
             check_footer(parquet.metadata)
-            batches = parquet.iter_batches(self._rows_at_once, columns=holding(parquet.schema_arrow.names, wanted))
+            batches = parquet.iter_batches(self._rows_at_once, columns=arrow_types.holding(parquet.schema_arrow.names, wanted))
         else:
             batches = self._arrow_batches(stream, wanted, file.url)
         for batch in batches:
@@ -391,7 +345,7 @@ class TableFiles:
     def _arrow_batches(self, stream: Any, wanted: Sequence[str], url: str) -> Iterator[pa.RecordBatch]:
         """Record batches, cut where they are large. Raises MemoryLimitExceeded for one that is too large."""
         reader, is_stream = _open_arrow(stream)
-        names = holding(reader.schema.names, wanted)
+        names = arrow_types.holding(reader.schema.names, wanted)
         every = iter(reader) if is_stream else (reader.get_batch(number) for number in range(reader.num_record_batches))
         for batch in every:
             if batch.nbytes > self.memory_limit:
@@ -400,24 +354,24 @@ class TableFiles:
             rows = max(1, min(BATCH_ROWS, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes)))
             yield from (batch.select(names).slice(first, rows) for first in range(0, batch.num_rows, rows))
 
-    def _plain(self, table: pa.Table, schema: pa.Schema, number: int, first: int) -> pa.RecordBatch:
-        """A batch as DuckDB is given it, of the rows from `first` on of the file of this number."""
-        file, rows, names, arrays = self.files[number], table.num_rows, self.names, []
-        refuse_twins(table.column_names, file.url)
-        partitions = partitions_of(file)
-        for one in schema.names[:-2]:
+    def _plain(self, table: pa.Table, schema: pa.Schema, number: int) -> pa.RecordBatch:
+        """A batch of the file of this number as DuckDB is given it."""
+        file, table, names, arrays = self.files[number], arrow_types.flat(table, self.whole), self.names, []
+        text_files.refuse_twins(table.column_names, file.url)
+        partitions = text_files.partitions_of(file)
+        for one in schema.names[:-1]:
             name, kind = names[int(one[1:])], schema.field(one).type
             if name in table.column_names:
-                arrays.append(as_id(table.column(name)) if one[0] == "k" else self._value(table, name, kind, file.url))
+                is_id = one[0] == "k"
+                arrays.append(arrow_types.as_id(table[name]) if is_id else self._value(table, name, kind, file.url))
             else:
-                value = partitions.get(name)
-                arrays.append(pa.nulls(rows, kind) if value is None else pa.array([value] * rows, kind))
-        arrays += [pa.array(np.full(rows, number, np.int32)), pa.array(np.arange(first, first + rows))]
+                arrays.append(pa.array([partitions.get(name)] * table.num_rows, pa.string()).cast(kind))
+        arrays.append(table.column(POS).combine_chunks())
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _value(self, table: pa.Table, name: str, kind: pa.DataType, url: str) -> pa.Array:
         try:
-            array, shape = plain(table.column(name), table.schema.field(name), kind, self.unit(name))
+            array, shape = arrow_types.plain(table.column(name), table.schema.field(name), kind, self.units[name])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             what = f"column {name} holds {table.schema.field(name).type}, which is not supported: {str(error)[:200]}"
             raise BadMapping(what, where=url, fix="leave the column out of the mapping, or write it as numbers") from error
@@ -425,42 +379,28 @@ class TableFiles:
             self.shapes[name] = shape
         return array
 
-    # ---- JSON ----
+    # ---- text, parsed once ----
 
     def _stage_json(self) -> None:
         """Parse all files into blocks of Arrow in a temporary file."""
         if self._staged:
             return
-        self._staged, self.rows, self.starts, self.bad, self._blocks = True, 0, [], [], []
+        self._staged, self.bad, self._blocks = True, [], []
         with open(f"{self._own_folder}/blocks", "wb") as out:
             for number, file in enumerate(self.files):
-                self.starts.append(self.rows)
-                schemas, row = dict[pa.Schema, None](), 0
-                try:
-                    for table, bad in json_tables(file, self.memory_limit):
-                        self.bad += [BadRow(number, *one) for one in bad]
-                        row += len(bad) + (0 if table is None else table.num_rows)
-                        if table is None:
-                            continue
-                        self._blocks.append((number, out.tell()))
-                        with pa.ipc.new_stream(out, table.schema) as writer:
-                            writer.write_table(table)
-                        schemas[table.schema] = None
-                        self.rows += table.num_rows
-                except BadData as error:
-                    self.bad.append(BadRow(number, row, error))
+                schemas, rows = dict[pa.Schema, None](), 0
+                for table, numbers in text_files.json_tables(file, number, self.memory_limit, self.bad):
+                    self._blocks.append((number, out.tell()))
+                    schemas[table.schema] = None
+                    rows += table.num_rows
+                    table = table.append_column(POS, pa.array((number << ROW_BITS) + np.array(numbers, np.int64)))
+                    with pa.ipc.new_stream(out, table.schema) as writer:
+                        writer.write_table(table)
                 self._schemas[file.url] = list(schemas)
+                self.counts[number] = rows + sum(one.file == number for one in self.bad)
                 self.read += file.size()
-        if not self.rows and self.bad:
+        if self.bad and not self._blocks:
             raise self.bad[0].error
-
-    def _tables_of_json(self) -> Iterator[tuple[int, pa.Table]]:
-        with closing(pa.OSFile(f"{self._own_folder}/blocks")) as stored:
-            for number, offset in self._blocks:
-                stored.seek(offset)
-                yield number, pa.ipc.open_stream(stored).read_all()
-
-    # ---- CSV ----
 
     def _stage_csv(self) -> None:
         """Parse all files into a table of text."""
@@ -468,8 +408,18 @@ class TableFiles:
             return
         self._staged = True
         columns = {url: schemas[0].names for url, schemas in self._schemas.items()}
-        parser = CsvParser(self.files, self.form, self.names, columns, self.con, self._own_folder, self.memory_limit)
-        self.rows, self.starts, self.bad = parser.parse()
+        parser = text_files.CsvParser(self.files, self.form, self.names, columns, self.con, self._own_folder, self.memory_limit)
+        good, self.bad = parser.parse(), parser.bad
+        self.bad.sort(key=lambda one: (one.file, one.row))
+        runs, first = list[tuple[int, int]](), 0
+        for number, count in enumerate(good):
+            bad = [one.row for one in self.bad if one.file == number]
+            runs += [
+                ((number << ROW_BITS) + first + row - i, i - first) for i, row in enumerate([0, *(row + 1 for row in bad)])
+            ]
+            self.counts[number] = count + len(bad)
+            first += count
+        self._runs = np.array(runs, np.int64).T
         self.read = sum(file.size() for file in self.files)
 
 

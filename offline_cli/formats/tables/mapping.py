@@ -14,7 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
-from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.json_documents import deeper_than, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_from_json
@@ -31,6 +30,7 @@ from offline_cli.storage.local_files import dangling_link
 from offline_cli.storage.locations import open_location
 
 __all__ = ["CsvForm", "GivenMapping", "MappingDocument", "Part", "TableMapping", "given_mapping", "load_mapping", "mapping_of"]
+__all__ += ["mapping_text", "preset_names", "preset_text"]
 
 DEFAULT: Final = "rllib"  # the preset that is used where no mapping is given
 ENDING: Final = ".v1.toml"
@@ -52,6 +52,7 @@ OF_PYTHON: Final = "(dict)"  # the name of a mapping that is no file
 
 GivenMapping = str | Mapping[str, Any]  # a file by path or URL, the name of a preset, or the mapping itself
 ZERO, PREVIOUS, MEAN = FILLS = ("zero", "previous", "mean")
+GRAY, RGB = ("gray", "rgb")
 
 
 # ---- the form of a mapping ----
@@ -183,6 +184,12 @@ class Part:
     stacked: bool = False  # a list was given: the columns become a vector, even if there is one
     is_cost: bool = False  # of rewards: the column is a cost, a negative reward
 
+    @classmethod
+    def of(cls, role: str, *path: str, theirs: Any) -> Part:
+        """From a column, or a list of them."""
+        is_list = isinstance(theirs, list)
+        return cls(role, path, tuple(theirs) if is_list else (theirs,), is_list)
+
     @property
     def name(self) -> str:
         """`obs`, `obs.camera`, `extra.action_logp`."""
@@ -201,7 +208,6 @@ class TableMapping:
     name: str  # of the file or preset
     said: MappingDocument
     parts: tuple[Part, ...]  # at least one of obs and of actions
-    row_is_episode: bool  # cells hold lists, one value a step
     spaces: tuple[Space | None, Space | None]  # of observations and of actions
     document: Mapping[str, Any]  # all of it as plain values, for provenance
 
@@ -219,27 +225,9 @@ class TableMapping:
         return next(iter(self.names(Columns.INFOS)), None)
 
     @property
-    def action_scale(self) -> str:
-        """`env`, `normalized` or `unknown`."""
-        return self.said.action_scale or UNKNOWN_SCALE
-
-    @property
-    def has_flags(self) -> bool:
-        """Whether any column marks ends."""
-        return bool(self.names(*END_FLAGS))
-
-    @property
-    def divides_more(self) -> bool:
+    def divides_keys(self) -> bool:
         """Whether starts, gaps or periods divide the rows of an id."""
         return bool(self.said.gap or self.said.period or self.of(STARTS))
-
-    def as_text(self) -> dict[str, str]:
-        """Their columns by ours, for people: `{"obs": "x, x_dot", "actions": "a"}`."""
-        return {part.name: ", ".join(part.columns) for part in self.parts}
-
-    def with_parts(self, parts: tuple[Part, ...]) -> TableMapping:
-        """The same with other parts."""
-        return replace(self, parts=parts)
 
 
 def span_of(given: str | float) -> tuple[float, bool]:
@@ -252,24 +240,19 @@ def span_of(given: str | float) -> tuple[float, bool]:
 
 
 def given_mapping(given: str | os.PathLike[str] | Mapping[str, Any]) -> GivenMapping:
-    """A keyword as it is kept: a path as text, a dict as a copy with lists for tuples. Raises BadMapping for keys not text."""
+    """A keyword as it is kept: a path as text, a dict as a copy of plain values. Raises BadMapping for others."""
     if not isinstance(given, Mapping):
         return os.fspath(given)
-    odd: list[Any] = []
-    plain: dict[str, Any] = _plain(given, odd)
-    if odd:
-        raise BadMapping.of([f"{key!r} is no name: names are text" for key in odd], where=OF_PYTHON, fix=FIX)
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(given), default=_plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadMapping(f"a mapping of other values than TOML has: {error}", where=OF_PYTHON, fix=FIX) from error
     return plain
 
 
-def _plain(value: Any, odd: list[Any]) -> Any:
-    if isinstance(value, Mapping):
-        odd += [key for key in value if not isinstance(key, str)]
-        return {key: _plain(item, odd) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, odd) for item in value]
-    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # of numpy
-    return value.item() if is_scalar else value
+def _plain(value: Any) -> Any:
+    """Of a dict of another class, and of a number of numpy."""
+    return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 @cache
@@ -335,7 +318,7 @@ def _checked(given: Mapping[str, Any], name: str) -> TableMapping:
     columns = given.get("columns")
     named = dict(_dotted(columns, "")) if isinstance(columns, dict) else {}
     document = {**given, "columns": named} if named else dict(given)
-    parts = tuple(_parts(named))
+    parts = tuple(Part.of(*key.split("."), theirs=theirs) for key, theirs in named.items())
     found = list(_unclear_columns(parts))
     try:
         said = MappingDocument.model_validate(document)
@@ -343,13 +326,13 @@ def _checked(given: Mapping[str, Any], name: str) -> TableMapping:
         by_place = {one["loc"][:2]: _in_words(one, document) for one in error.errors()}  # of a union, the last one tells most
         found = sorted([*by_place.values(), *found], key=lambda text: "unknown key" not in text)
         raise BadMapping.of(found, where=name, fix=FIX) from error
-    parts += tuple(_part(EXTRA, (key,), theirs) for key, theirs in said.extra.items())
+    parts += tuple(Part.of(EXTRA, key, theirs=theirs) for key, theirs in said.extra.items())
     spaces = tuple(_space(node, role, found) for role, node in vars(said.spaces).items())
     found += [*_contradictions(said, parts), *_wrong_columns(said, parts)]
     if found:
         raise BadMapping.of(found, where=name, fix=FIX)
     plain = json.loads(json.dumps(document), parse_constant=str)  # JSON has no infinities, which spaces may have
-    return TableMapping(name, said, parts, said.rows == "episodes", (spaces[0], spaces[1]), plain)
+    return TableMapping(name, said, parts, (spaces[0], spaces[1]), plain)
 
 
 def _dotted(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -363,76 +346,52 @@ def _dotted(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _in_words(error: Any, document: Any) -> str:
     """A mistake that pydantic found: its dotted place in the document, and what is wrong there."""
-    place, node = list[str](), document
-    for key in error["loc"]:
-        is_there = key in node if isinstance(node, dict) else isinstance(node, list) and isinstance(key, int)
-        if is_there:
-            place.append(str(key))
-            node = node[key]
+    *above, last = place = [str(key) for key in error["loc"] if not str(key).startswith(("str", "list[", "float"))]
     if error["type"] == "extra_forbidden":
         form: Any = MappingDocument
-        for key in place[:-1]:
+        for key in above:
             form = form.model_fields[key].annotation
-        belongs = len(place) == 1 and place[0] in RoleNames.model_fields
-        hint = ": it belongs under [columns]" if belongs else nearest(place[-1], form.model_fields)
-        return f"{''.join(f'{part}: ' for part in place[:-1])}unknown key '{place[-1]}'{hint}"
+        belongs = not above and last in RoleNames.model_fields
+        hint = ": it belongs under [columns]" if belongs else nearest(last, form.model_fields)
+        return f"{''.join(f'{key}: ' for key in above)}unknown key '{last}'{hint}"
     if error["type"] == "missing":
-        return f"'{error['loc'][-1]}' is missing"
+        return f"'{last}' is missing"
     return f"{'.'.join(place)}: {error['msg'][:1].lower()}{error['msg'][1:]}, and not {str(error['input'])[:60]!r}"
 
 
-def _parts(columns: Mapping[str, Any]) -> Iterator[Part]:
-    for key, theirs in columns.items():
-        role, _, path = key.partition(".")
-        yield _part(role, tuple(path.split(".")) if path else (), theirs)
-
-
-def _part(role: str, path: tuple[str, ...], theirs: Any) -> Part:
-    return Part(role, path, tuple(theirs), stacked=True) if isinstance(theirs, list) else Part(role, path, (theirs,))
-
-
 def _space(node: Mapping[str, Any] | None, role: str, found: list[str]) -> Space | None:
-    if node is None:
-        return None
-    wrong = [f"spaces.{role}.{one}" for one in mistakes(dict(node), "spaces.v1.json")]
+    wrong = [] if node is None else mistakes(dict(node), "spaces.v1.json")
+    found += [f"spaces.{role}.{one}" for one in wrong]
     try:
-        return None if wrong else space_from_json(node, where=role)
+        return None if node is None or wrong else space_from_json(node, where=role)
     except UnsupportedSpace as error:
-        wrong = [f"spaces.{role}: {error.what}"]
-    finally:
-        found += wrong
-    return None
+        found.append(f"spaces.{role}: {error.what}")
+        return None
 
 
 def _unclear_columns(parts: Collection[Part]) -> Iterator[str]:
     """Names that are none of ours, roles that are missing, and trees given twice."""
-    names = {part.name: part for part in parts if part.role != EXTRA}
+    names = {part.name: part for part in parts}
     for name in names:
         if name not in RoleNames.model_fields and not RoleNames.PART.fullmatch(name):
             yield f"columns: unknown key '{name}'{nearest(name, RoleNames.model_fields)}"
-    for role in (Columns.OBS, Columns.ACTIONS):
-        if not any(part.role == role for part in names.values()):
-            yield f"columns: '{role}' is missing"
-    for role in (Columns.AGENT_ID, Columns.MODULE_ID):
-        if role in names and Columns.EPS_ID not in names:
-            yield f"columns: '{role}' needs 'eps_id', which distinguishes the episodes of an agent"
-    for name in names:
         if any(other.startswith(f"{name}.") for other in names):
             yield f"columns: '{name}' is given whole and in parts"
-    obs, new_obs = ({part.path for part in names.values() if part.role == role} for role in (Columns.OBS, Columns.NEXT_OBS))
+    obs, actions, new_obs = ({part.path for part in parts if part.role == role} for role in TREES)
+    yield from (f"columns: '{role}' is missing" for role, one in zip(TREES, (obs, actions), strict=False) if not one)
+    for role in KEYS[1:]:
+        if role in names and Columns.EPS_ID not in names:
+            yield f"columns: '{role}' needs 'eps_id', which distinguishes the episodes of an agent"
     if new_obs and obs and new_obs != obs:
         different = ", ".join(sorted(".".join(path) or "(all of it)" for path in obs ^ new_obs))
         yield f"columns: 'new_obs' has other parts than 'obs': {different}"
 
 
 def _contradictions(said: MappingDocument, parts: Collection[Part]) -> Iterator[str]:
-    roles = {part.role for part in parts}
-    if said.episode_ends == "flags" and not roles.intersection(END_FLAGS):
-        yield f'episode_ends: "flags" needs a column for one of {", ".join(END_FLAGS)}'
-    if said.episode_ends == "t" and Columns.T not in roles:
-        yield 'episode_ends: "t" needs a column for t'
-    if said.episode_ends == "chain" and Columns.NEXT_OBS not in roles:
-        yield 'episode_ends: "chain" needs columns for new_obs'
+    roles, named = {part.role for part in parts}, {part.said_as for part in parts}
+    needs = {"flags": END_FLAGS, "t": (Columns.T,), "chain": (Columns.NEXT_OBS,), None: roles}[said.episode_ends]
+    if not roles.intersection(needs):
+        yield f'episode_ends: "{said.episode_ends}" needs a column for one of {", ".join(needs)}'
     for name, given in (("gap", said.gap), ("period", said.period)):
         if given is not None and Columns.T not in roles:
             yield f"{name}: needs a column for t"
@@ -440,7 +399,6 @@ def _contradictions(said: MappingDocument, parts: Collection[Part]) -> Iterator[
             yield f"{name}: {given!r} is no duration, such as 30min, 90s or 1d"
         elif isinstance(given, float | int) and not 0 < given < math.inf:
             yield f"{name}: {given} is not more than 0"
-    named = {part.said_as for part in parts}
     for name in said.optional:
         if name not in named:
             yield f"optional: '{name}' is named nowhere{nearest(name, named)}"
@@ -470,12 +428,10 @@ def _wrong_columns(said: MappingDocument, parts: Collection[Part]) -> Iterator[s
             yield f"fill.{column}: {fill} is no value of a step"
         elif fill == MEAN and column in said.categories:
             yield f"fill.{column}: categories have no mean"
-    for column in said.images:
-        for part in parts:
-            if column in part.columns and (part.stacked or part.role not in (*TREES, EXTRA)):
-                yield f"images: column '{column}' of {part.said_as} is in a list, or no observation: images are not stacked"
-        if column in said.categories:
-            yield f"images: column '{column}' has [categories] too"
+    for part in parts:
+        for column in said.images.keys() & part.columns:
+            if part.stacked or part.role not in (*TREES, EXTRA) or column in said.categories:
+                yield f"images: column '{column}' of {part.said_as} is in a list, has [categories], or is no observation"
 
 
 def schema() -> dict[str, Any]:

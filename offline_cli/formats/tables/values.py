@@ -1,8 +1,13 @@
-"""Batches of a query as arrays: one for each leaf of an episode; rows without a value are filled, marked, or bad."""
+"""Batches of a query as arrays, one for each leaf of an episode; PNG and JPEG as pixels; rows without a value filled, or bad.
+
+`[images]` of a mapping says which columns of bytes are images, and of what. OpenCV decodes them, PNG and JPEG alone, and not
+more than `MOST_PIXELS` each. A cell that is none, is damaged, or has another size than the others is a bad row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,27 +17,28 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadEpisode
+from offline_cli.errors import BadEpisode, MissingPackage
 from offline_cli.formats.tables.arrow_types import is_list
-from offline_cli.formats.tables.columns import hint_for
+from offline_cli.formats.tables.columns import FLAG_ROLES, SCALARS, Column, Layout, Leaf
 from offline_cli.formats.tables.files import POS, TableFiles
-from offline_cli.formats.tables.images import image_counts, images_in, why_no_image
-from offline_cli.formats.tables.layout import FLAG_ROLES, SCALARS, ColumnPlan, Layout, Leaf
-from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, MEAN, PREVIOUS
-from offline_cli.formats.tables.rows import Rows
+from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, GRAY, MEAN, PREVIOUS, RGB
 from offline_cli.tally import Tally
 
-__all__ = ["BAD", "GAP", "ValueReader", "mark_of"]
+__all__ = ["BAD", "GAP", "MISSING", "Mask", "Rows", "ValueReader", "cut_by_images", "likely_image"]
 
-BAD, GAP, MISSING = "__bad", "__gap", "__missing"
+BAD, GAP = "__bad", "__gap"
+MISSING: Final = "__missing"  # and the number of a column of a query: cells that are to be filled from the row before
 SHOWN: Final = 60  # letters of an offending value
+FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
+MISSING_FIX: Final = "[fill] or split_at_gaps in the mapping (docs/tables.md), or --on-error skip to leave out the episode"
+MOST_PIXELS: Final = 16 << 20  # of one image
+AT_ONCE: Final = 16 << 20  # bytes of decoded images
+PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+WITH_ALPHA: Final = (b"\x04", b"\x06")  # colour types of PNG
 
+Rows = dict[str, NDArray[Any]]  # arrays (N, ...) by leaf, and by names that begin with two underscores
 Shape = tuple[int, ...]
-
-
-def mark_of(leaf: Leaf, i: int) -> str:
-    """The name of the array that marks missing cells, to be filled, of one of the leaf's columns."""
-    return f"{MISSING} {i} {leaf.name}"
+Mask = NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -43,9 +49,9 @@ class ValueReader:
     layout: Layout
     split_at_gaps: bool
     tally: Tally
-    means: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    shapes: dict[str, Shape] = field(default_factory=dict)  # of one value, by leaf and column
-    reasons: dict[int, tuple[str, bool]] = field(default_factory=dict)  # of bad rows by position; whether a cell is missing
+    means: Mapping[str, float] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)  # of one value, by the number of its column
+    reasons: dict[int, tuple[str, str]] = field(default_factory=dict)  # what is wrong with bad rows, by position, and the fix
 
     def rows(self, batch: pa.RecordBatch) -> Rows:
         """(N, ...) arrays of all leaves, positions, and the rows that are bad, or end an episode for want of a cell."""
@@ -55,153 +61,160 @@ class ValueReader:
             rows[GAP] = np.zeros(len(pos), np.bool_)
         number = 0
         for leaf in self.layout.leaves:
-            parts = [self._part(leaf, i, batch, number + i, rows) for i in range(len(leaf.columns))]
+            parts = [self._values(leaf, column, number + i, batch, rows) for i, column in enumerate(leaf.columns)]
             number += len(parts)
             rows[leaf.name] = _joined(leaf, parts)
         if self.layout.infos is not None:
             rows[Columns.INFOS] = np.array(batch.column(Columns.INFOS).to_pylist(), object)
         return rows
 
-    def shape(self, leaf: Leaf, i: int) -> Shape:
-        """Of one value of a column, once a row was read."""
-        return self.shapes.get(f"{leaf.name} {leaf.columns[i].column}", ())
-
-    def _part(self, leaf: Leaf, i: int, batch: pa.RecordBatch, number: int, rows: Rows) -> NDArray[Any]:
-        plan, column = leaf.columns[i], batch.column(f"v{number}")
+    def _values(self, leaf: Leaf, column: Column, number: int, batch: pa.RecordBatch, rows: Rows) -> NDArray[Any]:
+        cells, name, shape = batch.column(f"v{number}"), column.name, self.shapes.get(number)
         raw = batch.column(f"r{number}") if f"r{number}" in batch.schema.names else None
-        key, is_flag = f"{leaf.name} {plan.column}", leaf.role in FLAG_ROLES
-        shape, is_scalar = self.shapes.get(key), leaf.role in (*SCALARS, Columns.T)
-        if plan.image:
-            values, bad = images_in(column, plan.image, shape)
-            for kind, count in image_counts(column, plan.column).items():
-                self.tally.assume(kind, count)
-        else:
-            values, bad = array_of(column, shape)
-        if plan.column in self.files.shapes and values.ndim == 2:
-            values = values.reshape(len(values), *self.files.shapes[plan.column])
-        if raw is not None and plan.cells not in ("category", "time", "microseconds") and self.files.kind != "csv":
-            self.tally.assume(f"numbers-as-text:{plan.column}", len(column) - column.null_count)
-        has_text = np.False_ if raw is None else np.asarray(raw.is_valid().to_numpy(zero_copy_only=False))
-        is_filled = plan.fill is not None or (self.split_at_gaps and leaf.role in FILLED_ROLES)
-        missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False)) & ~has_text
-        if is_filled and values.ndim == 1 and values.dtype.kind == "f" and (plan.fill is not None or leaf.role != EXTRA):
-            missing |= np.isnan(values) & ~has_text
+        is_flag, is_filled = leaf.role in FLAG_ROLES, column.fill is not None or self._splits_at(leaf)
+        values, bad = self._images(cells, column, shape) if column.image else array_of(cells, shape)
+        if name in self.files.shapes and values.ndim == 2:
+            values = values.reshape(len(values), *self.files.shapes[name])
+        if raw is not None and column.cells not in ("category", "time") and self.files.kind != "csv":
+            self.tally.assume(f"numbers-as-text:{name}", len(cells) - cells.null_count)
+        missing = np.asarray(cells.is_null().to_numpy(zero_copy_only=False))
+        nan = np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else np.zeros_like(missing)
+        if raw is not None:
+            has_text = np.asarray(raw.is_valid().to_numpy(zero_copy_only=False))
+            missing, nan = missing & ~has_text, nan & ~has_text
+        if is_filled and (column.fill is not None or leaf.role != EXTRA):
+            missing = missing | nan
         bad = missing if bad is None else missing | bad
-        if shape is None and (is_filled or not plan.vectors or not bad.all()):
-            if not bad.all() or not plan.vectors:
-                self._check_shape(leaf, plan, values.shape[1:], is_scalar=is_scalar, row=int(rows[POS][0]))
-            self.shapes[key] = values.shape[1:]
-        if is_scalar and values.ndim > 1:
+        if shape is None and (is_filled or not column.holds_arrays or not bad.all()):
+            if not (bad.all() and column.holds_arrays):
+                self._check_shape(leaf, column, values.shape[1:], int(rows[POS][0]))
+            self.shapes[number] = values.shape[1:]
+        if leaf.role in (*SCALARS, Columns.T) and values.ndim > 1:
             values = values.reshape(len(values))  # lists of one
-        if leaf.role == Columns.T and values.dtype.kind == "f":
-            bad = bad | np.isnan(values)
-        if is_flag and values.dtype.kind == "f":
-            nan = np.isnan(values)
+        if leaf.role == Columns.T:
+            bad = bad | nan
+        if is_flag and values.dtype.kind != "b":
             self.tally.assume("null-as-false", int((nan & ~missing).sum()))
             values = np.where(nan, 0, values)
-        if is_flag and values.dtype.kind != "b":
             bad = bad | ((values != 0) & (values != 1))  # 2 may be a code, -1 missing
         if bad.any():
-            values = self._without(leaf, i, (values, bad, missing), (column, raw), rows)
+            values = self._without(leaf, column, number, values, bad, missing, (cells, raw), rows)
         for row in () if is_flag else lost_in(values, leaf.dtype):
             said = "" if leaf.role == Columns.T else " of [dtypes]"
-            why = f"column {plan.column} holds {values[row]}, which {leaf.dtype}{said} cannot hold"
-            self._reject(rows, row, why)
+            self._reject(rows, row, f"column {name} holds {values[row]}, which {leaf.dtype}{said} cannot hold")
         return values
+
+    def _splits_at(self, leaf: Leaf) -> bool:
+        return self.split_at_gaps and leaf.role in FILLED_ROLES
+
+    def _images(self, cells: pa.Array, column: Column, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
+        """Pixels; what decoding loses is counted: JPEG has lost pixels already, and alpha channels are left out."""
+        held = [cell for cell in cells.to_pylist() if isinstance(cell, bytes)]
+        alphas = sum(cell[:8] == PNG and cell[25:26] in WITH_ALPHA for cell in held)
+        self.tally.assume(f"lossy-jpeg:{column.name}", sum(cell[:3] == JPEG for cell in held))
+        self.tally.assume(f"alpha-left-out:{column.name}", alphas)
+        values, bad = None, np.ones(len(cells), np.bool_)
+        for row, cell in enumerate(cells.to_pylist()):
+            pixels = decoded(cell, column.image)
+            if isinstance(pixels, str) or (shape is not None and pixels.shape != shape):
+                continue
+            if values is None:
+                shape = pixels.shape
+                values = np.zeros((len(cells), *shape), np.uint8)
+            values[row], bad[row] = pixels, False
+        none = shape or (0,) * (2 if column.image == GRAY else 3)
+        return np.zeros((len(cells), *none), np.uint8) if values is None else values, bad
 
     def _without(
         self,
         leaf: Leaf,
-        i: int,
-        found: tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]],
+        column: Column,
+        number: int,
+        values: NDArray[Any],
+        bad: Mask,
+        missing: Mask,
         cells: tuple[pa.Array, pa.Array | None],
         rows: Rows,
     ) -> NDArray[Any]:
         """Rows without a value: of flags false, of extra outputs NaN, all others as the mapping says, each counted; or bad."""
-        (values, bad, missing), (column, raw), plan = found, cells, leaf.columns[i]
-        gone = bad & missing
-        if plan.fill == PREVIOUS:
-            rows[mark_of(leaf, i)] = gone
-        elif plan.fill is not None:
-            how = plan.fill if isinstance(plan.fill, str) else "number"
-            self.tally.assume(f"filled-{how}:{plan.column}", int(gone.sum()))
-            value: Any = self.means[plan.column] if how == MEAN else 0 if how == plan.fill else plan.fill
+        gone, fill, name = bad & missing, column.fill, column.name
+        if fill == PREVIOUS:
+            rows[f"{MISSING}{number}"] = gone
+        elif fill is not None:
+            how = fill if isinstance(fill, str) else "number"
+            self.tally.assume(f"filled-{how}:{name}", int(gone.sum()))
+            value: Any = self.means[name] if how == MEAN else 0 if how == fill else fill
             values = values.astype(np.float64) if values.dtype.kind != "f" and how != "zero" else values.copy()
             values[gone] = value
         elif leaf.role in FLAG_ROLES:
             self.tally.assume("null-as-false", int(gone.sum()))
-        elif leaf.role == EXTRA and values.ndim == 1 and not plan.vectors and leaf.dtype.kind == "f":
+        elif leaf.role == EXTRA and values.ndim == 1 and not column.holds_arrays and leaf.dtype.kind == "f":
             self.tally.assume("null-as-nan", int(gone.sum()))
             values = values.astype(leaf.dtype)
             values[gone] = np.nan
-        elif self.split_at_gaps and leaf.role in FILLED_ROLES:
+        elif self._splits_at(leaf):
             rows[GAP][gone] = True
         else:
             gone = np.zeros_like(gone)
+        held, raw = cells
         for row in np.flatnonzero(bad & ~gone).tolist():
             text = None if raw is None else raw[row].as_py()
-            why = _why(column[row].as_py() if text is None else text, plan, values.shape[1:])
-            self._reject(rows, row, why, is_missing=bool(missing[row]) and leaf.role in FILLED_ROLES)
+            why = _why(held[row].as_py() if text is None else text, leaf, column, values.shape[1:])
+            self._reject(rows, row, f"column {name} {why}", is_missing=bool(missing[row]) and leaf.role in FILLED_ROLES)
         return values
 
     def _reject(self, rows: Rows, row: int, why: str, *, is_missing: bool = False) -> None:
         rows[BAD][row] = True
-        self.reasons.setdefault(int(rows[POS][row]), (why, is_missing))
+        self.reasons.setdefault(int(rows[POS][row]), (why, MISSING_FIX if is_missing else FIX))
 
-    def _check_shape(self, leaf: Leaf, plan: ColumnPlan, shape: Shape, *, is_scalar: bool, row: int) -> None:
-        what = ""
-        if is_scalar and shape not in ((), (1,)):
-            what = f"column {plan.column} holds {list(shape)} values per row, and {leaf.name} is one number"
-        elif leaf.stacked and len(shape) > 1:
-            what = f"column {plan.column} holds arrays of shape {list(shape)}, and only numbers and vectors are stacked"
+    def _check_shape(self, leaf: Leaf, column: Column, shape: Shape, pos: int) -> None:
+        what = f"column {column.name} holds arrays of shape {list(shape)} in each row, and {leaf.name} is "
+        if leaf.role in (*SCALARS, Columns.T) and shape not in ((), (1,)):
+            what += "one number"
+        elif leaf.part.stacked and len(shape) > 1:
+            what += "stacked of numbers and vectors"
         elif 0 in shape:
-            what = f"column {plan.column} holds empty lists"
-        if what:
-            raise BadEpisode(what, where=self.files.place(row), fix="name another column in the mapping")
+            what += "not empty"
+        else:
+            return
+        raise BadEpisode(what, where=self.files.place(pos), fix="name another column in the mapping")
 
 
 def _joined(leaf: Leaf, parts: list[NDArray[Any]]) -> NDArray[Any]:
     if leaf.role in FLAG_ROLES:
         return parts[0].astype(np.bool_, copy=False)
-    if not leaf.stacked:
+    if not leaf.part.stacked:
         values = parts[0].astype(leaf.dtype, copy=False)
-        return -values if leaf.is_cost else values
-    widths = [part.shape[1] if part.ndim > 1 else 1 for part in parts]
-    stacked = np.empty((len(parts[0]), sum(widths)), leaf.dtype)
-    for part, width, stop in zip(parts, widths, np.cumsum(widths).tolist(), strict=True):
-        stacked[:, stop - width : stop] = part.reshape(len(part), width)
-    return stacked
+        return -values if leaf.part.is_cost else values
+    return np.concatenate(
+        [part if part.ndim > 1 else part[:, None] for part in parts], axis=1, dtype=leaf.dtype, casting="unsafe"
+    )
 
 
-def _why(value: Any, plan: ColumnPlan, shape: Shape) -> str:
+def _why(value: Any, leaf: Leaf, column: Column, shape: Shape) -> str:
     """What is wrong with a value."""
-    name, text = f"column {plan.column}", repr(value)
-    text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    text = repr(value) if len(repr(value)) <= SHOWN else f"{repr(value)[:SHOWN]}..."
     if value is None:
-        return f"{name} has no value"
-    if plan.image:
-        why = why_no_image(value, plan.image, shape) if isinstance(value, bytes) else "no bytes"
-        return f"{name} holds {why or 'an image that is damaged'}"
-    if plan.cells == "category":
-        return f"{name} holds {text}, which is none of its [categories]"
-    if isinstance(value, str) and plan.cells == "list":
-        if not value.strip().startswith("["):
-            return f"{name} holds {text}, not a JSON list"
-        if len(value.split()) > 1 and "," not in value:
-            return f"{name} holds {text}, as numpy prints it: write JSON (json.dumps(x.tolist())), or lists in Parquet"
-    elif plan.dtype.kind == "b" and plan.cells != "bool":
-        return f"{name} holds {text}, not a flag: 0 or 1, true or false, yes or no"
-    elif isinstance(value, str):
-        wanted = {"bool": "true or false", "time": "a time of 1678 to 2261", "microseconds": "a time"}.get(
-            plan.cells, "a number"
+        return "has no value"
+    if column.image:
+        pixels = decoded(value, column.image)
+        if isinstance(pixels, str):
+            return f"holds {pixels}"
+        return f"holds an image of {pixels.shape[0]} x {pixels.shape[1]} pixels, and others have {shape[0]} x {shape[1]}"
+    if column.cells == "category":
+        return f"holds {text}, which is none of its [categories]"
+    if leaf.role in FLAG_ROLES:
+        return f"holds {text}, not a flag: 0 or 1, true or false, yes or no"
+    if isinstance(value, str) and (column.cells != "list" or not value.strip().startswith("[")):
+        wanted = {"bool": "true or false", "time": "a time of 1678 to 2261", "list": "a JSON list"}.get(
+            column.cells, "a number"
         )
-        hint = hint_for([value])
-        return f"{name} holds {text}, not {wanted}{hint and '; '}{hint}"
+        return f"holds {text}, not {wanted}"
     words = "a number" if not shape else f"{shape[0]} numbers" if len(shape) == 1 else f"numbers of shape {list(shape)}"
-    return f"{name} holds {text}, not {words} as in other rows"
+    return f"holds {text}, not {words} as in other rows"
 
 
-def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask | None]:
     """(N, *shape) values with 0 in rows that are bad, and (N,) the mask of these; `shape`: None: that of most rows."""
     bad = None
     if is_list(array.type):
@@ -218,7 +231,7 @@ def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], NDArra
     return values, bad
 
 
-def _lists(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+def _lists(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask | None]:
     lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
     known = lengths[lengths >= 0]
     size = shape[0] if shape else int(np.bincount(known).argmax()) if len(known) else 0
@@ -243,3 +256,55 @@ def lost_in(values: NDArray[Any], dtype: np.dtype[Any]) -> list[int]:
     with np.errstate(invalid="ignore"):
         lost = values.astype(dtype) != values
     return np.flatnonzero(lost.reshape(len(lost), -1).any(axis=1)).tolist()
+
+
+# ---- images ----
+
+
+def decoded(cell: object, kind: str) -> NDArray[np.uint8] | str:
+    """(height, width), of `rgb` (height, width, 3) pixels; a text: why there are none. An empty `kind`: as they were stored.
+
+    Raises MissingPackage.
+    """
+    if not isinstance(cell, bytes) or not cell.startswith((PNG, JPEG)):
+        return "bytes that are neither PNG nor JPEG"
+    if cell[:8] == PNG and len(cell) > 26:  # its header is at one place
+        width, height = int.from_bytes(cell[16:20], "big"), int.from_bytes(cell[20:24], "big")
+        if width * height > MOST_PIXELS:
+            return f"an image that declares {height:,} x {width:,} pixels, more than {MOST_PIXELS:,}"
+        if cell[24] > 8:
+            return f"an image of {cell[24]} bits a channel, and at most 8 are read"
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MOST_PIXELS))  # of JPEG too
+    try:
+        import cv2
+    except ImportError as err:
+        fix = "pip install 'offline-cli[images]'"
+        raise MissingPackage(f"decoding images needs a package: {err}", where="[images] of the mapping", fix=fix) from err
+    how = {GRAY: cv2.IMREAD_GRAYSCALE, RGB: cv2.IMREAD_COLOR_RGB}.get(kind, cv2.IMREAD_UNCHANGED)
+    try:
+        found = cv2.imdecode(np.frombuffer(cell, np.uint8), how | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:
+        found = None
+    return "an image that is damaged" if found is None else np.asarray(found, np.uint8)
+
+
+def likely_image(cells: Sequence[bytes]) -> str:
+    """What images in cells are to be decoded to: gray where none has colours; empty where one of them is no image."""
+    if not cells or not all(cell.startswith((PNG, JPEG)) for cell in cells):
+        return ""
+    try:
+        pixels = [decoded(cell, "") for cell in cells]
+    except MissingPackage:
+        return RGB
+    found = [one for one in pixels if not isinstance(one, str)]
+    return "" if len(found) < len(pixels) else GRAY if all(one.ndim == 2 for one in found) else RGB
+
+
+def cut_by_images(batches: Iterable[pa.RecordBatch], layout: Layout) -> Iterator[pa.RecordBatch]:
+    """Batches cut so that images like their first one take about `AT_ONCE` bytes, or are one row."""
+    columns = [(f"v{number}", column.image) for number, (_, column) in enumerate(layout.columns) if column.image]
+    for batch in batches:
+        first = [decoded(batch.column(name)[0].as_py(), kind) for name, kind in columns if batch.num_rows]
+        size = sum(one.nbytes for one in first if not isinstance(one, str))
+        rows = max(1, AT_ONCE // (size or 1 << 20))
+        yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
