@@ -129,9 +129,11 @@ def apply(
     file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
     asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
     learned = _policy(options, storage)
-    target, places = None if out is None else open_location(out, **storage), expand(listed, **storage)
+    target = None if out is None else open_location(out, **storage)
     if target is not None:
         check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
+    places = expand(listed, **storage)
+    if target is not None:
         check_apart(places, target)
     if not places and not (show and asked is not None):
         fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"

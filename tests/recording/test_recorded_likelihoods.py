@@ -17,6 +17,7 @@ from recording_answers import ANSWERS
 from safetensors.torch import save_file
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.meanings import NO_MEANINGS
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.spaces import Space
 from offline_cli.training.config import BCConfig
@@ -39,7 +40,7 @@ def run_folder(folder: Path, space: Space, scale: str) -> Path:
     config = BCConfig(hidden=(16,))
     learner = Setup.of(config).learner(OBSERVATIONS, space, scale)
     data: Any = SimpleNamespace(observation_space=OBSERVATIONS, action_space=space, action_scale=scale, learner=learner)
-    data.recorded_in, data.trained, data.facts = None, None, DataFacts()
+    data.recorded_in, data.trained, data.facts, data.meanings = None, None, DataFacts(), NO_MEANINGS
     module = learner.policy
     with torch.no_grad():
         last = list(module.parameters())[-1]

@@ -365,7 +365,8 @@ class TableFiles:
                 is_id = one[0] == "k"
                 arrays.append(arrow_types.as_id(table[name]) if is_id else self._value(table, name, kind, file.url))
             else:
-                arrays.append(pa.array([partitions.get(name)] * table.num_rows, pa.string()).cast(kind))
+                text = pa.scalar(partitions[name]).cast(kind) if name in partitions else pa.scalar(None, kind)
+                arrays.append(pa.repeat(text, table.num_rows))
         arrays.append(table.column(POS).combine_chunks())
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -389,11 +390,11 @@ class TableFiles:
         with open(f"{self._own_folder}/blocks", "wb") as out:
             for number, file in enumerate(self.files):
                 schemas, rows = dict[pa.Schema, None](), 0
-                for table, numbers in text_files.json_tables(file, number, self.memory_limit, self.bad):
+                for columns, numbers in text_files.json_columns(file, number, self.memory_limit, self.bad):
                     self._blocks.append((number, out.tell()))
-                    schemas[table.schema] = None
-                    rows += table.num_rows
-                    table = table.append_column(POS, pa.array((number << ROW_BITS) + np.array(numbers, np.int64)))
+                    schemas[pa.table(columns).schema] = None
+                    rows += len(numbers)
+                    table = pa.table({**columns, POS: (number << ROW_BITS) + np.array(numbers, np.int64)})
                     with pa.ipc.new_stream(out, table.schema) as writer:
                         writer.write_table(table)
                 self._schemas[file.url] = list(schemas)

@@ -38,11 +38,12 @@ from offline_cli.parquet.extension_types import extension_failures
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 
-__all__ = ["NO_LETTER", "SAY_ENCODING", "BadRow", "CsvParser", "csv_header", "damage", "is_named_csv", "json_tables"]
+__all__ = ["NO_LETTER", "SAY_ENCODING", "BadRow", "CsvParser", "csv_header", "damage", "is_named_csv", "json_columns"]
 __all__ += ["likely_encoding", "looks_like_csv", "packing_of", "partitions_of", "refuse_twins", "unpacked", "unpacked_head"]
 
 MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 HEAD_BYTES: Final = 1 << 16
+MOST_HEADER: Final = 16 << 20  # bytes
 HEAD_PIECE: Final = 1 << 8  # read at a time: a piece with damage in it is lost whole
 PIECE: Final = 1 << 16
 NAMED: Final = tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst", ".zstd"))
@@ -198,14 +199,22 @@ def csv_header(file: Openable, form: CsvForm) -> list[str]:
     """The names of the columns. Raises BadData where there are none, or one twice."""
     if form.columns is not None:
         return list(form.columns)
-    text = unpacked_head(file).decode(form.encoding, "replace").removeprefix(BOM)
-    try:
-        names = next(csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter_of(form, file.url)), [])
-    except csv.Error as error:
-        raise BadData(f"no header can be read: {error}", where=file.url, fix="write the names of the columns first") from error
+    data, names = b"", list[str]()
+    with damage(file.url), Scope() as scope:
+        stream = unpacked(file, scope)
+        while len(data) < MOST_HEADER and (
+            more := bytes(stream.read(HEAD_BYTES))
+        ):  # not all of it: the file may break off later
+            data += more
+            lines = io.StringIO(data.decode(form.encoding, "replace").removeprefix(BOM), newline="")
+            try:
+                names = next(csv.reader(lines, delimiter=_delimiter_of(form, file.url)), [])
+            except csv.Error as error:
+                what = f"no header can be read: {error}"
+                raise BadData(what, where=file.url, fix="write the names of the columns first") from error
+            if lines.read(1):  # the row is whole
+                break
     if not names:
-        with damage(file.url), Scope() as scope:  # which says why nothing can be read
-            unpacked(file, scope).read(1)
         raise BadData("an empty file", where=file.url, fix="leave the file out")
     refuse_twins(names, file.url, "rename one of them; for a file without a header, [csv] columns in the mapping names all")
     return names
@@ -334,7 +343,9 @@ class CsvParser:
 # ---- JSON ----
 
 
-def json_tables(file: Openable, number: int, memory_limit: int, bad: list[BadRow]) -> Iterator[tuple[pa.Table, list[int]]]:
+def json_columns(
+    file: Openable, number: int, memory_limit: int, bad: list[BadRow]
+) -> Iterator[tuple[dict[str, pa.Array], list[int]]]:
     """Rows of JSON lines, or of an array of objects, block by block, each with its number; lines that hold none go to `bad`.
 
     Where the file breaks off, that is the last bad row.
@@ -355,7 +366,7 @@ def json_tables(file: Openable, number: int, memory_limit: int, bad: list[BadRow
                     row += 1
                 if rows:
                     names = dict.fromkeys(chain.from_iterable(rows))
-                    yield pa.table({name: _column([one.get(name) for one in rows]) for name in names}), numbers
+                    yield {name: _column([one.get(name) for one in rows]) for name in names}, numbers
     except BadData as error:
         bad.append(BadRow(number, row, error))
 
