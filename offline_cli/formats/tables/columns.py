@@ -247,19 +247,28 @@ def columns_of(
     """Flat columns by name; `times`: those in which dates and times as text are recognised; `nulls`: whose nulls count."""
     found = {name: _typed(files, name) for name in names}
     texts = [name for name in found if files.holds_text(name)]
-    counted = list(dict.fromkeys([*texts, *(name for name in nulls if name in found)]))
-    if not counted:
-        return found
-    cells = {name: _cell_sql(files.column(name), decimal, name in times) for name in texts}
-    asked = ["count(*)", *(f"count({files.column(name)})" for name in counted)]
-    asked += [f"bit_or(1 << ({cell}))" for cell in cells.values()]
-    rows, *values = files.one(f"SELECT {', '.join(asked)} FROM {files.relation(counted)}")
-    for name, count in zip(counted, values, strict=False):
-        found[name] = replace(found[name], rows=rows, nulls=rows - count)
-    for name, mask in zip(texts, values[len(counted) :], strict=True):
-        held = [kind for kind in range(len(KINDS)) if (mask or 0) >> kind & 1]
-        if held:
-            found[name] = _of_text(files, found[name], cells[name], held)
+    counted = [name for name in found if name in nulls and name not in texts]
+    if texts or counted:
+        asked = ", ".join(["count(*)", *(f"count({files.column(name)})" for name in counted)])
+        rows, *present = files.one(f"SELECT {asked} FROM {files.relation(counted)}")
+        for name, count in zip(counted, present, strict=True):
+            found[name] = replace(found[name], rows=rows, nulls=rows - count)
+    if texts:  # as rows of one column: SQL that names thousands of columns takes DuckDB half a minute to plan
+        columns, timed = (
+            {files.column(name): name for name in texts},
+            [f"'{files.column(name)}'" for name in texts if name in times],
+        )
+        cell = _cell_sql("x", decimal, f"name IN ({', '.join(timed)})" if timed else "")
+        each = f"UNPIVOT (SELECT {', '.join(columns)} FROM {files.relation(texts)}) ON COLUMNS(*) INTO NAME name VALUE x"
+        seen = dict.fromkeys(columns, (0, 0))
+        for batch in files.query(f"SELECT name, count(*), bit_or(1 << ({cell})) FROM ({each}) GROUP BY name"):
+            seen |= {name: counts for name, *counts in zip(*map(pa.Array.to_pylist, batch.columns), strict=True)}
+        for place, (count, mask) in seen.items():
+            name = columns[place]
+            found[name] = replace(found[name], rows=rows, nulls=rows - count)
+            held = [kind for kind in range(len(KINDS)) if mask >> kind & 1]
+            if held:
+                found[name] = _of_text(files, found[name], _cell_sql(place, decimal, "true" if name in times else ""), held)
     return found
 
 
@@ -310,15 +319,15 @@ def texts_of(files: TableFiles, name: str, most_rows: int = 1 << 62) -> list[str
 # ---- SQL of a value ----
 
 
-def _cell_sql(column: str, decimal: str, with_times: bool) -> str:
-    """What a cell of text is, as an index of `KINDS`; NULL where it is empty."""
+def _cell_sql(column: str, decimal: str, with_times: str) -> str:
+    """What a cell of text is, as an index of `KINDS`; NULL where it is empty. `with_times`: where it may be a time, as SQL."""
     number = _number_sql(column, decimal)
     marks = " OR ".join(f"contains({column}, '{letter}')" for letter in (decimal, "e", "E"))
-    time = f" WHEN {_time_sql(column, 'us')} IS NOT NULL THEN 5" if with_times else ""
+    time = f" WHEN {with_times} AND {_time_sql(column, 'us')} IS NOT NULL THEN 5" if with_times else ""
     return (
         f"CASE WHEN {column} IS NULL THEN NULL WHEN {number} IS NOT NULL"
         f" THEN CASE WHEN {marks} OR NOT abs({number}) < {LARGEST} THEN 1 ELSE 0 END"
-        f" WHEN lower(trim({column})) IN ('true', 'false') THEN 2"
+        f" WHEN regexp_full_match({column}, '\\s*(true|false)\\s*', 'i') THEN 2"  # IN would take 40 ms a column to plan
         f" WHEN starts_with(ltrim({column}), '[') THEN CASE WHEN regexp_matches({column}, '[.eEnN]') THEN 4 ELSE 3 END"
         f"{time} ELSE {TEXT} END"
     )

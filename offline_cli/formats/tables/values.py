@@ -59,18 +59,17 @@ class ValueReader:
         rows: Rows = {POS: pos, BAD: np.zeros(len(pos), np.bool_)}
         if self.split_at_gaps:
             rows[GAP] = np.zeros(len(pos), np.bool_)
-        number = 0
+        number, columns = 0, dict(zip(batch.schema.names, batch.columns, strict=True))
         for leaf in self.layout.leaves:
-            parts = [self._values(leaf, column, number + i, batch, rows) for i, column in enumerate(leaf.columns)]
+            parts = [self._values(leaf, column, number + i, columns, rows) for i, column in enumerate(leaf.columns)]
             number += len(parts)
             rows[leaf.name] = _joined(leaf, parts)
         if self.layout.infos is not None:
             rows[Columns.INFOS] = np.array(batch.column(Columns.INFOS).to_pylist(), object)
         return rows
 
-    def _values(self, leaf: Leaf, column: Column, number: int, batch: pa.RecordBatch, rows: Rows) -> NDArray[Any]:
-        cells, name, shape = batch.column(f"v{number}"), column.name, self.shapes.get(number)
-        raw = batch.column(f"r{number}") if f"r{number}" in batch.schema.names else None
+    def _values(self, leaf: Leaf, column: Column, number: int, columns: Mapping[str, pa.Array], rows: Rows) -> NDArray[Any]:
+        cells, raw, name, shape = columns[f"v{number}"], columns.get(f"r{number}"), column.name, self.shapes.get(number)
         is_flag, is_filled = leaf.role in FLAG_ROLES, column.fill is not None or self._splits_at(leaf)
         values, bad = self._images(cells, column, shape) if column.image else array_of(cells, shape)
         if name in self.files.shapes and values.ndim == 2:
