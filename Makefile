@@ -9,6 +9,7 @@ RUNS ?= 1000000
 AZURITE := 3.35.0
 GPU_WHEELS ?= .gpu-wheels
 GPU_PYTHONS ?= 3.11 3.12
+unexport PYTHONDONTWRITEBYTECODE  # processes that tests start share what is compiled
 
 .PHONY: help demo test integration nightly mutants check format fuzz bench gpu gpu-wheels sample-data docs clean
 

@@ -311,7 +311,7 @@ def tables() -> Files:
     yield "not_utf8.csv", csv(*good).replace(b"e,1", b"\xff,1")
     yield "cell_of_2_mib.csv.gz", packed(csv(*good, "e,2," + "1" * (2 << 20) + ",0,1.0,True,False"))
     yield "unclosed_quote.csv", csv('e,0,"0.5,1,1.0,False,False', *good)
-    yield "many_columns.csv.gz", packed(b",".join(b"c%d" % i for i in range(20_000)) + b"\n" + b"1," * 19_999 + b"1\n")
+    yield "many_columns.csv.gz", packed(b",".join(b"column%d" % i for i in range(8_000)) + b"\n" + b"1," * 7_999 + b"1\n")
     yield "huge_integers.csv", csv("e,0,0.5," + "9" * 300 + ",1.0,True,False", "e,99999999999999999999,1,1,1,True,False")
     yield "bomb.csv.gz", packed(csv(*good) + b"\n" * (64 << 20))
     yield "good.jsonl", json_rows()
