@@ -19,7 +19,6 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from importlib.util import resolve_name
 from inspect import isclass, isroutine
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from offline_cli.errors import BadConfig
@@ -56,7 +55,7 @@ def code_of(*things: Any) -> dict[str, str]:
         else:
             packages |= _package(top)
         if path.suffix == ".py" and (own or name in begun):
-            named += _imports(module, path)
+            named += _imports(module.__package__ or "", path, path.stat().st_mtime_ns)
     return {**{name: HASHED + found.hexdigest() for name, found in sorted(files.items())}, **dict(sorted(packages.items()))}
 
 
@@ -110,14 +109,18 @@ def _modules(thing: Any) -> Iterator[str]:
         thing = next((inner[name] for name in WITHIN if name in inner), None) or next(iter(inner.get("envs") or ()), None)
 
 
-def _imports(module: ModuleType, path: Path) -> Iterator[str]:
+@cache
+def _imports(package: str, path: Path, changed: int) -> Sequence[str]:
+    """What a module of `package` imports, by the text of its file as it was at `changed`."""
+    found = list[str]()
     with suppress(SyntaxError, ValueError, RecursionError, ImportError):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
+                found += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                base = resolve_name("." * node.level + (node.module or ""), module.__package__ or "")
-                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return found
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,8 +77,7 @@ def test_validate_reports_exactly_what_is_wrong(name: str, real_data: Path, done
     assert {one["code"]: one["count"] for one in problems} == RECORDINGS[name].problems
 
 
-@each
-@pytest.mark.parametrize("to", ["episodes", "columns"])
+@pytest.mark.parametrize(("name", "to"), zip(RECORDINGS, itertools.cycle(["episodes", "columns"]), strict=False))
 def test_convert_keeps_every_value_of_every_episode(name: str, to: str, real_data: Path, datasets: Datasets) -> None:
     ours, theirs = read(datasets(name, to)), episodes_of(real_data / name)
     assert len(ours) == len(theirs) == RECORDINGS[name].episodes
@@ -103,7 +103,7 @@ def test_two_row_formats_of_one_recording_hold_equal_episodes(name: str, dataset
     assert done("diff", datasets(name), datasets(name, "columns"))["equal"] is True
 
 
-@each
+@pytest.mark.parametrize("name", ["rllib_episodes_pendulum", "rllib_columns_pendulum_plain", "minari/pendulum/random-v0"])
 def test_converting_again_gives_the_same_bytes(
     name: str, real_data: Path, datasets: Datasets, done: Done, tmp_path: Path
 ) -> None:

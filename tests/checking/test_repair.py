@@ -345,6 +345,7 @@ class TestWhileSomebodyIsAtWork:
 class TestKilled:
     """Whenever a repair is ended, the next one ends like an undisturbed one."""
 
+    @pytest.mark.integration
     @pytest.mark.parametrize("case", ["left", "new", "broken"])
     def test_a_repair_that_broke_off_anywhere_is_done_by_the_next(
         self, case: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

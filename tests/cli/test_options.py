@@ -211,9 +211,9 @@ def test_a_reader_of_the_users_that_exits_is_told_as_his(
         ("offline-cli conv", 1, {"convert"}),
         ("offline-cli convert --mapp", 2, {"--mapping"}),
         ("offline-cli convert D --mapping gym", 4, {"gym-legacy"}),
-        ("offline-cli inspect rec", 2, {"recordings/"}),
-        ("offline-cli evaluate ru", 2, {"run"}),
-        ("offline-cli train D --algorithm iq", 4, {"iql"}),
+        pytest.param("offline-cli inspect rec", 2, {"recordings/"}, marks=pytest.mark.integration),
+        pytest.param("offline-cli evaluate ru", 2, {"run"}, marks=pytest.mark.integration),
+        pytest.param("offline-cli train D --algorithm iq", 4, {"iql"}, marks=pytest.mark.integration),
     ],
 )
 def test_bash_completes_commands_options_sources_runs_and_presets(

@@ -72,6 +72,7 @@ OPERATIONS: dict[str, tuple[Call, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("source", ["columns", "foreign"])
 def test_an_operation_gives_the_same_dataset(

@@ -79,8 +79,8 @@ def test_the_code_on_the_card_runs_the_file(cartpole: Path, monkeypatch: pytest.
     assert names["found"]["actions"].shape == (1,)
 
 
-def test_an_export_is_replaced_when_asked_and_no_other_file_at_all(cartpole: Path, exports: Exports, tmp_path: Path) -> None:
-    export(exports.run("mlp"), tmp_path / "p.onnx", to="onnx")
+def test_an_export_is_replaced_when_asked_and_no_other_file_at_all(cartpole: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.onnx").write_bytes((cartpole / "policy.onnx").read_bytes())
     with pytest.raises(OutputExists):
         export(cartpole / "run", tmp_path / "p.onnx", to="onnx")
     export(cartpole / "run", tmp_path / "p.onnx", to="onnx", overwrite=True)

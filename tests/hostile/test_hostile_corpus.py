@@ -50,6 +50,7 @@ def replay(measured: Measured, work: Path, *options: str) -> tuple[list[dict[str
     return [json.loads(line) for line in out.splitlines()], peak
 
 
+@pytest.mark.integration
 def test_every_hostile_file_is_answered_by_a_named_error_or_counted_problems(
     measured: Measured, tmp_path: Path, expected: dict[str, dict[str, str]]
 ) -> None:

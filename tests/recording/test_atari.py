@@ -26,6 +26,7 @@ def recorded(out: Path, **options: Any) -> Dataset:
     return open_dataset(out)
 
 
+@pytest.mark.integration
 def test_single_copies_play_between_gymnasiums_wrappers(tmp_path: Path) -> None:
     pytest.importorskip("cv2", reason="OpenCV comes with the extra [atari]")
     told = {"env_kwargs": SHORT | {"frameskip": 1}, "wrappers": ["AtariPreprocessing:noop_max=0"]}

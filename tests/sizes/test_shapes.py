@@ -48,6 +48,7 @@ def test_a_file_that_lies_twice_in_one_folder_is_as_if_it_lay_there_once(written
     assert counts.duplicates == 2_000
 
 
+@pytest.mark.integration
 def test_two_thousand_columns_of_a_csv_file_become_one_observation(tmp_path: Path) -> None:
     batch, names = made(4, 3, dims=2_000), [f"x{i}" for i in range(2_000)]
     obs = np.asarray(batch.acted_obs())

@@ -42,12 +42,10 @@ def place_at(port: int, scheme: str, **options: Any) -> Location:
 
 @pytest.mark.parametrize(
     ("answer", "request_"),
-    [
-        pytest.param(answer, request_, marks=[] if answer.scheme == "s3" or answer in MISSING else pytest.mark.integration)
-        for answer, request_ in zip([*ANSWERS, *MISSING], itertools.cycle([look, match, write]), strict=False)
-    ],
+    zip([*ANSWERS, *MISSING], itertools.cycle([look, match, write]), strict=False),
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
+@pytest.mark.integration
 def test_a_providers_answer_is_told_in_words_that_say_what_to_do(answer: Answer, request_: Callable[[Location], None]) -> None:
     with answer.given() as port:
         place = place_at(port, answer.scheme)

@@ -208,6 +208,7 @@ def test_a_second_trainer_is_refused_before_any_data_is_read(tmp_path: Path, how
     assert sorted(os.listdir(tmp_path / "run")) == ["config.toml", "policy.json"]
 
 
+@pytest.mark.integration
 def test_a_trainer_that_was_killed_keeps_nobody_out(write_dataset: Write, tmp_path: Path) -> None:
     script = "import os, sys\nfrom offline_cli.training.run_folder import RunFolder\n"
     script += "held = RunFolder(sys.argv[1]).locked()\nheld.__enter__()\nos._exit(9)"

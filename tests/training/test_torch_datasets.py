@@ -75,6 +75,7 @@ def test_a_shuffled_loader_over_steps_in_memory_gives_each_once(dataset: Dataset
     assert rewards.tolist() != list(range(110))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("batch_size", "shuffle"), [(None, False), (16, True)])
 def test_workers_share_a_stream_without_a_step_twice(dataset: Dataset, batch_size: int | None, shuffle: bool) -> None:
     dataset[3]  # what it keeps does not travel

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,15 +47,6 @@ def test_gradients_are_clipped_weights_decay_and_their_average_follows_each_step
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-5)
     torch.testing.assert_close(update.policy_state(), average, rtol=1e-3, atol=2e-5)
-
-
-def test_training_does_not_import_torchs_compiler(write_dataset: Callable[..., Path], tmp_path: Path) -> None:
-    """It would take a second of the start of each run, and 60 MB."""
-    script = (
-        "import sys\nfrom offline_cli import train_bc\n"
-        "train_bc(sys.argv[1], sys.argv[2], updates=2, device='cpu')\nsys.exit('torch._dynamo' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script, write_dataset(), tmp_path / "run"], check=False).returncode == 0
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood() -> None:

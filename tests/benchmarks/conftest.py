@@ -1,8 +1,0 @@
-"""The folder benchmarks/ is no part of the package: tests find it beside tests/."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
