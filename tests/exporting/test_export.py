@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable
@@ -80,7 +81,8 @@ def test_the_code_on_the_card_runs_the_file(cartpole: Path, monkeypatch: pytest.
 
 
 def test_an_export_is_replaced_when_asked_and_no_other_file_at_all(cartpole: Path, tmp_path: Path) -> None:
-    (tmp_path / "p.onnx").write_bytes((cartpole / "policy.onnx").read_bytes())
+    for name in ("policy.onnx", "policy.card.json", "policy.md"):
+        shutil.copyfile(cartpole / name, tmp_path / name.replace("policy", "p"))
     with pytest.raises(OutputExists):
         export(cartpole / "run", tmp_path / "p.onnx", to="onnx")
     export(cartpole / "run", tmp_path / "p.onnx", to="onnx", overwrite=True)
