@@ -86,9 +86,9 @@ sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again;
 	$(if $(RECORDING),$(BIN)/python sample_data/copy_recording.py $(RECORDING))
 
 docs: $(VENV)/.installed-dev  ## Write the pages that are generated from the code.
-	$(BIN)/python -m offline_cli.cli.reference cli > docs/cli.md
-	$(BIN)/python -m offline_cli.cli.reference config > docs/config.md
-	$(BIN)/python -m offline_cli.cli.reference schema > schemas/config.v1.json
+	$(BIN)/python docs/write_reference.py cli > docs/cli.md
+	$(BIN)/python docs/write_reference.py config > docs/config.md
+	$(BIN)/python docs/write_reference.py schema > schemas/config.v1.json
 
 clean:  ## Remove what the targets made.
 	rm -rf $(VENV) .venv-bench $(GPU_WHEELS) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Writes what `make docs` makes: `cli` docs/cli.md, `config` docs/config.md, `schema` the JSON Schema of the config file."""
+"""Write what `make docs` makes: `cli` docs/cli.md, `config` docs/config.md, `schema` the JSON Schema of the config file."""
 
 from __future__ import annotations
 
