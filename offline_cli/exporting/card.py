@@ -16,7 +16,7 @@ import torch
 
 import offline_cli
 from offline_cli.errors import OfflineCliError
-from offline_cli.policies.module_policy import hash_of_weights
+from offline_cli.modules.rl_module import hash_of_weights
 from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object, newest_checkpoint
 from offline_cli.policies.run_policy import LoadedPolicy, fingerprint_of, known_environments
 from offline_cli.spaces import Space, describe, space_to_json

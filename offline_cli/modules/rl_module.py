@@ -12,6 +12,7 @@ head that fits the action space, or of distribution classes that they name, or a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, cast
@@ -32,6 +33,7 @@ __all__ = [
     "RLModule",
     "burn_in",
     "evaluating",
+    "hash_of_weights",
     "initial_state",
     "is_multi",
     "is_stateful",
@@ -274,3 +276,11 @@ def initial_state(module: Any) -> Tree:
         return leaf.detach().cpu().numpy().copy() if isinstance(leaf, Tensor) else np.array(leaf)
 
     return map_leaves(array, module.get_initial_state())
+
+
+def hash_of_weights(module: nn.Module, more: bytes = b"") -> str:
+    """The SHA-256 of `more` and of the weights by name, as hexadecimal digits."""
+    digest = hashlib.sha256(more)
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()

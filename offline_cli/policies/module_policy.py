@@ -9,7 +9,6 @@ certain. Box actions are recorded as RLlib's are, with the scale `normalized`: t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -36,7 +35,7 @@ from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fit
 from offline_cli.spaces import only_discrete
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["ModulePolicy", "PolicyForPieces", "hash_of_weights", "module_policy", "open_module"]
+__all__ = ["ModulePolicy", "PolicyForPieces", "module_policy", "open_module"]
 
 SPARE: Final = 64  # steps that an episode grows beyond what pieces look back on, before it is cut
 EPISODE, LAST = "episode", "last"  # in memory: the episode that plays; its last action and extra model outputs
@@ -205,14 +204,6 @@ class PolicyForPieces(Policy):
                     episode = episode.cut(len_lookback_buffer=self._lookback)
             grown[row] = episode
         return grown
-
-
-def hash_of_weights(module: torch.nn.Module, more: bytes = b"") -> str:
-    """Of `more`, and of the weights by name."""
-    digest = hashlib.sha256(more)
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _as_rows(items: Sequence[Any] | Tree, name: str = "actions") -> Tree:

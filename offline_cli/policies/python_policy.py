@@ -28,8 +28,8 @@ from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import PYTHON, named_object
 from offline_cli.modules.python_network import module_in_rllibs_manner
-from offline_cli.modules.rl_module import RLModule
-from offline_cli.policies.module_policy import hash_of_weights, open_module
+from offline_cli.modules.rl_module import RLModule, hash_of_weights
+from offline_cli.policies.module_policy import open_module
 from offline_cli.policies.policy import (
     Acted,
     Policy,

@@ -31,9 +31,8 @@ from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.images import NATURE, encoder_kind
 from offline_cli.modules.images import OURS as OUR_ENCODERS
 from offline_cli.modules.network import OURS, Network, PythonNetwork, network_kind
-from offline_cli.modules.rl_module import RLModule
+from offline_cli.modules.rl_module import RLModule, hash_of_weights
 from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, is_registered, with_network
-from offline_cli.policies.module_policy import hash_of_weights
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
