@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import decode_batch, encode_batch
+from offline_cli.episodes.codec import encode_batch
 from offline_cli.episodes.codec.arrays import pack, unpack
+from offline_cli.episodes.codec.unpack import BatchDecoder
 from offline_cli.tally import Rejects, Tally
 
 DTYPES = ["?", "u1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", "S3", "<U3"]
@@ -60,6 +61,8 @@ def batch_of(episodes: int, steps: int) -> EpisodeBatch:
 
 def test_episodes_of_many_lengths_share_one_layout() -> None:
     batch = EpisodeBatch.concat([batch_of(1, steps) for steps in (0, 1, 14, 15, 16, 127, 128, 255, 256, 70_000)])
-    [again] = decode_batch(encode_batch(batch, where="test", tally=Tally()), where=str, rejects=Rejects(), tally=Tally())
+    decoder = BatchDecoder(Rejects(), Tally())
+    [again] = decoder.decode(encode_batch(batch, where="test", tally=Tally()), where=str)
+    assert decoder.learned == 1
     np.testing.assert_array_equal(again.starts, batch.starts)
     np.testing.assert_array_equal(again.obs, batch.obs)

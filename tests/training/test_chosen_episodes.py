@@ -13,6 +13,7 @@ import pytest
 from offline_cli.converting.operations.selecting import filter as filtered
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData
+from offline_cli.training.chosen_episodes import HeldOut
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train
 
@@ -122,3 +123,9 @@ def test_a_run_resumes_with_its_own_share_alone(
         train(source, parts, resume=True, top_fraction=0.25)
     assert train(source, parts, resume=True, updates=30).chosen == train(source, whole, resume=True).chosen
     assert told(whole)[1] == told(parts)[1]
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.26, 3), (0.38, 4), (0.99, 9)], ids=str)
+def test_the_share_held_out_is_rounded_and_leaves_one_on_either_side(fraction: float, count: int, make_batch: Make) -> None:
+    batch = make_batch(episodes=10)
+    assert HeldOut([batch], fraction, 0, "here").among(batch).sum() == count
