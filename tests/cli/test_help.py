@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import write_reference as reference
 from named_commands import COMMANDS, command_named
 from typer.testing import CliRunner
 
 from offline_cli import __version__
-from offline_cli.cli import reference
 from offline_cli.cli.app import app
 from offline_cli.training.config import resolve_config
 

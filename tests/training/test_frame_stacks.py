@@ -15,6 +15,7 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offline_cli.applying import learner_batches
 from offline_cli.applying.frame_stacks import FrameStacks
 from offline_cli.connectors import ClipRewards, FrameStacking, MeanStdFilter
 from offline_cli.connectors.connector_v2 import ConnectorV2
@@ -122,6 +123,17 @@ def stacks_of(data: TrainingData) -> FrameStacks:
     found = data.train.columns["obs"]
     assert isinstance(found, FrameStacks)
     return found
+
+
+def test_stacks_that_come_in_many_parts_are_the_same_on_disk_and_in_memory(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_batches, "PART_BYTES", 64)
+    source, pieces = written(recording([4, 7, 2, 5])), [FrameStacking(num_frames=3, as_learner_connector=True)]
+    in_memory, streamed = loaded(source, pieces), loaded(source, pieces, streaming=True, memory_limit=16 << 30)
+    with closing(in_memory), closing(streamed):
+        assert len(stacks_of(streamed).frames) == len(stacks_of(in_memory).frames)
+        assert_equal(streamed, in_memory)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
