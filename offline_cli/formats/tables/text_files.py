@@ -43,7 +43,7 @@ __all__ += ["likely_encoding", "looks_like_csv", "packing_of", "partitions_of", 
 
 MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 HEAD_BYTES: Final = 1 << 16
-MOST_HEADER: Final = 16 << 20  # bytes
+MOST_HEADER: Final = 1 << 20  # bytes of it; the file may break off later, and is not read for its names
 HEAD_PIECE: Final = 1 << 8  # read at a time: a piece with damage in it is lost whole
 PIECE: Final = 1 << 16
 NAMED: Final = tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst", ".zstd"))
@@ -202,9 +202,7 @@ def csv_header(file: Openable, form: CsvForm) -> list[str]:
     data, names = b"", list[str]()
     with damage(file.url), Scope() as scope:
         stream = unpacked(file, scope)
-        while len(data) < MOST_HEADER and (
-            more := bytes(stream.read(HEAD_BYTES))
-        ):  # not all of it: the file may break off later
+        while len(data) < MOST_HEADER and (more := bytes(stream.read(HEAD_BYTES))):
             data += more
             lines = io.StringIO(data.decode(form.encoding, "replace").removeprefix(BOM), newline="")
             try:
