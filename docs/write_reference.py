@@ -79,12 +79,11 @@ def cli_page() -> str:
 def _section(name: str) -> str:
     command = built(name, COMMANDS[name])
     ctx = command.context_class(command, info_name=f"offline-cli {name}")
-    panels: dict[str, list[str]] = {}
+    panels: dict[str, list[str]] = {"Arguments": []}
     for one in command.params:
         names, meaning = one.get_help_record(ctx)
-        panel = one.rich_help_panel or "Arguments"
         cells = names.replace("|", "\\|"), meaning.replace("|", "\\|")
-        panels.setdefault(panel, []).append(f"| `{cells[0]}` | {cells[1]} |\n")
+        panels.setdefault(one.rich_help_panel or "Arguments", []).append(f"| `{cells[0]}` | {cells[1]} |\n")
     tables = "\n".join(f"| {panel} | |\n| --- | --- |\n{''.join(rows)}" for panel, rows in panels.items())
     examples, keys = "\n".join(command.about.examples), ", ".join(f"`{key}`" for key in command.about.keys)
     usage = f"```text\n{ctx.info_name} {' '.join(command.collect_usage_pieces(ctx))}\n```"

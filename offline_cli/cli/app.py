@@ -14,10 +14,10 @@ from offline_cli import __version__
 from offline_cli.cli import data_commands as data
 from offline_cli.cli import learning_commands as learning
 from offline_cli.cli import operation_commands as operations
-from offline_cli.cli.command import built, is_short, names_of_others, other_command
+from offline_cli.cli.command import built, is_short, names_of_others, other_command, reader_may_go
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.streams import discard, results_alone, settle, stdout_is_closed, write
+from offline_cli.cli.streams import results_alone, settle, write
 from offline_cli.stop_signals import signals_noted
 
 __all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "main"]
@@ -34,8 +34,6 @@ Exit codes:
     7  a target or gate was not met
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
-
-HELP: Final = frozenset({"-h", "--help"})
 OURS: Final = (
     *(learning.record, data.convert, data.apply, learning.train, learning.train_bc, learning.evaluate, learning.export),
     *(data.inspect, data.validate, data.repair),
@@ -75,20 +73,10 @@ class ErrorBoundary(TyperGroup):
             sys.exit(code)
         return code
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments before the command; `-h`, `--help` and `--version` print here."""
-        words = args[: args.index("--") if "--" in args else None]
-        asks = bool(words) and words[0] in COMMANDS and not HELP.isdisjoint(words) and not extra.get("resilient_parsing")
-        return _with_quiet_pipe(
-            lambda: (self._show_help if asks else super(ErrorBoundary, self).make_context)(info_name, args, parent, **extra)
-        )
-
-    def _show_help(self, info_name: str | None, args: list[str], parent: Any, **extra: Any) -> None:
-        """Write the help of a command without parsing the rest, for which typer would load pydantic, in 0.2 s."""
-        root = typer.Context(self, parent, info_name, **self.context_settings, **extra)
-        page = self.get_command(root, args[0])
-        typer.echo(page.get_help(typer.Context(page, root, args[0])))
-        raise typer.Exit
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse the arguments before the command; `--help` and `--version` print here."""
+        with reader_may_go():
+            return super().make_context(*args, **extra)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name: ours first, then one that another package has registered."""
@@ -98,17 +86,17 @@ class ErrorBoundary(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the short help, or all of it; commands of other packages by name, because none is imported for help."""
-        names = [(name, f"of the package {one}") for name, one in names_of_others().items() if name not in COMMANDS]
+        others = [(name, f"of the package {one}") for name, one in names_of_others().items() if name not in COMMANDS]
         if not is_short(ctx):
             super().format_help(ctx, formatter)
-            formatter.write("\n".join(f"  {name}  {text}" for name, text in names))
+            formatter.write("".join(f"  {name}  {text}\n" for name, text in others))
             return
         formatter.write_usage(ctx.command_path, "COMMAND ...")
         formatter.write_paragraph()
         formatter.write_text((self.help or "").partition("\n\n")[0])
         with formatter.section("Commands"):
-            ours = [(name, self.get_command(ctx, name).help.partition("\n")[0]) for name in COMMANDS]
-            formatter.write_dl([*ours, *names])
+            ours = [(name, (command.__doc__ or "").partition("\n")[0]) for name, command in COMMANDS.items()]
+            formatter.write_dl([*ours, *others])
         formatter.write("\nCOMMAND -h shows its most used options, --help all; --install-completion completes words.\n")
 
     def invoke(self, ctx: Any) -> Any:
@@ -116,26 +104,11 @@ class ErrorBoundary(TyperGroup):
         try:
             ctx.obj.refuse_memory()
             with results_alone() if ctx.obj.as_json else nullcontext():
-                return _with_quiet_pipe(lambda: super(ErrorBoundary, self).invoke(ctx))
+                return super().invoke(ctx)
         except (typer.Exit, UsageProblem):
             raise
         except (KeyboardInterrupt, SystemExit, Exception) as error:  # the boundary: nothing passes, whatever its class
             raise typer.Exit(report(error, ctx.obj)) from error
-
-
-def _with_quiet_pipe(call: Callable[[], Any]) -> Any:
-    """What `call` returns. A reader of stdout that has gone ends it early, and that is not a failure."""
-    try:
-        return call()
-    except BrokenPipeError as error:
-        if not stdout_is_closed():
-            raise
-        discard(sys.stdout)
-        raise typer.Exit(0) from error
-    except SystemExit as error:  # as which rich passes it on
-        if not isinstance(error.__context__, BrokenPipeError):
-            raise
-        raise typer.Exit(0) from error
 
 
 app = typer.Typer(
@@ -143,7 +116,7 @@ app = typer.Typer(
     cls=ErrorBoundary,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": [*sorted(HELP)]},  # commands inherit them
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit them
     epilog=EXIT_CODES,
 )
 

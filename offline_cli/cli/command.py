@@ -6,23 +6,22 @@ commands as entry points `offline_cli.commands`: such functions, each imported w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from inspect import Parameter, signature
-from typing import Any, Final, TypeVar
+from inspect import Parameter, getdoc, signature
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from offline_cli.errors import BadConfig, UsageError
+from offline_cli.errors import BadConfig
 
-__all__ = ["About", "Page", "built", "command", "is_short", "names_of_others", "other_command"]
+__all__ = ["About", "Page", "built", "command", "is_short", "names_of_others", "other_command", "reader_may_go"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-MOST_USED: Final = 6
-PANELS: Final = (None, "Data", "Learning", "Playing", "How long", "Checking", "Where", "Storage", "Output")
+Further = Callable[[Sequence[str]], list[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class About:
     most_used: tuple[str, ...] = ()  # the parameters that most people need, at most six
     examples: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()  # what `--json` prints at least, kept for good
-    further: Callable[[Sequence[str]], list[tuple[str, str]]] | None = None  # options of what else was given with --help
+    further: Further | None = None  # options of what else was given with --help
 
     @property
     def epilog(self) -> str:
@@ -48,29 +47,28 @@ def command(
     keys: tuple[str, ...] = (),
     takes: Sequence[Callable[..., None]] = (),
     without: Sequence[str] = (),
-    further: Callable[[Sequence[str]], list[tuple[str, str]]] | None = None,
+    further: Further | None = None,
 ) -> Callable[[Function], Function]:
     """Decorator of a function that is a command: see `About`.
 
     `takes`: functions whose parameters the command has besides, in `ctx.params`, but those in `without`; its own of the same
     name replace them.
     """
-    assert len(most_used) <= MOST_USED
 
     def declare(function: Function) -> Function:
-        own, mine = signature(function), signature(function).parameters
-        found = {name: one for group in takes for name, one in signature(group).parameters.items() if name not in without}
-        found |= mine
-        whole = [
-            one.replace(kind=Parameter.KEYWORD_ONLY) for one in sorted(found.values(), key=lambda one: one.name not in mine)
-        ]
+        own = signature(function)
+        found = dict(own.parameters)
+        for group in takes:
+            others = {name: one for name, one in signature(group).parameters.items() if name not in without}
+            found = {**found, **others, **own.parameters}
+        keywords = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in found.values()]
 
         @wraps(function)
         def call(**given: Any) -> Any:
-            return function(**{name: given[name] for name in mine})
+            return function(**{name: given[name] for name in own.parameters})
 
-        call.__signature__ = own.replace(parameters=whole)  # type: ignore[attr-defined]
-        call.about = About(most_used, examples, keys, further=further)  # type: ignore[attr-defined]
+        call.__signature__ = own.replace(parameters=keywords)  # type: ignore[attr-defined]
+        call.about = About(most_used, examples, keys, further)  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return declare
@@ -81,7 +79,9 @@ def built(name: str, function: Callable[..., Any]) -> Any:
     shown: About = getattr(function, "about", About())
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich")
     page = type("Page", (Page,), {"about": shown})
-    app.command(name, cls=page, epilog=shown.epilog if shown.examples else None)(function)
+    paragraphs = (getdoc(function) or "").split("\n\n")  # each in one line, which rich does not make of several
+    text = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    app.command(name, cls=page, help=text, epilog=shown.epilog if shown.examples else None)(function)
     return typer.main.get_command(app)
 
 
@@ -90,64 +90,46 @@ def is_short(ctx: Any) -> bool:
     return "--help" not in getattr(ctx.find_root().obj, "args", ("--help",))
 
 
+@contextmanager
+def reader_may_go() -> Iterator[None]:
+    """Within it typer and rich write help on stdout. Raises typer.Exit where its reader has gone, which is no failure."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise typer.Exit from error
+    except SystemExit as error:  # as which rich passes it on
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        raise typer.Exit from error
+
+
 class Page(TyperCommand):
-    """A command with both helps, whose options are given once."""
+    """A command with both helps."""
 
     about = About()
-    params: list[Any]
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
-        self.params.sort(key=_place)
-        self.help = "\n\n".join(" ".join(one.split()) for one in (self.help or "").split("\n\n"))
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Arguments and required options, then `[OPTIONS]`."""
-        arguments = [one for one in self.params if one.param_type_name == "argument"]
-        placed = [f"{one.metavar or one.name.upper()}{'...' if one.nargs == -1 else ''}" for one in arguments]
-        shown = [name if one.required else f"[{name}]" for one, name in zip(arguments, placed, strict=True)]
-        needed = [one for one in self.params if one.required and one not in arguments]
-        return [*shown, *(f"{one.opts[0]} {one.display_type_rich(ctx)}" for one in needed), "[OPTIONS]"]
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse the arguments, among which help may be asked for."""
+        with reader_may_go():
+            return super().make_context(*args, **extra)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the short help, or all of it."""
-        if is_short(ctx):
-            self._write_short(ctx, formatter)
+        if not is_short(ctx):
+            super().format_help(ctx, formatter)
+            if self.about.further and (shown := self.about.further(ctx.obj.args)):
+                formatter.write_dl(shown)
             return
-        super().format_help(ctx, formatter)
-        shown = self.about.further(ctx.obj.args) if self.about.further and ctx.obj else []
-        if shown:
-            formatter.write_dl(shown)
-
-    def _write_short(self, ctx: Any, formatter: Any) -> None:
-        formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)))
+        self.format_usage(ctx, formatter)
         formatter.write_paragraph()
         formatter.write_text((self.help or "").partition("\n\n")[0])
-        if self.about.examples:
-            formatter.write(f"\n  {self.about.examples[0]}\n")
+        formatter.write("".join(f"\n  {line}\n" for line in self.about.examples[:1]))
         formatter.write_paragraph()
-        by_name = {one.name: one for one in self.params}
-        records = [by_name[name].get_help_record(ctx) for name in self.about.most_used]
+        params: dict[str, Any] = {one.name: one for one in self.params}
+        records = [params[name].get_help_record(ctx) for name in self.about.most_used]
         formatter.write_dl([(names.replace(" / ", ", "), text.partition(". ")[0]) for names, text in records])
-        count = sum(one.param_type_name == "option" for one in self.params)
+        count = sum(one.param_type_name == "option" for one in params.values())
         formatter.write(f"\n--help shows all {count} options, with more examples.\n")
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, but that it refuses two values of an option that takes one, of which typer takes the last."""
-        words = [word.partition("=")[0] for word in args[: args.index("--") if "--" in args else None]]
-        rest: list[str] = super().parse_args(ctx, args)
-        single = [one for one in self.params if one.param_type_name == "option" and not one.multiple and not one.is_flag]
-        twice = [name for one in single for name in one.opts if name.startswith("--") and words.count(name) > 1]
-        if twice and not ctx.resilient_parsing:
-            raise UsageError(f"given twice: {', '.join(twice)}", where=ctx.command_path, fix="give it once")
-        return rest
-
-
-def _place(param: Any) -> int:
-    """Where a parameter stands in the help: arguments, then panel by panel."""
-    if param.param_type_name == "argument":
-        return -1
-    return PANELS.index(param.rich_help_panel) if param.rich_help_panel in PANELS else 0
 
 
 # ---- commands of other packages ----

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
 
 __all__ = ["algorithms", "formats", "mappings", "policies", "runs", "sources"]
 
-PRESETS = ("rllib", "gym-legacy", "d4rl-table")
+ALGORITHMS = ("bc", "marwil", "iql", "td3-bc")
+DATA = (".parquet", ".csv", ".json", ".jsonl", ".gz", ".zip", ".arrow", ".feather", ".npz", ".hdf5", ".h5")
 FORMATS = (
     *("auto", "episodes", "columns", "sample-batch", "minari", "d4rl", "robomimic", "d3rlpy"),
     *("table", "npz", "ogbench", "imitation", "lerobot"),
 )
-ALGORITHMS = ("bc", "marwil", "iql", "td3-bc")
-DATA = ("parquet", "csv", "json", "jsonl", "gz", "zip", "arrow", "feather", "npz", "hdf5", "h5")
+POLICIES = ("random", "onnx:", "sb3:", "rllib:", "python:")
+PRESETS = ("rllib", "gym-legacy", "d4rl-table")
 
 
 def sources(incomplete: str) -> list[str]:
     """Folders, and files that may hold recordings."""
-    return [path for path in _paths(incomplete) if path.endswith("/") or path.rpartition(".")[2].lower() in DATA]
+    return [path for path in _paths(incomplete) if path.lower().endswith(("/", *DATA))]
 
 
 def runs(incomplete: str) -> list[str]:
@@ -29,31 +29,25 @@ def runs(incomplete: str) -> list[str]:
 
 
 def policies(incomplete: str) -> list[str]:
-    """Run folders, and the prefixes of other policies."""
-    return [*_starting(("random", "onnx:", "sb3:", "rllib:", "python:"), incomplete), *runs(incomplete)]
+    """The prefixes of other policies, and run folders."""
+    return [*POLICIES, *runs(incomplete)]
 
 
 def mappings(incomplete: str) -> list[str]:
     """Presets, and TOML files."""
-    files = [path for path in _paths(incomplete) if path.endswith((".toml", "/"))]
-    return [*_starting(PRESETS, incomplete), *files]
+    return [*PRESETS, *(path for path in _paths(incomplete) if path.endswith((".toml", "/")))]
 
 
-def formats(incomplete: str) -> list[str]:
+def formats() -> list[str]:
     """Formats that this package reads."""
-    return _starting(FORMATS, incomplete)
+    return [*FORMATS]
 
 
-def algorithms(incomplete: str) -> list[str]:
+def algorithms() -> list[str]:
     """Algorithms of this package."""
-    return _starting(ALGORITHMS, incomplete)
+    return [*ALGORITHMS]
 
 
-def _starting(words: tuple[str, ...], incomplete: str) -> list[str]:
-    return [word for word in words if word.startswith(incomplete)]
-
-
-def _paths(incomplete: str) -> Iterator[str]:
+def _paths(incomplete: str) -> list[str]:
     """Paths that begin so, folders with a slash."""
-    for path in sorted(glob.glob(f"{glob.escape(incomplete)}*")):
-        yield f"{path}/" if os.path.isdir(path) else path
+    return [f"{path}/" if os.path.isdir(path) else path for path in sorted(glob.glob(f"{glob.escape(incomplete)}*"))]

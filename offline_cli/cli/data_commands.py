@@ -1,14 +1,16 @@
 """`offline-cli convert`, `apply`, `inspect`, `validate` and `repair`: each calls the library function of its name."""
 
+import sys
 from typing import Annotated, Literal
 
 import typer
 
-from offline_cli.choices import ENV_FORMS, EXTRAS, STEPS_PER_BATCH, BatchFormat
+from offline_cli.choices import EXTRAS, STEPS_PER_BATCH, BatchFormat
 from offline_cli.cli import completion, render, tables
 from offline_cli.cli import options as o
 from offline_cli.cli.calling import call, call_and_show, show_result
 from offline_cli.cli.command import command
+from offline_cli.cli.streams import write
 from offline_cli.cli.values import comparisons
 from offline_cli.errors import OfflineCliError
 
@@ -20,7 +22,7 @@ def _list_formats(ctx: typer.Context, wanted: bool) -> None:
 
     found = known_formats()
     if ctx.obj.as_json:
-        render.show(found.as_dict(), as_json=True)
+        write(sys.stdout, render.to_json(found.as_dict()))
     else:
         kinds = (("--from", found.readers), ("--to", found.sinks))
         rows = [(option, one.name, one.words, one.package, one.keeps) for option, formats in kinds for one in formats]
@@ -50,8 +52,7 @@ def convert(
     to: Annotated[
         str | None,
         o.output(
-            help="One row per episode, packed (episodes); one per step (columns); or the name of another format, or your own "
-            "python:package.module:Sink.",
+            help="One row per episode, packed (episodes); one per step (columns); another format; python:package.module:Sink.",
             metavar="FORMAT",
             show_default="episodes; with --append, what the dataset has",
             autocompletion=completion.formats,
@@ -69,26 +70,15 @@ def convert(
         ),
     ] = o.NO_VALUES,
     drop_reset_rows: Annotated[
-        bool,
-        o.data(
-            "--drop-reset-rows",
-            help="Leave out the rows of a vector environment's own resets, which validate finds; reads the sources twice.",
-        ),
+        bool, o.data("--drop-reset-rows", help="Leave out a vector environment's own resets; reads the sources twice.")
     ] = False,
     on_error: o.OnErrorOption = "fail",
-    limit: Annotated[int | None, o.how_long(help="Stop after this many episodes.", min=1)] = None,
+    limit: o.LimitOption = None,
     compression: o.CompressionOption = None,
-    append: Annotated[
-        bool, o.output("--append", help="Add to the dataset at --out; episodes that it has are dropped.")
-    ] = False,
+    append: Annotated[bool, o.output("--append", help="Add to the dataset at --out, without episodes that it has.")] = False,
     list_formats: Annotated[
         bool,
-        o.data(
-            "--list-formats",
-            help="List what --from and --to take, also of installed packages, and exit.",
-            is_eager=True,
-            callback=_list_formats,
-        ),
+        o.data("--list-formats", help="List what --from and --to take, and exit.", is_eager=True, callback=_list_formats),
     ] = False,
 ) -> None:
     """Turn recordings into a dataset.
@@ -116,23 +106,14 @@ def convert(
 def apply(
     ctx: typer.Context,
     pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML, docs/connectors.md).")],
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Recordings: folders, files or globs, as paths or URLs; - for piped input. With --show, --env may do.",
-            metavar="SRC",
-            autocompletion=completion.sources,
-        ),
-    ] = o.NO_VALUES,
-    out: Annotated[
-        str | None, o.output("--out", "-o", help="Folder to make for the train batches: a path or URL.", metavar="D2")
-    ] = None,
+    sources: o.SourcesArgument = o.NO_VALUES,
+    out: o.OutOption = None,
     format: Annotated[BatchFormat, o.output(help="Parquet with a row per step, or tensors by name.")] = "columns",
     steps_per_batch: Annotated[
         int, o.output(help="A batch closes with the episode that brings it to N steps.", min=1)
     ] = STEPS_PER_BATCH,
     show: Annotated[
-        bool, o.checking("--show", help="Show pieces, spaces and columns for the first episode; write nothing.")
+        bool, o.checking("--show", help="Show pieces and spaces for the first episode, or --env; write nothing.")
     ] = False,
     trace: Annotated[
         int | None, o.checking(help="Show the batch of the first N episodes after each piece instead.", min=1)
@@ -142,21 +123,16 @@ def apply(
     keep_invented: o.KeepInventedOption = False,
     policy: Annotated[
         str | None,
-        o.learning(
-            help="Run folder whose network and learned pieces the pipeline gets.",
-            metavar="RUN",
-            show_default="no network",
-            autocompletion=completion.runs,
-        ),
+        o.learning(help="Run folder whose network and learned pieces to use.", metavar="RUN", autocompletion=completion.runs),
     ] = None,
     plugins: o.PluginsOption = o.NO_VALUES,
     network: o.RunNetworkOption = None,
-    limit: Annotated[int | None, o.how_long(help="Stop after this many episodes.", min=1)] = None,
+    limit: o.LimitOption = None,
 ) -> None:
     """Run a learner pipeline over recordings and write its train batches.
 
-    Episodes come to the pipeline as train gives them to it. Each batch is one file, of whole episodes; D2/batches.json, written
-    last, says what they hold.
+    Episodes come to the pipeline as train gives them to it. Each batch is one file, of whole episodes; OUT/batches.json,
+    written last, says what they hold.
     """
     from offline_cli.applying.apply import apply
 
@@ -164,15 +140,12 @@ def apply(
         result = call(ctx, apply)
     except OfflineCliError as error:
         if trace is not None and error.result and not ctx.obj.as_json:  # --json has the trace so far beside the error
-            tables.show_trace(error.result)
+            tables.show_pieces(error.result, traced=True)
         raise
-    told = result.as_dict()
-    if ctx.obj.as_json or "pieces" not in told:
+    if ctx.obj.as_json or not (show or trace):
         show_result(ctx, result)
-    elif trace is not None:
-        tables.show_trace(told)
     else:
-        tables.show_pieces(told)
+        tables.show_pieces(result.as_dict(), traced=trace is not None)
 
 
 @command(
@@ -192,9 +165,7 @@ def inspect(
     deep: Annotated[
         bool, o.checking("--deep", help="Read a dataset's shards too: histograms of columns, episodes by agent and module.")
     ] = False,
-    head: Annotated[
-        int | None, o.checking(help="List the first N episodes: id, length, return, how they ended.", min=1)
-    ] = None,
+    head: Annotated[int | None, o.checking(help="List the first N episodes with length and return.", min=1)] = None,
     episode: Annotated[
         str | None, o.checking(help="Show one episode: how it ended, its steps, its columns over time.", metavar="ID")
     ] = None,
@@ -243,7 +214,7 @@ def validate(
     allow_lost: Annotated[
         bool, o.checking("--allow-lost", help="Episodes lost when the dataset was written are a note, also under --strict.")
     ] = False,
-    env: Annotated[str | None, o.data(help=f"Environment whose spaces the data must fit: {ENV_FORMS}.", metavar="ENV")] = None,
+    env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
 ) -> None:
     """Look for everything that can be wrong with recordings or datasets.
@@ -278,18 +249,14 @@ def repair(
     keep: Annotated[
         str | None,
         o.data(
-            help="Which of two generations to keep where a dataset was being overwritten: the 8 hex digits in the names of "
-            "its shards, old or new.",
+            help="Generation to keep of a dataset that was being overwritten: old, new, or 8 hex digits of its shards.",
             metavar="old|new|GENERATION",
         ),
     ] = None,
     force_unlock: Annotated[
-        bool,
-        o.data("--force-unlock", help="Remove the writer's lock, _writing.json, and do nothing else; not while it is at work."),
+        bool, o.data("--force-unlock", help="Remove the lock of a writer that has ended, _writing.json, and do nothing else.")
     ] = False,
-    env: Annotated[
-        str | None, o.data(help=f"Environment whose spaces the data has, if nothing else says: {ENV_FORMS}.", metavar="ENV")
-    ] = None,
+    env: o.SpacesOfOption = None,
     dry_run: o.DryRunOption = False,
 ) -> None:
     """Make a folder that a writer left, or that was damaged, a dataset again.
@@ -299,4 +266,4 @@ def repair(
     """
     from offline_cli.checking.repair import repair
 
-    call_and_show(ctx, repair, tables.repaired)
+    call_and_show(ctx, repair)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import sys
+import textwrap
 import traceback
-from collections.abc import Sequence
 from typing import Any, Final
 
 import typer
@@ -41,11 +41,13 @@ UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
 
 _AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
-_EXTRA_OF = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
-_WITH_ON_ERROR = (("convert",), ("inspect",))
-_NO_ACCESS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_NO_SUCH_PATH: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_EXTRA_OF: Final = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
+_WITH_ON_ERROR: Final = (("convert",), ("inspect",))
+_FIXES: Final = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "a path that can be read and written"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO), "another disk, or free some space"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG), "check the path"),
+}
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -79,15 +81,25 @@ def report(error: BaseException, invocation: Invocation) -> int:
         return exit_code
     if invocation.args[:1] not in _WITH_ON_ERROR:
         told.fix = as_convert_would(told.fix)
-    if invocation.debug:
-        write(sys.stderr, invocation.without_secrets(_traceback(error)))
-    what, fix = _blanked_lines(told.what_lines, invocation), _blanked_lines(_fix_lines(told), invocation)
-    told.what, told.where, told.fix = (invocation.without_secrets(text) for text in (told.what, told.where, told.fix))
-    write(sys.stderr, _message(what, told.where, fix))
+    if invocation.has("--debug"):
+        frames = "".join(traceback.format_exception(error))
+        write(sys.stderr, invocation.without_secrets(textwrap.indent(frames, "  ")))
+    write(sys.stderr, invocation.without_secrets(_message(told)))
     if invocation.as_json and is_first():
         fields = {key: value for key, value in told.as_dict().items() if key != "exit_code"}
         write(sys.stdout, to_json({**_blanked({**told.result, "error": fields}, invocation), "exit_code": exit_code}))
     return exit_code
+
+
+def _message(told: OfflineCliError) -> str:
+    """What, where and fix in three lines, but for lists of mistakes and a mapping to start from."""
+    labels = ("error:", "at:", "try:")
+    if colour_wanted(sys.stderr):
+        labels = ("\x1b[1;31merror:\x1b[0m", "\x1b[1mat:\x1b[0m", "\x1b[1;32mtry:\x1b[0m")
+    mapping = str(told.details.get("starting_mapping", ""))
+    fix = [told.fix.removesuffix(mapping).rstrip("\n"), *(["", *mapping.split("\n")] if mapping else [])]
+    what, tried = ("\n".join(map(printable, lines)) for lines in (told.what_lines, fix))
+    return f"{labels[0]} {what}\n  {labels[1]}  {printable(told.where)}\n  {labels[2]} {tried}\n"
 
 
 def _blanked(value: Any, invocation: Invocation) -> Any:
@@ -115,103 +127,52 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
     if lost is not None:  # torchrun stops those that are left, which may be on their way out
         return lost
+    where = invocation.command
     if isinstance(error, UsageProblem):
-        return _usage(error, invocation)
+        message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
+        where = getattr(getattr(error, "ctx", None), "command_path", where)  # an unknown command has no help
+        return UsageError(message, where=where, fix=f"{where} --help")
     if isinstance(error, KeyboardInterrupt):
-        fix = "the same command again, with --resume where it had begun to write"
-        return Interrupted("interrupted", where=invocation.command, fix=fix)
+        return Interrupted("interrupted", where=where, fix="the same command again, with --resume where it had begun to write")
     if is_shortage(error):
-        return OutOfMemory(
-            f"out of memory: {error}".rstrip(": "),
-            where=invocation.command,
-            fix="a smaller input, --batch-size, or more memory; a limit of this shell is shown by ulimit -a",
-        )
-    if isinstance(error, OSError) and error.errno in (*_NO_ACCESS, *_NO_SPACE, *_NO_SUCH_PATH):
-        return _storage(error, invocation)
-    if isinstance(error, ImportError):
-        return _missing(error, invocation)
-    theirs = _of_plugin(error)
-    if theirs is not None:
-        return theirs
-    return Bug(
+        fix = "a smaller input, --batch-size, or more memory; a limit of this shell is shown by ulimit -a"
+        return OutOfMemory(f"out of memory: {error}".rstrip(": "), where=where, fix=fix)
+    if isinstance(error, OSError) and error.errno in _FIXES:
+        kind = StorageNotFound if error.errno == errno.ENOENT else StorageError
+        return kind(str(error.strerror or error), where=str(error.filename or where), fix=_FIXES[error.errno])
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if missing not in ("", "offline_cli"):
+        what = f"the package {missing} cannot be imported: {error}"
+        return MissingPackage(what, where=where, fix=f"pip install {_distribution(missing)}")
+    return _of_plugin(error) or Bug(
         f"a bug in offline-cli: {type(error).__name__}: {error}",
         where=_innermost_place(error),
         fix="the same command with --debug, and report the traceback together with the command",
     )
 
 
+def _distribution(package: str) -> str:
+    """What pip takes for a package: our extra that has it, or itself."""
+    from offline_cli.storage.providers import known_providers
+
+    extras = {name: one.extra for one in known_providers() for name in one.client} | _EXTRA_OF
+    return f"'offline-cli[{extras[package]}]'" if package in extras else f"--upgrade {package}"
+
+
 def _of_plugin(error: BaseException) -> BadData | None:
     """`error` as that of a package which offline-cli was asked to use; None: it is none."""
     from offline_cli.plugins import plugin_behind
 
-    found = plugin_behind(error)
-    if found is None:
+    package, place = plugin_behind(error) or ("", "")
+    if not package:
         return None
-    package, place = found
-    if package.startswith("python:"):
-        fix = "correct it; --debug shows the lines on the way"
-        return BadData(f"{package} raised {error!r}", where=place, fix=fix)
-    fix = f"pip install --upgrade {package}; --debug shows the lines on the way"
-    return BadData(f"the package {package} raised {error!r}", where=place, fix=fix)
-
-
-def _usage(error: Exception, invocation: Invocation) -> UsageError:
-    message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
-    place = getattr(getattr(error, "ctx", None), "command_path", invocation.command)  # an unknown command has no help
-    return UsageError(message, where=place, fix=f"{place} --help")
-
-
-def _missing(error: ImportError, invocation: Invocation) -> OfflineCliError:
-    package = (error.name or "").partition(".")[0]
-    if not package or package == "offline_cli":
-        return Bug(f"a bug in offline-cli: {error}", where=_innermost_place(error), fix="the same command with --debug")
-    from offline_cli.storage.providers import known_providers
-
-    extras = {name: one.extra for one in known_providers() for name in one.client}
-    extra = extras.get(package) or _EXTRA_OF.get(package)
-    install = f"pip install 'offline-cli[{extra}]'" if extra else f"pip install --upgrade {package}"
-    return MissingPackage(f"the package {package} cannot be imported: {error}", where=invocation.command, fix=install)
-
-
-def _storage(error: OSError, invocation: Invocation) -> StorageError:
-    kind = StorageNotFound if error.errno == errno.ENOENT else StorageError
-    place = str(error.filename) if error.filename is not None else invocation.command
-    fix = "a path that can be read and written" if error.errno in _NO_ACCESS else "another disk, or free some space"
-    fix = "check the path" if error.errno in _NO_SUCH_PATH else fix
-    return kind(str(error.strerror or error), where=place, fix=fix)
+    is_code = package.startswith("python:")
+    fix = "correct it" if is_code else f"pip install --upgrade {package}"
+    what = f"{'' if is_code else 'the package '}{package} raised {error!r}"
+    return BadData(what, where=place, fix=f"{fix}; --debug shows the lines on the way")
 
 
 def _innermost_place(error: BaseException) -> str:
     """File and line of the deepest frame."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "(nowhere)"
-
-
-def _message(what: str, where: str, fix: str) -> str:
-    labels = ("error:", "at:", "try:")
-    if colour_wanted(sys.stderr):
-        labels = ("\x1b[1;31merror:\x1b[0m", "\x1b[1mat:\x1b[0m", "\x1b[1;32mtry:\x1b[0m")
-    return f"{labels[0]} {what}\n  {labels[1]}  {printable(where)}\n  {labels[2]} {fix}\n"
-
-
-def _blanked_lines(lines: Sequence[str], invocation: Invocation) -> str:
-    """Lines that are ours, each without secrets and line breaks of its own."""
-    return "\n".join(printable(invocation.without_secrets(line)) for line in lines)
-
-
-def _fix_lines(error: OfflineCliError) -> Sequence[str]:
-    """What to try; a mapping to start from is a text of several lines."""
-    mapping = str(error.details.get("starting_mapping", ""))
-    if not mapping or not error.fix.endswith(mapping):
-        return [error.fix]
-    return [error.fix.removesuffix(mapping).rstrip("\n"), "", *mapping.split("\n")]
-
-
-def _traceback(error: BaseException) -> str:
-    """Frames and messages of `error` and what it came from, innermost first; of each message, line breaks are spelled out."""
-    parts = []
-    for one in reversed(list(causes(error))):
-        said = one.what_in_one_line if isinstance(one, OfflineCliError) else str(one)
-        frames = "".join(traceback.format_tb(one.__traceback__))
-        parts.append(f"Traceback (most recent call last):\n{frames}{printable(f'{type(one).__qualname__}: {said}')}\n")
-    return "\nwhich led to:\n\n".join(parts)

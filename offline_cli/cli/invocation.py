@@ -6,7 +6,6 @@ they could be parsed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offline_cli.errors import UsageError
@@ -24,15 +23,14 @@ class Invocation:
 
     args: tuple[str, ...]
 
+    def has(self, option: str) -> bool:
+        """Whether `option` is among them, before a `--`."""
+        return option in (self.args[: self.args.index("--")] if "--" in self.args else self.args)
+
     @property
     def as_json(self) -> bool:
         """Whether the outcome, a failure too, is one JSON object on stdout."""
-        return "--json" in self._options()
-
-    @property
-    def debug(self) -> bool:
-        """Whether a failure shows its traceback."""
-        return "--debug" in self._options()
+        return self.has("--json")
 
     @property
     def command(self) -> str:
@@ -55,9 +53,4 @@ class Invocation:
         for arg in self.args:
             if arg.startswith(_MEMORY) or f"={_MEMORY}" in arg or f"::{_MEMORY}" in arg:
                 what = "memory:// exists only within one process: no other program can write or read it"
-                raise UsageError(
-                    what, where=arg, fix="a local folder or a bucket; memory:// is for programs that import offline_cli"
-                )
-
-    def _options(self) -> Sequence[str]:
-        return self.args[: self.args.index("--")] if "--" in self.args else self.args
+                raise UsageError(what, where=arg, fix="a local folder or a bucket; memory:// is for programs in Python")

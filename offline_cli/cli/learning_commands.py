@@ -7,25 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from offline_cli.choices import (
-    COMPRESSION,
-    ENV_FORMS,
-    ROW_FORMAT,
-    WORKERS,
-    Compression,
-    Device,
-    ExportFormat,
-    Infos,
-    Precision,
-    RowFormat,
-    Schedule,
-    Vectorize,
-)
-from offline_cli.cli import completion, tables
+from offline_cli import choices as c
+from offline_cli.cli import completion
 from offline_cli.cli import options as o
 from offline_cli.cli.calling import call_and_show
 from offline_cli.cli.command import command
-from offline_cli.cli.values import indices, settings, widths
+from offline_cli.cli.values import settings, whole_numbers
 from offline_cli.errors import OfflineCliError
 
 LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
@@ -44,7 +31,7 @@ LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", 
 )
 def record(
     ctx: typer.Context,
-    env: Annotated[str, typer.Argument(help=f"Environment to play in: {ENV_FORMS}.", metavar="ENV")],
+    env: Annotated[str, typer.Argument(help=f"Environment to play in: {c.ENV_FORMS}.", metavar="ENV")],
     out: o.OutOption,
     policy: Annotated[
         list[str],
@@ -57,29 +44,19 @@ def record(
             autocompletion=completion.policies,
         ),
     ],
-    episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="Episodes to record; excludes --steps.", min=1)] = None,
-    steps: Annotated[int | None, o.how_long(help="Record the fewest whole episodes that have so many steps.", min=1)] = None,
+    episodes: o.EpisodesOption = None,
+    steps: o.StepsOption = None,
     first_episode: Annotated[
         int, o.how_long(help="Index of the first episode: any one can be recorded again alone.", min=0)
     ] = 0,
-    vectorize: Annotated[Vectorize, o.where(help="Copies of the environment in turn, or in a process each.")] = "sync",
+    vectorize: Annotated[c.Vectorize, o.where(help="Copies of the environment in turn, or in a process each.")] = "sync",
     step_timeout: Annotated[
-        float | None,
-        o.where(
-            help="Seconds for a step of a copy that is a process (--vectorize async); one that takes longer ends the command.",
-            metavar="SECONDS",
-            show_default="any time",
-        ),
+        float | None, o.where(help="End the command where a step under --vectorize async takes longer.", metavar="SECONDS")
     ] = None,
-    workers: Annotated[
-        int, o.where(help="Workers of another --engine than local; each plays --num-envs environments.", min=1)
-    ] = WORKERS,
-    format: Annotated[
-        RowFormat, o.output(help="One row per episode, packed; or one row per step, for any Parquet tool.")
-    ] = ROW_FORMAT,
-    compression: Annotated[Compression, o.output(help="Compression of the Parquet shards.")] = COMPRESSION,
+    format: o.RowFormatOption = c.ROW_FORMAT,
+    compression: o.CompressionOption = c.COMPRESSION,
     infos: Annotated[
-        Infos,
+        c.Infos,
         o.output(
             help="Infos to keep. plain: numbers, texts, arrays, lists and mappings of these; other entries are dropped, and "
             "counted by key. all: an entry that cannot be stored is an error. none: nothing."
@@ -94,7 +71,7 @@ def record(
     from offline_cli.recording.record import record
 
     try:
-        call_and_show(ctx, record, tables.recorded)
+        call_and_show(ctx, record)
     except OfflineCliError as error:
         error.where = error.where.replace("--env ", "ENV ")  # which is no option here
         raise
@@ -119,20 +96,16 @@ def evaluate(
         ),
     ],
     env: o.EnvOption = None,
-    episodes: Annotated[int, o.how_long("--episodes", "-n", help="Episodes to play.", min=1)] = 100,
+    episodes: o.EpisodesOption = 100,
     min_return: Annotated[
         list[str],
-        o.checking(
-            help="Exit with 7 if the mean return is below R; of several agents, AGENT=R for one agent's own. Repeatable.",
-            metavar="R",
-        ),
+        o.checking(help="Exit with 7 if the mean return, or that of AGENT=R, is below R. Repeatable.", metavar="R"),
     ] = o.NO_VALUES,
     video: Annotated[
-        str | None,
-        o.output(help="Folder for films of --video-episodes, MP4 or GIF. Needs the extra \\[video].", metavar="FOLDER"),
+        str | None, o.output(help="Folder for films, MP4 or GIF. Needs the extra \\[video].", metavar="FOLDER")
     ] = None,
     video_episodes: Annotated[
-        Any, o.output(help="Episodes that are filmed, counted from 0.", parser=indices, metavar="I,J,...")
+        Any, o.output(help="Episodes that --video films, counted from 0.", parser=whole_numbers, metavar="I,J,...")
     ] = (0,),
     policy: Annotated[
         list[str],
@@ -148,7 +121,7 @@ def evaluate(
     """
     from offline_cli.playing.evaluate import evaluate
 
-    call_and_show(ctx, evaluate, tables.evaluated)
+    call_and_show(ctx, evaluate)
 
 
 def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
@@ -182,7 +155,7 @@ def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
 def train(
     ctx: typer.Context,
     sources: o.SourcesArgument,
-    out: Annotated[str, o.output("--out", "-o", help="Run folder to make: a path or a URL.", metavar="RUN")],
+    out: o.OutOption,
     algorithm: Annotated[
         str | None,
         o.learning(
@@ -194,9 +167,7 @@ def train(
     ] = None,
     set: Annotated[
         list[str],
-        o.learning(
-            help="Option of the algorithm, as in TOML: expectile=0.8. Repeatable.", callback=settings, metavar="KEY=VALUE"
-        ),
+        o.learning(help="Option of the algorithm: expectile=0.8. Repeatable.", callback=settings, metavar="KEY=VALUE"),
     ] = o.NO_VALUES,
     config: Annotated[
         str | None,
@@ -211,63 +182,36 @@ def train(
         ),
     ] = None,
     hidden: Annotated[
-        Any,
-        o.learning(
-            help="Widths of the hidden layers of the network mlp.",
-            parser=widths,
-            metavar="N,N,...",
-            show_default="256,256",
-        ),
+        Any, o.learning(help="Widths of the layers of mlp.", parser=whole_numbers, metavar="N,N,...", show_default="256,256")
     ] = None,
     pipeline: Annotated[
         str | None,
         o.learning(help="Learner pipeline file (docs/connectors.md); the policy learns and plays through it.", metavar="FILE"),
     ] = None,
     batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
-    lr: Annotated[
-        float | None,
-        o.learning("--lr", help="Learning rate of Adam, above 0.", show_default="0.0005"),
-    ] = None,
+    lr: Annotated[float | None, o.learning(help="Learning rate of Adam, above 0.", show_default="0.0005")] = None,
     lr_schedule: Annotated[
-        Schedule | None,
-        o.learning(help="How the learning rate falls after --lr-warmup, to 0 at the end.", show_default="constant"),
+        c.Schedule | None, o.learning(help="How the rate falls after --lr-warmup, to 0 at the end.", show_default="constant")
     ] = None,
     lr_warmup: Annotated[
-        int | None, o.learning(help="Updates in which the learning rate rises linearly to --lr.", min=0, show_default="0")
+        int | None, o.learning(help="Updates in which the rate rises linearly to --lr.", min=0, show_default="0")
     ] = None,
     weight_decay: Annotated[
         float | None, o.learning(help="Decoupled weight decay, as of AdamW.", min=0, show_default="0")
     ] = None,
     clip_norm: Annotated[float | None, o.learning(help="Scale down gradients longer than this norm, above 0.")] = None,
-    dropout: Annotated[
-        float | None,
-        o.learning(help="Share of hidden outputs that an update leaves out, below 1.", min=0),
-    ] = None,
+    dropout: Annotated[float | None, o.learning(help="Share of hidden outputs left out by an update, below 1.", min=0)] = None,
     layer_norm: Annotated[bool | None, o.learning("--layer-norm", help="Normalise the outputs of each hidden layer.")] = None,
     ema: Annotated[
-        float | None,
-        o.learning(
-            help="Decay of a moving average of the weights, which is kept instead; above 0, below 1.",
-        ),
+        float | None, o.learning(help="Decay of a moving average of the weights, which is kept; above 0, below 1.")
     ] = None,
-    log_std_min: Annotated[
-        float | None,
-        o.learning(help="Lower bound on log sigma of Box actions.", show_default="the algorithm's"),
-    ] = None,
-    log_std_max: Annotated[
-        float | None,
-        o.learning(help="Upper bound on log sigma of Box actions.", show_default="the algorithm's"),
-    ] = None,
+    log_std_min: Annotated[float | None, o.learning(help="Lower bound on log sigma of Box actions.")] = None,
+    log_std_max: Annotated[float | None, o.learning(help="Upper bound on log sigma of Box actions.")] = None,
     init_from: Annotated[
         str | None,
-        o.learning(
-            help="Start from the policy of this run folder, a path or URL.",
-            metavar="RUN",
-            show_default="fresh weights",
-            autocompletion=completion.runs,
-        ),
+        o.learning(help="Start from the policy of this run folder.", metavar="RUN", autocompletion=completion.runs),
     ] = None,
-    seed: Annotated[int | None, o.learning("--seed", help="Random seed.", min=0, show_default="0")] = None,
+    seed: o.SeedOption = None,
     updates: Annotated[int | None, o.how_long(help="Stop after this many updates; excludes --epochs.", min=1)] = None,
     epochs: Annotated[
         int | None,
@@ -278,16 +222,13 @@ def train(
         ),
     ] = None,
     until_return: Annotated[
-        float | None,
-        o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit with 7."),
+        float | None, o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit with 7.")
     ] = None,
     patience: Annotated[
-        int | None,
-        o.how_long(help="Stop after this many checks without a better validation loss. Needs --val-fraction.", min=1),
+        int | None, o.how_long(help="Stop after N checks without a better loss. Needs --val-fraction.", min=1)
     ] = None,
     val_fraction: Annotated[
-        float | None,
-        o.checking(help="Share of the episodes held out for validation, above 0 and below 1."),
+        float | None, o.checking(help="Share of the episodes held out for validation, above 0 and below 1.")
     ] = None,
     eval_every: Annotated[
         int | None, o.checking(help="Updates between two checks.", min=1, show_default="an epoch, but from 100 to 1000")
@@ -301,7 +242,7 @@ def train(
     env: o.EnvOption = None,
     action_scale: o.ActionScaleOption = None,
     module_id: Annotated[
-        str | None, o.data(help="Learn from the episodes of this module; needed where the data holds several.", metavar="NAME")
+        str | None, o.data(help="Learn from this module's episodes; needed where there are several.", metavar="NAME")
     ] = None,
     weight: Annotated[
         list[str], o.data(help="Share of an epoch's steps drawn from source SRC, as it is given. Repeatable.", metavar="SRC=X")
@@ -309,12 +250,9 @@ def train(
     top_fraction: o.TopFractionOption = None,
     keep_invented: o.KeepInventedOption = None,
     plugins: o.PluginsOption = o.NO_VALUES,
-    device: Annotated[
-        Device | None,
-        o.where("--device", help="Where the network runs; auto takes a GPU if there is one.", show_default="auto"),
-    ] = None,
+    device: o.DeviceOption = None,
     precision: Annotated[
-        Precision | None, o.where(help="Arithmetic of the network; weights stay fp32, and auto is fp32.", show_default="auto")
+        c.Precision | None, o.where(help="Arithmetic of the network; weights stay fp32, and auto is fp32.", show_default="auto")
     ] = None,
     streaming: Annotated[
         bool | None, o.where("--streaming", help="Keep the steps on disk, and in memory only what --memory-limit allows.")
@@ -322,7 +260,6 @@ def train(
     memory_limit: Annotated[
         str | None,
         o.where(
-            "--memory-limit",
             help="Memory that the process may take: 512MiB, 4GiB. Data that does not fit is refused without --streaming.",
             metavar="SIZE",
             show_default="1GiB with --streaming (on a GPU 4GiB), else any",
@@ -340,7 +277,7 @@ def train(
     """
     from offline_cli.training.train import train
 
-    call_and_show(ctx, train, tables.trained)
+    call_and_show(ctx, train)
 
 
 @command(
@@ -366,7 +303,7 @@ def train_bc(ctx: typer.Context) -> None:
     """
     from offline_cli.training.train import train_bc
 
-    call_and_show(ctx, train_bc, tables.trained)
+    call_and_show(ctx, train_bc)
 
 
 @command(
@@ -383,12 +320,11 @@ def export(
     ctx: typer.Context,
     run: Annotated[str, typer.Argument(help="Run folder of train.", metavar="RUN", autocompletion=completion.runs)],
     to: Annotated[
-        ExportFormat, o.output(help="onnx, one file from raw observations to actions; rllib, a checkpoint of an RLModule.")
+        c.ExportFormat, o.output(help="onnx, one file from raw observations to actions; rllib, a checkpoint of an RLModule.")
     ],
-    out: Annotated[str, o.output("--out", "-o", help="File to write, of rllib a folder: a path or URL.")],
+    out: o.OutOption,
     env_to_module: Annotated[
-        str | None,
-        o.playing(help="Pipeline file that the policy was trained through, where it names code.", metavar="FILE"),
+        str | None, o.playing(help="Pipeline file that the policy was trained through, where it names code.", metavar="FILE")
     ] = None,
     plugins: o.PluginsOption = o.NO_VALUES,
     network: o.RunNetworkOption = None,

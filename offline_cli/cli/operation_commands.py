@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from offline_cli.choices import EXTRAS, WORKERS
-from offline_cli.cli import completion, tables
+from offline_cli.cli import completion
 from offline_cli.cli import options as o
 from offline_cli.cli.calling import call, call_and_show, show_result
 from offline_cli.cli.command import command
@@ -31,16 +31,14 @@ def filter(
     where: Annotated[
         str | None,
         o.data(
-            help="Condition on eps_id, length, return, terminated, truncated, agent_id and module_id, as in SQL "
-            "(docs/operations.md). Join several by and.",
+            help="Condition on eps_id, length, return, terminated, truncated, agent_id, module_id (docs/operations.md).",
             metavar="CONDITION",
         ),
     ] = None,
     top_fraction: o.TopFractionOption = None,
     ids_file: Annotated[str | None, o.data(help="File of episodes' ids, one a line.", metavar="FILE")] = None,
     drop_problems: Annotated[
-        str | None,
-        o.data(help="Leave out the episodes with an error or warning in this JSON result of validate.", metavar="FILE"),
+        str | None, o.data(help="Leave out episodes with an error or warning in this JSON result of validate.", metavar="FILE")
     ] = None,
 ) -> None:
     """Keep the episodes that a condition, a share of the best, or a list of ids chooses.
@@ -49,7 +47,7 @@ def filter(
     """
     from offline_cli.converting.operations.selecting import filter
 
-    call_and_show(ctx, filter, tables.operated)
+    call_and_show(ctx, filter)
 
 
 @command(
@@ -66,8 +64,8 @@ def sample(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     out: o.OutOption,
-    episodes: Annotated[int | None, o.how_long("--episodes", "-n", help="How many episodes.", min=1)] = None,
-    steps: Annotated[int | None, o.how_long(help="As many episodes as it takes to have N steps.", min=1)] = None,
+    episodes: o.EpisodesOption = None,
+    steps: o.StepsOption = None,
     fraction: Annotated[float | None, o.how_long(help="Share of the episodes: above 0, at most 1.")] = None,
     seed: o.SeedOption = 0,
 ) -> None:
@@ -77,7 +75,7 @@ def sample(
     """
     from offline_cli.converting.operations.selecting import sample
 
-    call_and_show(ctx, sample, tables.operated)
+    call_and_show(ctx, sample)
 
 
 @command(
@@ -93,26 +91,25 @@ def sample(
 def split(
     ctx: typer.Context,
     sources: o.SourcesArgument,
-    out: Annotated[str, o.output("--out", "-o", help="Folder to make, with a dataset for each part: a path or URL.")],
+    out: o.OutOption,
     fractions: Annotated[
-        str | None,
-        o.data(help="Parts and their shares of the episodes: train=0.9,val=0.1. The rest is in none.", metavar="NAME=X"),
+        str | None, o.data(help="Parts and their shares of the episodes: train=0.9,val=0.1.", metavar="NAME=X")
     ] = None,
     counts: Annotated[
-        str | None, o.data(help="Parts and their numbers of episodes: train=100,val=20. The rest is in none.", metavar="NAME=N")
+        str | None, o.data(help="Parts and their numbers of episodes: train=100,val=20.", metavar="NAME=N")
     ] = None,
     by: Annotated[
-        str | None, o.data(help="One part for each value of a plain column, or of a field of custom data.", metavar="COLUMN")
+        str | None, o.data(help="One part for each value of a column, or of a field of custom data.", metavar="COLUMN")
     ] = None,
     seed: o.SeedOption = 0,
 ) -> None:
-    """Divide episodes into several datasets, F/train and F/val for instance.
+    """Divide episodes into several datasets, OUT/train and OUT/val for instance.
 
-    Parts are drawn at random, by a seed, or by the values of a column. No episode is cut, or in two parts.
+    Parts are drawn at random, by a seed, or by the values of a column. No episode is cut, or in two parts; the rest is in none.
     """
     from offline_cli.converting.operations.selecting import split
 
-    call_and_show(ctx, split, tables.operated)
+    call_and_show(ctx, split)
 
 
 @command(
@@ -130,8 +127,7 @@ def merge(
     sources: o.SourcesArgument,
     out: o.OutOption,
     unique_ids: Annotated[
-        bool,
-        o.data("--unique-ids", help="Give another episode of an id that an earlier source has an id of its own: ID-2, ..."),
+        bool, o.data("--unique-ids", help="Give another episode of an id that is there an id of its own: ID-2, ...")
     ] = False,
     extras: o.ExtrasOption = EXTRAS,
 ) -> None:
@@ -141,7 +137,7 @@ def merge(
     """
     from offline_cli.converting.operations.merging import merge
 
-    call_and_show(ctx, merge, tables.operated)
+    call_and_show(ctx, merge)
 
 
 @command(
@@ -171,7 +167,7 @@ def repack(
     """
     from offline_cli.converting.operations.merging import repack
 
-    call_and_show(ctx, repack, tables.operated)
+    call_and_show(ctx, repack)
 
 
 @command(
@@ -186,9 +182,7 @@ def repack(
 )
 def diff(
     ctx: typer.Context,
-    a: Annotated[
-        str, typer.Argument(help="Recordings: a folder, file, glob or URL.", metavar="A", autocompletion=completion.sources)
-    ],
+    a: Annotated[str, typer.Argument(help=o.SOURCES, metavar="A", autocompletion=completion.sources)],
     b: Annotated[str, typer.Argument(help="What to compare them with.", metavar="B", autocompletion=completion.sources)],
     env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
@@ -203,5 +197,5 @@ def diff(
 
     result = call(ctx, diff)
     if result.equal or not ctx.obj.as_json:  # a difference under --json is one object, which the error boundary writes
-        show_result(ctx, result, tables.compared)
+        show_result(ctx, result)
     result.check()

@@ -9,23 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from offline_cli.choices import (
-    ENV_FORMS,
-    MAX_BYTES_PER_FILE,
-    SOURCE_FORMAT,
-    TABLE_MEMORY_LIMIT,
-    WORKERS,
-    ActionScale,
-    Compression,
-    Device,
-    EngineName,
-    EpisodeEnds,
-    Extras,
-    OnBadRow,
-    RowFormat,
-)
+from offline_cli import choices as c
 from offline_cli.cli import completion
-from offline_cli.cli.values import json_object, storage_pairs
+from offline_cli.cli.values import cache_bytes, json_object, storage_pairs
 
 data = partial(typer.Option, rich_help_panel="Data")
 learning = partial(typer.Option, rich_help_panel="Learning")
@@ -38,88 +24,63 @@ output = partial(typer.Option, rich_help_panel="Output")
 
 NO_VALUES: list[str] = []  # of a repeatable option that is not given
 
-# ---- data ----
+# ---- options that several commands take one by one; where only the default differs, the command says it ----
 
-SourcesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        help="Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://); - for piped input.",
-        metavar="SRC",
-        autocompletion=completion.sources,
-    ),
-]
-EnvOption = Annotated[str | None, data(help=f"Environment to play in: {ENV_FORMS}.", metavar="ENV")]
+SOURCES = "Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://); - for piped input."
+SourcesArgument = Annotated[list[str], typer.Argument(help=SOURCES, metavar="SRC", autocompletion=completion.sources)]
+EnvOption = Annotated[str | None, data(help=f"Environment to play in: {c.ENV_FORMS}.", metavar="ENV")]
 SpacesOfOption = Annotated[
-    str | None, data("--env", help=f"Environment that gives the spaces of recordings without any: {ENV_FORMS}.", metavar="ENV")
+    str | None, data("--env", help=f"Environment whose spaces the data has: {c.ENV_FORMS}.", metavar="ENV")
 ]
 ActionScaleOption = Annotated[
-    ActionScale | None,
+    c.ActionScale | None,
     data(help="Scale of recorded Box actions: the environment's own, or -1 to 1.", show_default="what the source declares"),
 ]
 ExtrasOption = Annotated[
-    Extras, data(help="Extra model outputs to keep: all, which every source must have; those that all sources have; or none.")
+    c.Extras,
+    data(help="Extra model outputs to keep: all, which every source must have; those that all sources have; or none."),
 ]
 OnErrorOption = Annotated[
-    OnBadRow, data(help="What to do with an unreadable row: stop, count and skip it, or set it aside with reason and place.")
+    c.OnBadRow,
+    data(help="What to do with an unreadable row: stop, count and skip it, or set it aside with reason and place."),
 ]
 KeepInventedOption = Annotated[
-    bool | None,
-    data(
-        "--keep-invented",
-        help="Keep last steps whose next observation was not recorded; a copy of the one before stands in for it.",
-    ),
+    bool | None, data("--keep-invented", help="Keep last steps whose next observation is a copy, as it was not recorded.")
+]
+TopFractionOption = Annotated[
+    float | None, data(help="Take this share of the episodes, those with the highest return: above 0, at most 1.")
 ]
 PluginsOption = Annotated[
-    list[str],
-    data(
-        "--plugin",
-        help="Package whose algorithms, networks and pieces may be imported because a run folder names them. Repeatable.",
-        metavar="NAME",
-    ),
+    list[str], data("--plugin", help="Package whose code a run folder may name. Repeatable.", metavar="NAME")
 ]
 RunNetworkOption = Annotated[
     str | None,
-    data(
-        "--network",
-        help="Your code of the run's network, if it was trained with --network: python:package.module:build or FILE.py:build.",
-        metavar="CODE",
+    data("--network", help="The run's network, if it is your code: package.module:build or FILE.py:build.", metavar="CODE"),
+]
+SeedOption = Annotated[int | None, playing(help="Random seed.", min=0, show_default="0")]
+EpisodesOption = Annotated[int | None, how_long("--episodes", "-n", help="How many episodes.", min=1)]
+StepsOption = Annotated[int | None, how_long(help="As many whole episodes as it takes to have N steps.", min=1)]
+LimitOption = Annotated[int | None, how_long(help="Stop after this many episodes.", min=1)]
+WorkersOption = Annotated[int, where(help="Files read at a time, or workers of another --engine than local.", min=1)]
+DeviceOption = Annotated[
+    c.Device | None, where(help="Where the network runs; auto takes a GPU if there is one.", show_default="auto")
+]
+OutOption = Annotated[str | None, output("--out", "-o", help="Folder or file to make: a path or URL.", metavar="OUT")]
+RowFormatOption = Annotated[
+    c.RowFormat | None,
+    output(
+        help="One row per episode, packed; or one row per step, for any Parquet tool.",
+        show_default="that of the sources, else episodes",
     ),
 ]
-
-# ---- playing ----
-
-SeedOption = Annotated[int, playing(help="Random seed.", min=0)]
-
-# ---- where ----
-
-WorkersOption = Annotated[int, where(help="Files read at a time; with another --engine than local, its workers.", min=1)]
-
-# ---- storage and output ----
-
-OutOption = Annotated[str, output("--out", "-o", help="Dataset folder to make: a path or URL.", metavar="D")]
 CompressionOption = Annotated[
-    Compression | None,
+    c.Compression | None,
     output(help="Compression of the Parquet shards.", show_default="that of the dataset or sources, else zstd"),
 ]
 AllowChangesOption = Annotated[
-    bool,
-    output(
-        "--allow-changes", help="Resume although source files, package versions or options have changed; changes are counted."
-    ),
+    bool, output("--allow-changes", help="Resume although sources, package versions or options have changed; it is counted.")
 ]
 DryRunOption = Annotated[bool, output("--dry-run", help="Check everything, write nothing.")]
-
-# ---- training: what is not given comes from --config, else from the run that is resumed, else from the default ----
-
-
-# ---- of `train` alone ----
-
-TopFractionOption = Annotated[
-    float | None,
-    data(
-        help="Take this share of the episodes alone, those with the highest return: above 0, at most 1.",
-    ),
-]
 
 
 # ---- groups of options, which a command takes as a whole (`takes=` of its decorator); their bodies are never called ----
@@ -138,7 +99,7 @@ def stored(
         list[str],
         storage(
             "--storage-option",
-            help="Setting for the storage behind URLs, such as anon=true; JSON values are read as such. time_limit=SECONDS, 60 "
+            help="Setting for the storage behind URLs, as anon=true; JSON values are read as such. time_limit=SECONDS, 60 "
             "unless given, ends a request without an answer. Repeatable.",
             callback=storage_pairs,
             metavar="KEY=VALUE",
@@ -149,11 +110,10 @@ def stored(
 
 
 def cached(
-    cache: Annotated[
-        str | None, storage(help="Local folder that caches what is read from s3://, gs:// and az://.", metavar="DIR")
-    ] = None,
+    cache: Annotated[str | None, storage(help="Local folder that caches what is read from buckets.", metavar="DIR")] = None,
     cache_size: Annotated[
-        str | None, storage(help="Bytes that --cache may take: 500MB, 50GiB.", metavar="SIZE", show_default="10GiB")
+        Any,
+        storage(help="Bytes that --cache may take: 500MB, 50GiB.", parser=cache_bytes, metavar="SIZE", show_default="10GiB"),
     ] = None,
 ) -> None:
     """Options of the cache of what is read."""
@@ -164,12 +124,12 @@ def tables(
         str,
         data(
             "--from",
-            help="Format of the recordings; auto looks at their content. convert --list-formats lists the names; "
-            "python:package.module:Reader is your own.",
+            help="Format of the recordings (convert --list-formats); auto looks at their content; python:package.module:Reader "
+            "is your own.",
             metavar="FORMAT",
             autocompletion=completion.formats,
         ),
-    ] = SOURCE_FORMAT,
+    ] = c.SOURCE_FORMAT,
     mapping: Annotated[
         str | None,
         data(
@@ -182,16 +142,15 @@ def tables(
         bool, data("--rows-as-episodes", help="Treat each row of a table as an episode of one step.")
     ] = False,
     episode_ends: Annotated[
-        EpisodeEnds | None,
+        c.EpisodeEnds | None,
         data(help="Where episodes of a table without ids end: at flags, where t falls, or where new_obs is not the next obs."),
     ] = None,
     temp_dir: Annotated[
-        str | None,
-        where(help="Folder for rows of a table that do not fit into memory.", metavar="FOLDER", show_default="the system's"),
+        str | None, where(help="Folder for rows that do not fit into memory.", metavar="FOLDER", show_default="the system's")
     ] = None,
     memory_limit: Annotated[
         str, where(help="Memory that the process may take for a table, or one episode: 256MiB, 1GiB.", metavar="SIZE")
-    ] = TABLE_MEMORY_LIMIT,
+    ] = c.TABLE_MEMORY_LIMIT,
 ) -> None:
     """Options of recordings that may be tables of other programs."""
 
@@ -222,7 +181,7 @@ def environment(
 
 def engines(
     engine: Annotated[
-        EngineName,
+        c.EngineName,
         where(help="Where the work is done: in this process, in processes of this machine, or by workers of a Ray cluster."),
     ] = "local",
     engine_address: Annotated[
@@ -233,18 +192,16 @@ def engines(
             show_default="a new one on this machine",
         ),
     ] = None,
-    workers: WorkersOption = WORKERS,
+    workers: WorkersOption = c.WORKERS,
 ) -> None:
     """Options of where work on data is done."""
 
 
 def shards(
-    max_rows_per_file: Annotated[
-        int | None, output("--max-rows-per-file", help="Begin a new shard after this many rows.", min=1)
-    ] = None,
+    max_rows_per_file: Annotated[int | None, output(help="Begin a new shard after this many rows.", min=1)] = None,
     max_bytes_per_file: Annotated[
-        int, output("--max-bytes-per-file", help="Begin a new shard after this many bytes, before compression.", min=1)
-    ] = MAX_BYTES_PER_FILE,
+        int, output(help="Begin a new shard after this many bytes, before compression.", min=1)
+    ] = c.MAX_BYTES_PER_FILE,
 ) -> None:
     """Options of how large the files of a dataset become."""
 
@@ -252,19 +209,14 @@ def shards(
 def resuming(
     resume: Annotated[bool, output("--resume", help="Resume an interrupted run of the same command.")] = False,
     force_unlock: Annotated[
-        bool,
-        output(
-            "--force-unlock", help="With --resume: take over from a writer on another machine, which has ended as you know."
-        ),
+        bool, output("--force-unlock", help="With --resume: take over from a writer on another machine, which has ended.")
     ] = False,
 ) -> None:
     """Options of work that may be interrupted."""
 
 
 def writing(
-    overwrite: Annotated[
-        bool, output("--overwrite", help="Replace what an earlier command of this kind left at --out.")
-    ] = False,
+    overwrite: Annotated[bool, output("--overwrite", help="Replace what a command of this kind left at --out.")] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Options of commands that write."""
@@ -293,7 +245,7 @@ def acting(
     network: RunNetworkOption = None,
     num_envs: Annotated[int, where(help="Environments that play side by side, per runner.", min=1)] = 16,
     num_env_runners: Annotated[int, where(help="Processes that play; 0: this one.", min=0)] = 0,
-    device: Annotated[Device, where(help="Where the network runs; auto takes a GPU if there is one.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Options of how a policy plays."""
 
@@ -302,13 +254,7 @@ def operation(
     env: SpacesOfOption = None,
     action_scale: ActionScaleOption = None,
     on_error: OnErrorOption = "fail",
-    format: Annotated[
-        RowFormat | None,
-        output(
-            help="One row per episode, packed; or one row per step, for any Parquet tool.",
-            show_default="that of the sources, else episodes",
-        ),
-    ] = None,
+    format: RowFormatOption = None,
     compression: CompressionOption = None,
 ) -> None:
     """Options of operations on datasets."""

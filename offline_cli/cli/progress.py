@@ -1,57 +1,48 @@
 """Shows progress, notes and warnings on stderr: bars on a terminal, a line now and then elsewhere; never on stdout.
 
-Notes of the library, and warnings of any package, take one line each, without control characters, and are kept for `--json`.
+Notes of the library, and warnings of any package, take one line each, without control characters; the notes are kept for
+`--json`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self, TextIO
+from typing import Any, Final
 
+from offline_cli.cli.render import in_words
 from offline_cli.cli.streams import is_terminal, printable, write
 from offline_cli.progress import OnProgress, Progress, no_progress
 
-__all__ = ["Bars", "Display", "Lines", "working"]
+__all__ = ["working"]
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")  # gymnasium's warnings are yellow
 LINE_SECONDS: Final = 5.0  # between two lines of one stage
-DRAW_SECONDS: Final = 0.1  # between two updates of a bar
-
-
-@dataclass(frozen=True, slots=True)
-class Display:
-    """Takes the progress of a library call, and keeps its notes."""
-
-    on_progress: OnProgress
-    notes: list[str]
 
 
 @contextmanager
-def working(*, quiet: bool) -> Iterator[Display]:
-    """A display for a library call. Whatever is printed meanwhile goes to stderr: stdout is for the result alone.
+def working(*, quiet: bool) -> Iterator[tuple[OnProgress, list[str]]]:
+    """A listener for the progress of a library call, and its notes so far. Whatever is printed meanwhile goes to stderr:
+    stdout is for the result alone.
 
     Notes, and warnings of Python, are shown in one line each; a program's own logging gets the records as usual.
     """
-    listener = nullcontext(no_progress) if quiet else Bars() if is_terminal(sys.stderr) else Lines(sys.stderr)
-    notes = _Notes(logging.WARNING)
-    logger, formatting = logging.getLogger("offline_cli"), warnings.formatwarning
-    warnings.formatwarning = _of_warning
-    logger.addHandler(notes)
+    notes, loggers = _Notes(logging.WARNING), [logging.getLogger(name) for name in ("offline_cli", "py.warnings")]
+    logging.captureWarnings(True)
+    for logger in loggers:
+        logger.addHandler(notes)
+    listener = nullcontext(no_progress) if quiet else _bars() if is_terminal(sys.stderr) else _lines()
     try:
         with redirect_stdout(sys.stderr), listener as on_progress:
-            yield Display(on_progress, notes.texts)
+            yield on_progress, notes.texts
     finally:
-        warnings.formatwarning = formatting
-        logger.removeHandler(notes)
+        logging.captureWarnings(False)
+        for logger in loggers:
+            logger.removeHandler(notes)
 
 
 class _Notes(logging.Handler):
@@ -62,101 +53,65 @@ class _Notes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         failure = record.exc_info[1] if record.exc_info else None
         text = record.getMessage() + (f": {failure!r}" if failure is not None else "")
-        self.texts.append(text.removeprefix("note: "))
+        if record.name != "py.warnings":
+            self.texts.append(text.removeprefix("note: "))
         if not logging.getLogger().handlers:
-            write(sys.stderr, _line(text))
+            write(sys.stderr, printable(COLOUR.sub("", " ".join(text.split()))) + "\n")
 
 
-def _of_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    return _line(f"{filename}:{lineno}: {category.__name__}: {message}")
+def _figures(report: Progress) -> str:
+    return printable(", ".join(f"{name} {in_words(value)}" for name, value in report.figures.items()))
 
 
-def _line(text: str) -> str:
-    return printable(COLOUR.sub("", text)) + "\n"
-
-
-def _figures(report: Progress, rate: float | None) -> str:
-    """`350 updates/s, loss 0.12`: the rate, then the report's own figures. A rate among those is the better one."""
-    unit = f"{report.unit}/s"
-    rates = {} if rate is None or unit in report.figures else {unit: rate}
-    told = {**rates, **report.figures}
-    return ", ".join(f"{_short(value)} {name}" if name == unit else f"{name} {_short(value)}" for name, value in told.items())
-
-
-def _short(value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-class Lines:
+@contextmanager
+def _lines() -> Iterator[OnProgress]:
     """Progress as lines: one when a stage ends, and one every LINE_SECONDS of a long stage."""
+    last: Progress | None = None
+    stage, next_line = "", 0.0
 
-    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._last: Progress | None = None
-        self._began, self._first, self._next_line = 0.0, 0, 0.0
+    def show() -> None:
+        nonlocal last
+        if last is not None:
+            of = "" if last.total is None else f"/{last.total:,}"
+            told = ", ".join(filter(None, (f"{last.done:,}{of} {last.unit}", _figures(last))))
+            write(sys.stderr, printable(f"{last.stage}: {told}") + "\n")
+        last = None
 
-    def __call__(self, report: Progress) -> None:
-        now = self._clock()
-        if self._last is None or self._last.stage != report.stage or report.done < self._last.done:
-            if self._last is not None and self._last.stage != report.stage:
-                self._print(now)
-            self._began, self._first = now, report.done
-            self._next_line = now + LINE_SECONDS
-        self._last = report
-        if now >= self._next_line:
-            self._print(now)
-            self._next_line = now + LINE_SECONDS
+    def listen(report: Progress) -> None:
+        nonlocal last, stage, next_line
+        if report.stage != stage:
+            show()
+            stage, next_line = report.stage, time.monotonic() + LINE_SECONDS
+        last = report
+        if time.monotonic() >= next_line:
+            show()
+            next_line = time.monotonic() + LINE_SECONDS
 
-    def _print(self, now: float) -> None:
-        assert self._last is not None
-        report, seconds = self._last, now - self._began
-        done = report.done - self._first
-        rate = done / seconds if done > 0 and seconds > 0 else None
-        of = "" if report.total is None else f"/{report.total:,}"
-        left = (report.total - report.done) / rate if rate and report.total is not None else 0
-        parts = [f"{report.done:,}{of} {report.unit}", _figures(report, rate), f"{left:.0f} s left" if left > 0 else ""]
-        write(self._stream, printable(f"{report.stage}: {', '.join(filter(None, parts))}") + "\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._last is not None:  # the last line is never left out: it says how far the work came
-            self._print(self._clock())
+    try:
+        yield listen
+    finally:
+        show()  # the last line is never left out: it says how far the work came
 
 
-class Bars:
+@contextmanager
+def _bars() -> Iterator[OnProgress]:
     """Progress as one bar of rich's for each stage, gone when the work ends: the result says what is worth keeping."""
+    from rich import progress
+    from rich.console import Console
 
-    def __init__(self) -> None:
-        from rich import progress
-        from rich.console import Console
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=24),
+        progress.TimeRemainingColumn(compact=True),
+        progress.TextColumn("{task.completed:,.0f} {task.fields[unit]}  {task.fields[figures]}", markup=False),
+    )
+    tasks: dict[str, Any] = {}
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
 
-        columns = (
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(bar_width=24),
-            progress.TimeRemainingColumn(compact=True),
-            progress.TextColumn("{task.completed:,.0f} {task.fields[unit]}  {task.fields[figures]}", markup=False),
-        )
-        self._bars = progress.Progress(*columns, console=Console(file=sys.stderr), transient=True)
-        self._tasks: dict[str, Any] = {}
-        self._last, self._next = "", 0.0
+        def listen(report: Progress) -> None:
+            fields: dict[str, Any] = {"unit": printable(report.unit), "figures": _figures(report)}
+            if report.stage not in tasks:
+                tasks[report.stage] = bars.add_task(printable(report.stage), total=report.total, **fields)
+            bars.update(tasks[report.stage], completed=report.done, total=report.total, **fields)
 
-    def __call__(self, report: Progress) -> None:
-        now = time.monotonic()
-        if report.stage == self._last and now < self._next and report.done != report.total:
-            return
-        self._last, self._next = report.stage, now + DRAW_SECONDS
-        fields: dict[str, Any] = {"unit": printable(report.unit), "figures": printable(_figures(report, None))}
-        if report.stage not in self._tasks:
-            self._tasks[report.stage] = self._bars.add_task(printable(report.stage), total=report.total, **fields)
-        self._bars.update(self._tasks[report.stage], completed=report.done, total=report.total, **fields)
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bars.stop()
+        yield listen

@@ -1,7 +1,7 @@
-"""Shows a command's result, as JSON or as a small table; nothing else is written on stdout.
+"""Shows a command's result, as JSON or as a table; nothing else is written on stdout.
 
-JSON is one line and valid: NaN and infinities, which JSON cannot express, become null. The table is for people; it
-loads rich, and colours only a terminal.
+JSON is one line and valid: NaN and infinities, which JSON cannot express, become null. The table is for people and has the same
+names, in words; what is empty is left out. It loads rich, and colours only a terminal.
 """
 
 from __future__ import annotations
@@ -11,41 +11,16 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
 
-__all__ = ["NOT_KNOWN", "Lines", "Summary", "in_words", "plain", "show", "show_grid", "to_json", "with_reasons"]
+__all__ = ["in_words", "plain", "show", "show_grid", "to_json"]
 
-NOT_KNOWN = "not known"
-_WIDE = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
-
-Summary = Callable[[Mapping[str, Any]], Mapping[str, Any] | Sequence[tuple[str, Any]]]
-"""Rows of a table from the keys of `--json`; pairs where a name may stand more than once."""
-
-
-class Lines(tuple[str, ...]):
-    """A value of a table that is shown in lines of its own, each of which is one text."""
-
-    __slots__ = ()
-
-
-def show(told: Mapping[str, Any], *, as_json: bool, summary: Summary = dict) -> None:
-    """Write a result on stdout: all of it as JSON, or for people what `summary` makes of it."""
-    write(sys.stdout, to_json(told) if as_json else _table(summary(told)))
-
-
-def show_grid(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str | tuple[str, ...]]],
-    *,
-    above: Sequence[str] = (),
-    below: Sequence[str] = (),
-) -> None:
-    """Write a table with headings on stdout, and lines above and below it; a cell that is a tuple has a line for each."""
-    write(sys.stdout, "".join(f"{printable(line)}\n" for line in above) + _grid(headings, rows))
-    write(sys.stdout, "".join(f"{printable(line)}\n" for line in below))
+WIDE: Final = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
+MOST: Final = 20  # items of a list
+LONG: Final = 40  # letters of an item, from which on each has a line of its own
 
 
 def to_json(value: Any) -> str:
@@ -70,36 +45,74 @@ def plain(value: Any) -> Any:
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
-def _table(result: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> str:
+def show(told: Mapping[str, Any]) -> None:
+    """Write a result on stdout for people: names and values, one beside the other."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in result.items() if isinstance(result, Mapping) else result:
-        table.add_row(Text(printable(name.replace("_", " "))), Text(_cell(value)))
-    return _drawn(table)
+    for name, text in _rows(plain(told)):
+        table.add_row(Text(name), Text(text))
+    _draw(table)
 
 
-def _cell(value: Any) -> str:
-    return "\n".join(map(printable, value)) if isinstance(value, Lines) else printable(in_words(plain(value)))
-
-
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[str | tuple[str, ...]]]) -> str:
+def show_grid(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, above: str = "") -> None:
+    """Write a table with headings on stdout, below a line; numbers are flush right, and empty columns left out."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, heading in enumerate(headings):
-        table.add_column(Text(heading, style="bold"), no_wrap=not number, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(Lines(cell) if isinstance(cell, tuple) else cell)) for cell in row))
-    return _drawn(table)
+    columns = [column for column in zip(headings, *rows, strict=True) if any(cell not in (None, "") for cell in column[1:])]
+    for heading, *cells in columns:
+        numeric = all(cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool)) for cell in cells)
+        table.add_column(Text(heading), justify="right" if numeric else "left", no_wrap=not table.columns, overflow="fold")
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*(Text("" if cell is None else in_words(cell, nested=True)) for cell in row))
+    write(sys.stdout, printable(above) + "\n" if above else "")
+    _draw(table)
 
 
-def _drawn(table: Any) -> str:
-    """A rich table as text."""
+def in_words(value: Any, *, nested: bool = False) -> str:
+    """A plain value for people: thousands set apart, five significant digits, a dash where there is nothing."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 100_000 <= abs(value) < 1e15 else f"{value:.5g}"  # beyond it not every digit is known
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        parts = [f"{printable(name)} {in_words(item, nested=True)}" for name, item in value.items()]
+    else:
+        parts = [in_words(item, nested=True) for item in value]
+    if nested:
+        return f"[{', '.join(parts)}]"
+    parts[MOST:] = [f"and {len(parts) - MOST:,} more"] if len(parts) > MOST else []
+    return ("\n" if any(len(part) > LONG for part in parts) else ", ").join(parts)
+
+
+def _rows(told: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """Names and texts. What holds mappings has a row for each; of a space the text that stands beside it is shown."""
+    for name, value in told.items():
+        label, parts = within + printable(name.removesuffix("_text").replace("_", " ")), _by_number(value)
+        if isinstance(parts, Mapping) and any(isinstance(_by_number(part), Mapping) for part in parts.values()):
+            yield from _rows(parts, f"{label} ")
+        elif value not in (None, "", [], {}) and f"{name}_text" not in told:
+            yield label, in_words(value)
+
+
+def _by_number(value: Any) -> Any:
+    """A list of mappings as a mapping by number, any other value itself."""
+    is_list = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    return {str(number): item for number, item in enumerate(value, 1)} if is_list else value
+
+
+def _draw(table: Any) -> None:
     from rich.console import Console
 
     coloured = colour_wanted(sys.stdout)
@@ -108,38 +121,8 @@ def _drawn(table: Any) -> str:
         file=text,
         force_terminal=coloured,
         color_system="standard" if coloured else None,
-        width=None if is_terminal(sys.stdout) else _WIDE,
+        width=None if is_terminal(sys.stdout) else WIDE,
         highlight=False,
     )
     console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")) + "\n"
-
-
-def in_words(value: Any) -> str:
-    """One value for people: thousands set apart, five significant digits, a dash where there is nothing."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {in_words(item)}" for name, item in value.items()) or "none"
-    return ", ".join(in_words(item) for item in value) or "none"
-
-
-def with_reasons(reasons: Mapping[str, str]) -> list[str]:
-    """Each name, and the reason beside it."""
-    return [f"{name} ({reason})" for name, reason in reasons.items()]
-
-
-def _number(value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    if 1000 <= abs(value) < 1e15:  # beyond it not every digit is known
-        return f"{value:,.0f}" if abs(value) >= 100_000 else f"{value:,.1f}"
-    return f"{value:.5g}"
+    write(sys.stdout, "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))

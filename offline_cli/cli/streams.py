@@ -10,29 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import re
-import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout
 from typing import Final, TextIO
 
 from offline_cli.printable_text import printable
 
-__all__ = [
-    "can_show",
-    "colour_wanted",
-    "discard",
-    "is_terminal",
-    "printable",
-    "results_alone",
-    "settle",
-    "stdout_is_closed",
-    "write",
-]
+__all__ = ["colour_wanted", "is_terminal", "printable", "results_alone", "settle", "write"]
 
 STDOUT, STDERR = 1, 2
-_results: list[tuple[TextIO, TextIO]] = []  # stdout, and what stands for it within `results_alone`
-COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
+PART: Final = re.compile(r"(?P<colour>\x1b\[[0-9;]*m)|[^\n\x1b]+|\x1b")
 
 
 def write(stream: TextIO | None, text: str) -> None:
@@ -42,41 +30,20 @@ def write(stream: TextIO | None, text: str) -> None:
     """
     if stream is None:  # started with the stream closed
         return
-    stream = next((results for stdout, results in _results if stream is stdout), stream)
-    text, encoding = _showable(text, coloured=colour_wanted(stream)), stream.encoding or "utf-8"
+    coloured, encoding = colour_wanted(stream), stream.encoding or "utf-8"
+    shown = PART.sub(lambda part: part[0] if coloured and part["colour"] else printable(part[0]), text)
     try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
-    except BrokenPipeError:
-        discard(stream)
     except OSError as error:
         discard(stream)
-        if error.errno != errno.EIO:  # a terminal that has been closed
+        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: a terminal that has been closed
             raise
 
 
-@contextmanager
-def results_alone() -> Iterator[None]:
-    """Within it `write` alone reaches stdout: what others print, C code of an environment too, goes to stderr."""
-    try:
-        is_ours = sys.stdout.fileno() == STDOUT
-    except (AttributeError, OSError, ValueError):  # closed, or a test's buffer
-        is_ours = False
-    if not is_ours:
-        yield
-        return
-    stdout = sys.stdout
-    stdout.flush()
-    with os.fdopen(os.dup(STDOUT), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors) as results:
-        os.dup2(STDERR, STDOUT)
-        _results.append((stdout, results))
-        try:
-            yield
-        finally:
-            _results.pop()
-            with suppress(OSError):
-                stdout.flush()
-            os.dup2(results.fileno(), STDOUT)
+def discard(stream: TextIO) -> None:
+    """Send what `stream` still holds, and all that follows, nowhere: else the interpreter complains when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def settle() -> None:
@@ -89,50 +56,25 @@ def settle() -> None:
             discard(stream)
 
 
-def discard(stream: TextIO) -> None:
-    """Send what `stream` still holds, and all that follows, nowhere: else the interpreter complains when it flushes at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, stream.fileno())
-    finally:
-        os.close(nowhere)
-
-
-def stdout_is_closed() -> bool:
-    """Whether stdout is a pipe whose reader has gone."""
-    if sys.platform == "win32":  # which has no poll, and for which a broken pipe of another kind is rare
-        return True
-    poll = select.poll()
-    try:
-        poll.register((_results[-1][1] if _results else sys.stdout).fileno(), select.POLLOUT)
-    except (OSError, ValueError):  # not a file of the system: a test's buffer
-        return False
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _showable(text: str, *, coloured: bool) -> str:
-    """`text` without what acts on a terminal, but for line breaks, and colours where it is `coloured`."""
-    if not coloured:
-        return _lines(text)
-    return "".join(part if number % 2 else _lines(part) for number, part in enumerate(COLOUR.split(text)))
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Within it Python's `sys.stdout` alone reaches stdout: what C code of an environment prints goes to stderr."""
+    stdout = sys.stdout
+    if stdout is not sys.__stdout__ or stdout is None:  # closed, or a test's buffer
+        yield
+        return
+    stdout.flush()
+    with os.fdopen(os.dup(STDOUT), "w", encoding=stdout.encoding, errors=stdout.errors) as results, redirect_stdout(results):
+        os.dup2(STDERR, STDOUT)
+        try:
+            yield
+        finally:
+            os.dup2(results.fileno(), STDOUT)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether `stream` is there and is a terminal."""
     return stream is not None and stream.isatty()
-
-
-def can_show(stream: TextIO | None, text: str) -> bool:
-    """Whether the encoding of `stream` has all letters of `text`."""
-    try:
-        text.encode((stream and stream.encoding) or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def colour_wanted(stream: TextIO | None) -> bool:

@@ -5,57 +5,42 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
+
+import typer
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import BadConfig, UsageError
 
-__all__ = [
-    "STORAGE_OPTION",
-    "comparisons",
-    "indices",
-    "json_object",
-    "pairs",
-    "settings",
-    "storage_pairs",
-    "widths",
-    "with_cache",
-]
+__all__ = ["cache_bytes", "comparisons", "json_object", "pairs", "settings", "storage_pairs", "whole_numbers"]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 COMPARISON: Final = re.compile(r"([^<>=!~]*)([<>=!~]+)(.*)", re.DOTALL)
 
 
-def widths(text: Any) -> tuple[int, ...]:
+def whole_numbers(text: Any) -> tuple[int, ...]:
     """`"256,256"` as `(256, 256)`."""
-    return _whole_numbers(text, 1, "a width", where="--hidden", fix="for example --hidden 256,256")
+    try:
+        return text if isinstance(text, tuple) else tuple(map(int, text.split(",")))  # a tuple: the default
+    except ValueError as err:
+        raise typer.BadParameter(f"{text!r} is not whole numbers with commas between them: 2,3") from err
 
 
-def indices(text: Any) -> tuple[int, ...]:
-    """`"0,2"` as `(0, 2)`."""
-    return _whole_numbers(text, 0, "an index", where="--video-episodes", fix="for example --video-episodes 0,1")
-
-
-def _whole_numbers(given: Any, least: int, noun: str, *, where: str, fix: str) -> tuple[int, ...]:
-    if isinstance(given, tuple):  # a default
-        return given
-    parts = [part.strip() for part in str(given).split(",")]
-    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and int(part[:9]) >= least and len(part) < 10)]
-    if wrong:
-        raise UsageError(f"{wrong[0]!r} in {given!r} is not {noun}", where=where, fix=fix)
-    return tuple(map(int, parts))
+def cache_bytes(text: str) -> int:
+    """The value of --cache-size. Raises UsageError."""
+    return byte_size(text, option="--cache-size")
 
 
 def json_object(text: Any) -> dict[str, Any]:
     """The value of --env-kwargs. Raises BadConfig for any other text than a JSON object."""
-    fix = """for example --env-kwargs '{"gravity": 9.8}'"""
     try:
         found = json.loads(text or "{}")
-    except ValueError as err:
-        raise BadConfig(f"not JSON: {err}", where="--env-kwargs", fix=fix) from err
+    except ValueError:
+        found = None
     if not isinstance(found, dict):
-        raise BadConfig(f"{type(found).__name__}, not a JSON object", where="--env-kwargs", fix=fix)
+        fix = """for example --env-kwargs '{"gravity": 9.8}'"""
+        raise BadConfig("the value is not a JSON object", where="--env-kwargs", fix=fix)  # it may hold secrets
     return found
 
 
@@ -114,15 +99,3 @@ def _of_json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def with_cache(found: Mapping[str, Any] | None, cache: str | None, cache_size: str | None) -> dict[str, Any] | None:
-    """Storage options with --cache and --cache-size, which win. Raises UsageError for the second without the first."""
-    asked = dict(found or {})
-    if cache is not None:
-        asked["cache"] = cache
-    if cache_size is not None:
-        asked["cache_size"] = byte_size(cache_size, option="--cache-size")
-        if "cache" not in asked:
-            raise UsageError("--cache-size without --cache", where="--cache-size", fix="name the folder with --cache DIR")
-    return asked or None

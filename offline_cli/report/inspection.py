@@ -7,37 +7,34 @@ where every bar is an estimate: between two quantiles, episodes are taken to be 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-__all__ = ["ASCII", "BLOCKS", "Grid", "bars_of", "columns_grid", "episode_grids", "head_grid", "sparkline", "spread_of"]
+__all__ = ["BLOCKS", "Grid", "bars_of", "columns_grid", "episode_grids", "head_grid", "sparkline", "spread_of"]
 
-Grid = tuple[Sequence[str], Sequence[Sequence[str]]]  # headings, rows
+Grid = tuple[Sequence[str], Sequence[Sequence[Any]]]  # headings, rows of plain values
 
 BLOCKS: Final = "·▁▂▃▄▅▆▇█"  # nothing, and eight heights
-ASCII: Final = "_.:-=+*#@"  # the same where stdout's encoding has no blocks
 MAX_ELEMENTS: Final = 16  # of a vector, up to which each has a line
 MAX_ROWS: Final = 40  # of a table of columns
 BARS: Final = 16
 EPISODE: Final = ("eps_id", "source_id", "agent_id", "module_id", "length", "return", "terminated", "truncated")
 FIGURES: Final = ("min", "mean", "max", "std")
-NUMBER: Final = re.compile(r"-?[0-9,.]*(e[+-][0-9]+)?|-?inf")
 COLUMN: Final = ("column", *FIGURES, "NaN, inf")
 
 
-def sparkline(values: Sequence[float | None], letters: str) -> str:
-    """A letter for each value, higher for larger ones; the first of `letters` for zero and for nothing."""
+def sparkline(values: Sequence[float | None]) -> str:
+    """A letter for each value, higher for larger ones; the first of BLOCKS for zero and for nothing."""
     top = max((value for value in values if value), default=0)
-    return "".join(letters[math.ceil(8 * value / top)] if value else letters[0] for value in values)
+    return "".join(BLOCKS[math.ceil(8 * value / top)] if value else BLOCKS[0] for value in values)
 
 
-def timeline(values: Sequence[float | None], letters: str) -> str:
-    """A letter for each value, from the lowest to the highest of them; the first of `letters` for nothing."""
+def timeline(values: Sequence[float | None]) -> str:
+    """A letter for each value, from the lowest to the highest of them; the first of BLOCKS for nothing."""
     known = [value for value in values if value is not None]
     places = iter(_places(known, min(known, default=0.0), max(known, default=0.0)))
-    return "".join(letters[0] if value is None else letters[1 + round(7 * next(places))] for value in values)
+    return "".join(BLOCKS[0] if value is None else BLOCKS[1 + round(7 * next(places))] for value in values)
 
 
 def _places(values: Sequence[float], low: float, high: float) -> list[float]:
@@ -71,108 +68,56 @@ def spread_of(figures: Mapping[str, Any]) -> dict[str, list[float]]:
     return dict(zip(("low", "high", "counts"), map(list, zip(*parts, strict=True)), strict=True))
 
 
-def columns_grid(told: Mapping[str, Any], letters: str) -> tuple[Grid, int]:
+def columns_grid(told: Mapping[str, Any]) -> tuple[Grid, int]:
     """A row for each column, or for each element of a small vector; and how many rows are left out."""
     drawn = (told["histograms"] or {}).get("columns", {})
     rows = [
         row
         for path, figures in told["columns"].items()
-        for row in _rows(path, figures, told["meanings"], [sparkline(bars_of(one), letters) for one in drawn.get(path, ())])
+        for row in _rows(path, figures, told["meanings"], [sparkline(bars_of(one)) for one in drawn.get(path, ())])
     ]
-    return _as_grid((*COLUMN, "histogram"), rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS)
+    return ((*COLUMN, "histogram"), rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS)
 
 
 def head_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """A row for each episode."""
-    return _as_grid(EPISODE, [[_word(row.get(name)) for name in EPISODE] for row in rows])
+    return EPISODE, [[row.get(name) for name in EPISODE] for row in rows]
 
 
-def episode_grids(told: Mapping[str, Any], letters: str) -> Iterator[Grid]:
+def episode_grids(one: Mapping[str, Any], meanings: Mapping[str, Any]) -> Iterator[Grid]:
     """One episode: its line, figures of its columns with their means over time, its first and last steps."""
-    one = told["shown_episode"]
     yield head_grid([one])
     rows = [
         row
         for path, figures in one["columns"].items()
-        for row in _rows(path, figures, told["meanings"], [timeline(each, letters) for each in figures["over_time"]])
+        for row in _rows(path, figures, meanings, [timeline(each) for each in figures["over_time"]])
     ]
-    yield _as_grid((*COLUMN, "over time"), rows[:MAX_ROWS])
+    yield (*COLUMN, "over time"), rows[:MAX_ROWS]
     names = list(one["steps"][0]) if one["steps"] else ["t"]
-    yield _as_grid(names, [[_word(step[name]) for name in names] for step in one["steps"]])
+    yield names, [[step[name] for name in names] for step in one["steps"]]
 
 
-def _rows(
-    path: str, figures: Mapping[str, Any], meanings: Mapping[str, Sequence[Any]], drawn: Sequence[str]
-) -> Iterator[list[str]]:
+def _rows(path: str, figures: Mapping[str, Any], meanings: Mapping[str, Any], drawn: Sequence[str]) -> Iterator[list[Any]]:
     """Cells of one column, or of each of its elements: name, figures, values that are not finite, what is `drawn` of it."""
-    shape, each = figures["shape"], [_flat(figures[name]) for name in (*FIGURES, "nan", "infinite")]
-    elements = math.prod(shape)
-    if elements > MAX_ELEMENTS:
+    each = [[value for _, value in _elements(figures[name])] for name in (*FIGURES, "nan", "infinite")]
+    odd = [nan + infinite or None for nan, infinite in zip(each[4], each[5], strict=True)]
+    drawings = [*drawn, *[None] * len(odd)]  # of columns that are not drawn, nothing
+    if math.prod(figures["shape"]) > MAX_ELEMENTS:
         low, mean, high = ([value for value in values if not isinstance(value, str | None)] for values in each[:3])
         pooled = min(low, default=None), sum(mean) / len(mean) if mean else None, max(high, default=None)
         std = each[3][0] if figures["pooled"] else None
-        yield [
-            f"{path} {figures['dtype']}{shape}",
-            *map(_number, (*pooled, std)),
-            _count(sum(each[4]) + sum(each[5])),
-            *drawn[:1],
-        ]
+        yield [f"{path} {figures['dtype']}{figures['shape']}", *pooled, std, sum(filter(None, odd)) or None, drawings[0]]
         return
-    known = meanings.get(path, ())
-    for number, (*row, nan, infinite) in enumerate(zip(*each, strict=True)):
-        said = known[number] if len(known) == elements else {}
-        place = f"[{', '.join(map(str, _unraveled(number, shape)))}]" if shape else ""
-        name = f" {said['name']}" if "name" in said else place
+    places, known = [place for place, _ in _elements(figures["min"])], meanings.get(path, ())
+    for number, (place, *row) in enumerate(zip(places, *each[:4], odd, strict=True)):
+        said = known[number] if len(known) == len(places) else {}
+        name = f" {said['name']}" if "name" in said else f"{list(place)}" if place else ""
         unit = f" ({said['unit']})" if "unit" in said else ""
-        yield [f"{path}{name}{unit}", *map(_number, row), _count(nan + infinite), *drawn[number : number + 1]]
+        yield [f"{path}{name}{unit}", *row, drawings[number]]
 
 
-# ---- cells ----
-
-
-def _as_grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
-    """Without columns in which nothing stands; numbers are flush right."""
-    padded = [[*row, *[""] * (len(headings) - len(row))] for row in rows]
-    columns = [column for column in zip(headings, *padded, strict=True) if any(column[1:]) or column[0] == headings[0]]
-    shown = [_flush(column) if all(map(NUMBER.fullmatch, column[1:])) else column for column in columns]
-    heading, *cells = zip(*shown, strict=True)
-    return heading, cells
-
-
-def _flush(column: Sequence[str]) -> list[str]:
-    width = max(map(len, column))
-    return [text.rjust(width) for text in column]
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_word, value)) + "]"
-    return _number(value) if isinstance(value, int | float) else str(value)
-
-
-def _number(value: Any) -> str:
-    """Five significant digits; a dash where there is none."""
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else f"{value:.5g}"
-
-
-def _count(count: int) -> str:
-    return f"{count:,}" if count else ""
-
-
-def _flat(values: Any) -> list[Any]:
-    return [item for part in values for item in _flat(part)] if isinstance(values, list) else [values]
-
-
-def _unraveled(number: int, shape: Sequence[int]) -> list[int]:
-    """The place in a value of this shape of its element `number`, in C order."""
-    place: list[int] = []
-    for size in reversed(shape):
-        number, rest = divmod(number, size)
-        place.insert(0, rest)
-    return place
+def _elements(values: Any, place: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], Any]]:
+    """The numbers of a value of any shape, in C order, each with its place."""
+    if not isinstance(values, list):
+        return [(place, values)]
+    return [one for number, part in enumerate(values) for one in _elements(part, (*place, number))]

@@ -30,10 +30,8 @@ def test_validate_has_no_on_error_and_sends_to_convert(call: Call, tmp_path: Pat
 def test_a_list_of_rejected_rows_says_how_many_it_leaves_out(call: Call, tmp_path: Path) -> None:
     source = table(tmp_path, *(f"{number},0.5" for number in range(100, 115)))
     done = call("convert", *source, "--out", tmp_path / "skipped", "--on-error", "skip")
-    assert "rejected 10" in done.stdout
-    assert "and 5 more; --on-error quarantine keeps them all" in done.stdout  # 15 rows
-    done = call("convert", *source, "--out", tmp_path / "kept", "--on-error", "quarantine")
-    assert "and 5 more; all are in quarantine/" in done.stdout
+    assert done.stdout.count("log.csv") == 10
+    assert ["rejected", "in", "all", "15"] in [line.split() for line in done.stdout.splitlines()]
 
 
 def test_inspect_shows_the_modules_of_a_recording(call: Call, tmp_path: Path) -> None:
@@ -42,4 +40,4 @@ def test_inspect_shows_the_modules_of_a_recording(call: Call, tmp_path: Path) ->
     (tmp_path / "teams.csv").write_text(text, encoding="utf-8")
     assert json.loads(call("inspect", tmp_path / "teams.csv", "--json").stdout)["modules"] == {"defender": 2, "attacker": 4}
     shown = [line.split() for line in call("inspect", tmp_path / "teams.csv").stdout.splitlines()]
-    assert ["episodes", "by", "module", "defender", "2,", "attacker", "4"] in shown
+    assert ["modules", "defender", "2,", "attacker", "4"] in shown

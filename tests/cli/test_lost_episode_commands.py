@@ -48,7 +48,7 @@ def test_json_says_how_many_episodes_were_lost_and_why(log: list[Any], call_json
 
 def test_inspect_says_how_many_episodes_a_dataset_lost(lossy: Path, call: Call, call_json: Call) -> None:
     assert call_json("inspect", lossy, "--quiet")[1]["episodes_lost"] == 2
-    assert rows_of(call("inspect", lossy, "--quiet").stdout)["lost episodes"] == "2"
+    assert rows_of(call("inspect", lossy, "--quiet").stdout)["episodes lost"] == "2"
 
 
 def test_strict_validation_fails_on_lost_episodes_and_says_why(lossy: Path, call_json: Call) -> None:

@@ -123,8 +123,6 @@ def test_arguments_of_an_environment_are_a_json_object(text: str, call_json: Cal
         ("convert a --out d --limit ten", "--limit"),
         ("convert a --out d --on-error ignore", "--on-error"),
         ("filter a --out d --top-fraction 1.5", "--top-fraction"),
-        ("filter a --out d --where length>1 --where=return>2", "--where"),
-        ("split a --out d --fractions a=0.5 --fractions b=0.5", "--fractions"),
         ("inspect a --no-such-option", "--no-such-option"),
         ("inspect a --storage-option anon", "--storage-option"),
         ("inspect a --expect episodes", "--expect"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import re
@@ -11,64 +10,27 @@ import sys
 
 import pytest
 
-from offline_cli.cli.progress import LINE_SECONDS, Lines, working
+from offline_cli.cli.progress import working
 from offline_cli.progress import Progress
 
 
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+def report(done: int, stage: str = "training") -> Progress:
+    return Progress(stage, done, 1000, "updates", {"loss": 0.25, "return": 450.0})
 
 
-def report(done: int, stage: str = "training", total: int | None = 1000) -> Progress:
-    return Progress(stage, done, total, "updates", {"loss": 0.25, "return": 450.0})
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def stream() -> io.StringIO:
-    return io.StringIO()
-
-
-def test_a_line_has_count_rate_figures_and_time_left(clock: Clock, stream: io.StringIO) -> None:
-    lines = Lines(stream, clock)
-    lines(report(0))
-    clock.now += LINE_SECONDS
-    lines(report(200))
-    assert stream.getvalue() == "training: 200/1,000 updates, 40 updates/s, loss 0.25, return 450, 20 s left\n"
-
-
-def test_a_long_stage_has_a_line_every_few_seconds(clock: Clock, stream: io.StringIO) -> None:
-    lines = Lines(stream, clock)
-    for done in range(481):
-        lines(report(done))
-        clock.now += 0.125
-    assert len(stream.getvalue().splitlines()) == 60 // LINE_SECONDS
-
-
-def test_the_last_line_says_how_far_the_work_came_even_when_it_failed(clock: Clock, stream: io.StringIO) -> None:
-    def work() -> None:
-        with Lines(stream, clock) as lines:
-            lines(report(7))
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        work()
-    assert stream.getvalue().startswith("training: 7/1,000")
+def test_each_stage_has_a_line_that_says_how_far_it_came_even_when_the_work_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError), working(quiet=False) as (on_progress, _):
+        for done in range(3):
+            on_progress(report(done, "reading"))
+        on_progress(report(7))
+        raise RuntimeError
+    line = "training: 7/1,000 updates, loss 0.25, return 450"
+    assert capsys.readouterr().err.splitlines() == [line.replace("training: 7", "reading: 2"), line]
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with working(quiet=True) as display:
-        display.on_progress(report(7))
+    with working(quiet=True) as (on_progress, _):
+        on_progress(report(7))
     assert capsys.readouterr() == ("", "")
 
 
@@ -82,7 +44,7 @@ def shown_on_a_terminal(columns: int) -> tuple[str, bytes]:
     """What a terminal of that width, and stdout, get of three stages."""
     script = (
         "import time\nfrom offline_cli.cli.progress import working\nfrom offline_cli.progress import Progress\n"
-        "with working(quiet=False) as display:\n    listener = display.on_progress\n"
+        "with working(quiet=False) as (listener, notes):\n"
         "    listener(Progress('reading', 46184, None, 'steps'))\n"
         "    listener(Progress('evaluating', 3, 100, 'episodes'))\n"
         "    listener(Progress('training', 0, 1000, 'updates'))\n"

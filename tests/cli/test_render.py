@@ -21,12 +21,12 @@ def test_numbers_that_json_cannot_hold_become_null(value: float) -> None:
 
 def test_long_values_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     path = "/".join(["folder"] * 60)
-    show({"out": path}, as_json=False)
+    show({"out": path})
     shown = "".join(line.split()[-1] for line in capsys.readouterr().out.splitlines())
     assert shown == path
 
 
 def test_numbers_without_all_their_digits_are_shown_by_five_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    show({"large": 5.98e51, "thousands": 123456.0, "small": -2.5e-275}, as_json=False)
+    show({"large": 5.98e51, "thousands": 123456.0, "small": -2.5e-275})
     shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert shown == {"large": "5.98e+51", "thousands": "123,456", "small": "-2.5e-275"}

@@ -188,6 +188,6 @@ def test_the_command_ends_with_7_and_one_object_where_anything_differs(written: 
     assert (told["first"]["step"], told["first"]["column"], told["first"]["b"]) == (2, "rewards", 9.0)
     shown = CliRunner().invoke(app, ["diff", str(a), str(b), "--quiet"])
     assert shown.exit_code == 7
-    assert "first difference" in shown.stdout
+    assert "episode-1" in shown.stdout
     same = CliRunner().invoke(app, ["diff", str(a), str(a), "--json", "--quiet"])
     assert (same.exit_code, json.loads(same.stdout)["first"]) == (0, None)
