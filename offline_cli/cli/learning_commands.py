@@ -205,8 +205,12 @@ def train(
     ema: Annotated[
         float | None, o.learning(help="Decay of a moving average of the weights, which is kept; above 0, below 1.")
     ] = None,
-    log_std_min: Annotated[float | None, o.learning(help="Lower bound on log sigma of Box actions.")] = None,
-    log_std_max: Annotated[float | None, o.learning(help="Upper bound on log sigma of Box actions.")] = None,
+    log_std_min: Annotated[
+        float | None, o.learning(help="Lower bound on log sigma of Box actions, else the algorithm's.")
+    ] = None,
+    log_std_max: Annotated[
+        float | None, o.learning(help="Upper bound on log sigma of Box actions, else the algorithm's.")
+    ] = None,
     init_from: Annotated[
         str | None,
         o.learning(help="Start from the policy of this run folder.", metavar="RUN", autocompletion=completion.runs),

@@ -55,7 +55,7 @@ PluginsOption = Annotated[
 ]
 RunNetworkOption = Annotated[
     str | None,
-    data("--network", help="The run's network, if it is your code: package.module:build or FILE.py:build.", metavar="CODE"),
+    data("--network", help="Your code of the run's network: python:package.module:build or FILE.py:build.", metavar="CODE"),
 ]
 SeedOption = Annotated[int | None, playing(help="Random seed.", min=0, show_default="0")]
 EpisodesOption = Annotated[int | None, how_long("--episodes", "-n", help="How many episodes.", min=1)]

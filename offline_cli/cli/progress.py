@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any, Final
 
-from offline_cli.cli.render import in_words
+from offline_cli.cli.render import in_words, plain
 from offline_cli.cli.streams import is_terminal, printable, write
 from offline_cli.progress import OnProgress, Progress, no_progress
 
@@ -60,7 +60,7 @@ class _Notes(logging.Handler):
 
 
 def _figures(report: Progress) -> str:
-    return printable(", ".join(f"{name} {in_words(value)}" for name, value in report.figures.items()))
+    return printable(", ".join(f"{name} {in_words(plain(value))}" for name, value in report.figures.items()))
 
 
 @contextmanager

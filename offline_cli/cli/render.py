@@ -20,6 +20,7 @@ __all__ = ["in_words", "plain", "show", "show_grid", "to_json"]
 
 WIDE: Final = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
 MOST: Final = 20  # items of a list
+EMPTY: Final = (None, "", [], {})  # values that are left out
 LONG: Final = 40  # letters of an item, from which on each has a line of its own
 
 
@@ -64,7 +65,9 @@ def show_grid(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, above: 
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = [column for column in zip(headings, *rows, strict=True) if any(cell not in (None, "") for cell in column[1:])]
+    columns = [
+        column for column in zip(headings, *plain(rows), strict=True) if any(cell not in (None, "") for cell in column[1:])
+    ]
     for heading, *cells in columns:
         numeric = all(cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool)) for cell in cells)
         table.add_column(Text(heading), justify="right" if numeric else "left", no_wrap=not table.columns, overflow="fold")
@@ -87,7 +90,8 @@ def in_words(value: Any, *, nested: bool = False) -> str:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        parts = [f"{printable(name)} {in_words(item, nested=True)}" for name, item in value.items()]
+        known = {name: item for name, item in value.items() if item not in EMPTY}
+        parts = [f"{printable(name)} {in_words(item, nested=True)}" for name, item in known.items()]
     else:
         parts = [in_words(item, nested=True) for item in value]
     if nested:
@@ -102,8 +106,8 @@ def _rows(told: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]
         label, parts = within + printable(name.removesuffix("_text").replace("_", " ")), _by_number(value)
         if isinstance(parts, Mapping) and any(isinstance(_by_number(part), Mapping) for part in parts.values()):
             yield from _rows(parts, f"{label} ")
-        elif value not in (None, "", [], {}) and f"{name}_text" not in told:
-            yield label, in_words(value)
+        elif value not in EMPTY and f"{name}_text" not in told and (text := in_words(value)):
+            yield label, text
 
 
 def _by_number(value: Any) -> Any:

@@ -30,3 +30,16 @@ def test_numbers_without_all_their_digits_are_shown_by_five_of_them(capsys: pyte
     show({"large": 5.98e51, "thousands": 123456.0, "small": -2.5e-275})
     shown = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert shown == {"large": "5.98e+51", "thousands": "123,456", "small": "-2.5e-275"}
+
+
+def test_what_is_nested_has_rows_of_its_own_and_what_is_empty_none(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = {"train": {"episodes": 1234, "lost": None}, "val": {"episodes": 1, "first": True}}
+    show({"parts": parts, "rows": [{"at": "a"}, {"at": "b"}], "ids": {"a": []}, "space": {"low": [0]}, "space_text": "Box(1)"})
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        "parts train episodes 1,234",
+        "parts val episodes 1, first yes",
+        "rows 1 at a",
+        "rows 2 at b",
+        "space Box(1)",
+    ]
