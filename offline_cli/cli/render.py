@@ -20,7 +20,7 @@ __all__ = ["in_words", "plain", "show", "show_grid", "to_json"]
 
 WIDE: Final = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
 MOST: Final = 20  # items of a list
-EMPTY: Final = (None, "", [], {})  # values that are left out
+EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})  # values that are left out
 LONG: Final = 40  # letters of an item, from which on each has a line of its own
 
 

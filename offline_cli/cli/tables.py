@@ -44,11 +44,12 @@ def show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
         render.show_grid(*head_grid(first), above=f"first {len(first)} of {told['episodes']:,} episodes")
     for grid in episode_grids(one, told["meanings"]) if one is not None else ():
         render.show_grid(*grid)
-    if (deep or first is one is None) and told["columns"]:
+    asked = first is not None or one is not None
+    if (deep or not asked) and told["columns"]:
         grid, more = columns_grid(told)
         render.show_grid(*grid)
         write(sys.stdout, f"and {more:,} more columns or elements: --json has all\n" if more else "")
-    elif first is one is None:
+    elif not asked:
         what = "return and length are drawn from quantiles; --deep reads the steps: columns, histograms, agents, modules"
         write(sys.stdout, f"{what}\n")
 
@@ -66,6 +67,7 @@ def show_pieces(told: Mapping[str, Any], *, traced: bool) -> None:
     """The pieces of a pipeline: their spaces or, `traced`, what the batch holds after each."""
     from offline_cli.report.pipelines import pieces_grid
 
-    episodes = f"{told['steps']:,} steps of {render.in_words(told['episodes'])}" if told["episodes"] else "no data"
+    ids = told["episodes"]
+    episodes = f"{told['steps']:,} steps, episodes: {len(ids):,}, first: {ids[0]}" if ids else "no data"
     inferred = " (spaces inferred)" if told["spaces_inferred"] else ""
     render.show_grid(*pieces_grid(told, traced=traced), above=f"{told['pipeline']} over {episodes}{inferred}")
