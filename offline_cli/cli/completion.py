@@ -13,7 +13,7 @@ FORMATS = (
     *("auto", "episodes", "columns", "sample-batch", "minari", "d4rl", "robomimic", "d3rlpy"),
     *("table", "npz", "ogbench", "imitation", "lerobot"),
 )
-ALGORITHMS = ("bc", "marwil", "iql", "td3-bc")
+ALGORITHMS = ("bc", "marwil", "iql", "td3-bc", "rebrac")
 DATA = ("parquet", "csv", "json", "jsonl", "gz", "zip", "arrow", "feather", "npz", "hdf5", "h5")
 
 
