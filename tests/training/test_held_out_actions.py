@@ -128,6 +128,16 @@ def test_steps_that_pad_sequences_are_not_counted(make_batch: Make, tmp_path: Pa
     assert result.val_accuracy_majority == pytest.approx((held["actions"].numpy() == counts.argmax()).mean(), abs=1e-12)
 
 
+def test_the_most_frequent_action_is_that_of_the_training_steps(make_batch: Make, tmp_path: Path) -> None:
+    batch = make_batch()
+    numbers = np.repeat(np.arange(len(batch)), batch.lengths)
+    write_dataset(replace(batch, actions=numbers, action_space=spaces.Discrete(12)), tmp_path / "by episode")
+    held = np.isin(numbers, split_of(tmp_path / "by episode")[1]["actions"].numpy())
+    write_dataset(replace(batch, actions=held.astype(np.int64)), tmp_path / "D")
+    result = train_bc(tmp_path / "D", tmp_path / "run", **OPTIONS)
+    assert (result.val_accuracy_majority, result.val_recall["0"]) == (0.0, None)
+
+
 def test_an_action_that_no_held_out_step_has_has_no_recall(make_batch: Make, tmp_path: Path) -> None:
     batch = make_batch()
     write_dataset(replace(batch, action_space=spaces.Discrete(3)), tmp_path / "D")
@@ -192,6 +202,17 @@ def test_a_gate_that_is_missed_is_exit_7_with_figure_and_bound_and_the_run_is_wh
     for text in (f"{told['val_loss']:.6g}", "0.01", f"{told['val_accuracy']:.6g}", "0.999"):
         assert text in told["what"]
     assert load_policy(run).act(np.zeros(3, np.float32)) in range(4)
+
+
+@pytest.mark.parametrize("command", ["train", "train-bc"])
+def test_the_command_gives_the_result_beside_the_error(
+    noisy: Path, tmp_path: Path, call: Callable[..., tuple[int, dict[str, Any]]], command: str
+) -> None:
+    words = (noisy, "--out", tmp_path / "run", "--val-fraction", 0.4, "--updates", 5, "--max-val-loss", 0.01)
+    code, told = call(command, *words)
+    assert (code, told["exit_code"], told["error"]["code"]) == (7, 7, "target-not-met")
+    result = told_in(tmp_path / "run" / "result.json")
+    assert {name: told["error"][name] for name in result} == result
 
 
 def test_the_figure_is_that_of_the_policy_that_is_kept(noisy: Path, tmp_path: Path) -> None:
