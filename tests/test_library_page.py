@@ -68,7 +68,7 @@ SAYS = {
     "7.": r"\w+ [\d.]+ [\d.]+\n\{.*\}\n",
     "8.": r"25 \{'left'\}\n",
     "9.": r"True\n",
-    "10.": r"True\n",
+    "10.": r"True\n0\.\d+ 0\.\d+ \{'left': [\d.]+, 'right': [\d.]+\}\n\['(left|right)' '(left|right)'\]\n",
 }
 
 

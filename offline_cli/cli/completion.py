@@ -7,7 +7,7 @@ import os
 
 __all__ = ["algorithms", "formats", "mappings", "policies", "runs", "sources"]
 
-ALGORITHMS = ("bc", "marwil", "iql", "td3-bc")
+ALGORITHMS = ("bc", "marwil", "iql", "td3-bc", "rebrac")
 DATA = (".parquet", ".csv", ".json", ".jsonl", ".gz", ".zip", ".arrow", ".feather", ".npz", ".hdf5", ".h5")
 FORMATS = (
     *("auto", "episodes", "columns", "sample-batch", "minari", "d4rl", "robomimic", "d3rlpy"),

@@ -234,6 +234,17 @@ def train(
     val_fraction: Annotated[
         float | None, o.checking(help="Share of the episodes held out for validation, above 0 and below 1.")
     ] = None,
+    max_val_loss: Annotated[
+        float | None,
+        o.checking(help="Exit with 7 if the kept policy's held-out loss is above this. Needs --val-fraction."),
+    ] = None,
+    min_accuracy: Annotated[
+        float | None,
+        o.checking(
+            help="Exit with 7 if its held-out accuracy is below this, above 0 and at most 1. Needs --val-fraction, and "
+            "discrete actions."
+        ),
+    ] = None,
     eval_every: Annotated[
         int | None, o.checking(help="Updates between two checks.", min=1, show_default="an epoch, but from 100 to 1000")
     ] = None,

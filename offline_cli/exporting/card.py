@@ -16,9 +16,10 @@ import torch
 
 import offline_cli
 from offline_cli.errors import OfflineCliError
+from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.modules.rl_module import hash_of_weights
 from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object, newest_checkpoint
-from offline_cli.policies.run_policy import LoadedPolicy, fingerprint_of, known_environments
+from offline_cli.policies.run_policy import MEANINGS, LoadedPolicy, fingerprint_of, known_environments
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.locations import Location
@@ -26,7 +27,10 @@ from offline_cli.storage.locations import Location
 __all__ = ["FORMAT", "facts_of", "markdown"]
 
 FORMAT: Final = "offline-cli-export"
-OF_RESULT: Final = ("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_mse", "policy_update", "stopped_by")
+OF_RESULT: Final = (
+    *("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_accuracy_majority", "val_recall", "val_mse"),
+    *("policy_update", "stopped_by"),
+)
 OF_CONFIG: Final = ("algorithm", "network", "hidden", "activation", "batch_size", "lr", "seed")
 OF_SCORES: Final = ("eval_return_mean", "eval_return_ci95", "eval_episodes")
 OF_DATA: Final = ("module", "episodes", "steps", "sources")
@@ -43,6 +47,7 @@ def facts_of(
     result = {} if loaded.checkpoint is not None else _told(run.join(RESULT))
     config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
     environments = known_environments(loaded.description)
+    meanings = Meanings.of(loaded.description.get(MEANINGS, {}), run.url)
     return {
         "format": FORMAT,
         "version": 1,
@@ -50,6 +55,7 @@ def facts_of(
         "observation_space": space_to_json(spaces[0]),
         "action_space": space_to_json(spaces[1]),
         "action_scale": loaded.description["action_scale"],
+        **({} if meanings == NO_MEANINGS else {MEANINGS: meanings.as_json()}),
         "pieces": list(pieces),
         "environments": [
             {"id": one.id, "kwargs": blanked_values(one.kwargs), "wrappers": [*map(blanked_call, one.wrappers)]}
@@ -86,6 +92,7 @@ def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
     ports = {f"{side} {port}": form for side in ("inputs", "outputs") for port, form in card[side].items()}
     sections: dict[str, Mapping[Any, Any]] = {
         "Spaces": described,
+        "Elements and categories": _meanings_rows(card.get(MEANINGS, {})),
         "Pieces inside": dict(enumerate(card["pieces"])),
         "Environments": {one["id"]: {**one["kwargs"], "wrappers": one["wrappers"]} for one in card["environments"]},
         **{title.capitalize(): card[title] for title in ("data", "training", "scores", "provenance")},
@@ -98,6 +105,17 @@ def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
             lines += [f"## {title}", "", "| what | value |", "| --- | --- |"]
             lines += [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items()] + [""]
     return "\n".join([*lines, "## How to run it", "", how.strip(), ""])
+
+
+def _meanings_rows(meanings: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """By element, `obs[1]`: its name, unit and categories; of what nothing is known, no row."""
+    found = {}
+    for path, elements in meanings.items():
+        for number, one in enumerate(elements):
+            choices = ", ".join(f"{choice} {text}" for choice, text in enumerate(one.get("categories", ())))
+            words = [one.get("name", ""), f"in {one['unit']}" if "unit" in one else "", choices]
+            found[path if len(elements) == 1 else f"{path}[{number}]"] = "; ".join(filter(None, words))
+    return {place: words for place, words in found.items() if words}
 
 
 def _cell(value: Any) -> str:

@@ -28,7 +28,9 @@ from offline_cli.spaces import Space, check_supported
 from offline_cli.trees import Tree
 
 __all__ = [
+    "ACCURACY",
     "CLONING",
+    "HITS",
     "LOG_STD_RANGE",
     "ActionHead",
     "Categorical",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 ACCURACY: Final = "accuracy"  # share of actions whose greedy guess is right in every component
+HITS: Final = "hits"  # (B, E) of E discrete components, whether each is right; no score, but what accuracy is made of
 MSE: Final = "mse"  # mean over dimensions of the squared error, in the units of networks: 2 is the width of the bounds
 EDGE: Final = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
 
@@ -132,8 +135,12 @@ class ActionHead(nn.Module, ABC):
         """Actions (B, ...) by `chance` (B, chance_size), uniform in [0, 1): each row's own, whatever its neighbours are."""
 
     def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
-        """How close the greedy actions come, per row (B,): `accuracy` (1 where every component is right, else 0) or `mse`."""
-        return {ACCURACY: rows(self.greedy(inputs) == actions).all(-1).float()}
+        """How close the greedy actions come, per row (B,): `accuracy` (1 where every component is right, else 0) or `mse`.
+
+        With `accuracy` come `hits` (B, E): each of E discrete components, in C order.
+        """
+        hits = rows(self.greedy(inputs) == actions)
+        return {ACCURACY: hits.all(-1).float(), HITS: hits}
 
     def stretched_by(self, environment: Any) -> Space:
         """The space to whose bounds actions are stretched in an environment with this action space."""
@@ -345,8 +352,9 @@ class _Joint(ActionHead):
         for (head, part), child in zip(self._fed(inputs), self.apart(actions), strict=True):
             for name, score in head.scores(part, child).items():
                 found.setdefault(name, []).append(score)
-        joined = {name: torch.stack(parts) for name, parts in found.items()}
-        return {name: parts.amin(0) if name == ACCURACY else parts.mean(0) for name, parts in joined.items()}
+        joined = {name: torch.stack(parts) for name, parts in found.items() if name != HITS}
+        scores = {name: parts.amin(0) if name == ACCURACY else parts.mean(0) for name, parts in joined.items()}
+        return scores | ({HITS: torch.cat(found[HITS], -1)} if HITS in found else {})
 
 
 class MultiCategorical(_Joint):

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +21,15 @@ from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.environments import open_environment
 from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
+from offline_cli.meanings import Meanings
 from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
+from offline_cli.policies.action_names import DiscreteElement, discrete_elements, with_names
 from offline_cli.policies.by_name import is_named, open_policy
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Policy, PolicyOptions, State, fitted, rows_of, with_rows
+from offline_cli.policies.run_files import POLICY
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.policies.seeds import Purpose, chance_key
 from offline_cli.spaces import describe, tree_from_lists
@@ -104,23 +108,40 @@ class PolicyInUse:
         """Whether an action may depend on earlier observations of the episode: a state, stacked frames, last actions."""
         return self._policy.looks_back
 
-    def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None) -> Tree:
+    @cached_property
+    def _names(self) -> dict[str, list[DiscreteElement]]:
+        """What is known of the numbers of an action that are choices, by leaf. Raises BadConfig where none is named."""
+        told = {} if self.run is None else self.run.description.get(run_policy.MEANINGS, {})
+        found = discrete_elements(self.action_space, Meanings.of(told, POLICY))
+        if any(one.texts for elements in found.values() for one in elements):
+            return found
+        what = f"actions {describe(self.action_space)} have no names: the data of the policy does not say what its choices mean"
+        fix = (
+            "a run folder that was trained on data with them ([categories] of a mapping, or write_dataset(..., meanings="
+            '{"actions": [{"categories": [...]}]})); or leave names out'
+        )
+        raise BadConfig(what, where="act(names=True)", fix=fix)
+
+    def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None, names: bool = False) -> Tree:
         """The action for one observation; actions (B, ...) for a batch, whose leaves have an axis of B rows before their own.
 
         Observations are as the environment gives them, actions as it takes them. `reward`, a number or (B,): what the last
         actions were answered with; needed by pieces that look at rewards. `info`, a mapping or B of them: for pieces of yours
-        that read infos. With memory, each call continues the episode of each row, until `reset`.
+        that read infos. With memory, each call continues the episode of each row, until `reset`. `names`: the category of each
+        choice, as the data of a run folder names it, in place of its number: a text, or an array of objects with texts where
+        categories are known and numbers elsewhere.
 
         Raises SpaceMismatch for observations of other structure, shape or dtype; BadData for NaN and infinity in those of a
         network, unless pieces of your own come before it; BadConfig where the number of rows changes in
-        the middle of episodes that are remembered, and without rewards that pieces look at; BadPiece for pieces that give no
-        actions. What a user's pieces or function raise passes.
+        the middle of episodes that are remembered, without rewards that pieces look at, and for `names` of actions that have
+        none; BadPiece for pieces that give no actions. What a user's pieces or function raise passes.
         """
+        known_names = self._names if names else {}
         rows, count = self._rows(observation)
         self._check_finite(rows)
         size = 1 if count is None else count
         if not size:
-            return zero_rows(self.action_space, 0)
+            return with_names(zero_rows(self.action_space, 0), known_names)
         with self._lock:
             self._begin(size)
             state, held = self._state, slice(size)
@@ -135,7 +156,8 @@ class PolicyInUse:
             acted = self._policy.act(rows, given, self._explore)
             state.memory = with_rows(state.memory, held, acted.memory, len(state.t))
             state.t[held] += 1
-        return rows_of(acted.for_env, 0) if count is None else acted.for_env
+        actions = with_names(acted.for_env, known_names) if names else acted.for_env
+        return rows_of(actions, 0) if count is None else actions
 
     def reset(self, rows: ArrayLike | None = None, *, seed: int | None = None) -> None:
         """New episodes begin with the next observations: of all rows, however many come; or of `rows` alone, indices or a mask.

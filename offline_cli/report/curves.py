@@ -10,7 +10,11 @@ __all__ = ["draw_curve"]
 
 LOSSES = (("loss", "training", "-"), ("val_loss", "held out", "o-"))
 RETURNS = (("eval_return_mean", "check", "o-"), ("confirm_return_mean", "confirmation", "s"))
-OTHERS = (("val_accuracy", "held-out accuracy", "o-"), ("val_mse", "held-out squared error", "o-"))
+OTHERS = (
+    ("val_accuracy", "held-out accuracy", "o-"),
+    ("val_accuracy_majority", "of the most frequent action", ":"),
+    ("val_mse", "held-out squared error", "o-"),
+)
 PANELS = (("loss (nats per action)", LOSSES), ("return", RETURNS), ("score", OTHERS))
 SPREADS = {f"{played}_return_mean": f"{played}_return_ci95" for played in ("eval", "confirm")}
 LOSS = "_loss"  # ends the names of an algorithm's losses where it has several

@@ -18,19 +18,24 @@ import torch
 
 from offline_cli.engines.ranks import ALONE, RankFailed, Ranks
 from offline_cli.environments import Environment
-from offline_cli.errors import BadData
+from offline_cli.errors import BadConfig, BadData
 from offline_cli.modules.devices import autocast
+from offline_cli.modules.distributions import HITS
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import Purpose
+from offline_cli.spaces import describe
 from offline_cli.stop_signals import StopRequested
-from offline_cli.training.config_model import BCConfig
+from offline_cli.training.action_recall import MAJORITY, RECALL, ActionRecall
+from offline_cli.training.algorithms.algorithm import Batch
+from offline_cli.training.config_model import GATES, BCConfig
 from offline_cli.training.learner import Learner
+from offline_cli.training.result import TrainResult
 from offline_cli.training.run_state import Best, TrainState
 from offline_cli.training.steps import Batches
 
-__all__ = ["CONFIRMED", "decide", "measure", "score"]
+__all__ = ["CONFIRMED", "check_gates", "decide", "measure", "missed_gates", "notes_on_accuracy", "score"]
 
 CONFIRMED = "confirm_return_mean"
 
@@ -43,8 +48,10 @@ def measure(
     pieces: PlaySpec | None,
     update: int,
     ranks: Ranks,
-) -> dict[str, float]:
-    """Figures by name: `val_*` of `val`; `eval_return_*`, `confirm_return_*` of playing in `environment` between `pieces`.
+    recall: ActionRecall | None = None,
+) -> dict[str, Any]:
+    """Figures by name: `val_*` of `val`, whose actions `recall` counts; `eval_return_*`, `confirm_return_*` of playing in
+    `environment` between `pieces`. All are numbers but `val_recall`, numbers by action.
 
     Raises StopRequested, BadData from the environment.
     """
@@ -54,9 +61,9 @@ def measure(
         values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
         return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
 
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     if val is not None:
-        figures |= {f"val_{name}": value for name, value in score(learner, val, config.precision, ranks).items()}
+        figures |= {f"val_{name}": value for name, value in score(learner, val, config.precision, ranks, recall).items()}
     if environment is not None:
         figures |= returns("eval", config.eval_episodes, Purpose.CHECK, environment)
         if config.until_return is not None and figures["eval_return_mean"] >= config.until_return:
@@ -74,7 +81,7 @@ def _played(learner: Learner, environment: Environment, episodes: int, ranks: Ra
         raise BadData("; ".join(err.said), where=f"--env {environment.name}", fix=fix) from err
 
 
-def decide(state: TrainState, config: BCConfig, figures: Mapping[str, float], bound: int) -> bool:
+def decide(state: TrainState, config: BCConfig, figures: Mapping[str, Any], bound: int) -> bool:
     """Update `state` by the figures of a check, and end the run where they say so; returns whether this policy is the best."""
     state.figures = dict(figures)
     loss, score = figures.get("val_loss"), None  # the score that policies are compared by; None: the last one is kept
@@ -98,17 +105,73 @@ def decide(state: TrainState, config: BCConfig, figures: Mapping[str, float], bo
     return better
 
 
-def score(learner: Learner, batches: Batches, precision: str, ranks: Ranks = ALONE) -> dict[str, float]:
+def score(
+    learner: Learner, batches: Batches, precision: str, ranks: Ranks = ALONE, recall: ActionRecall | None = None
+) -> dict[str, Any]:
     """The algorithm's scores, as means over all that `batches` hold, shared out among `ranks`: of cloning `loss`, and
-    `accuracy` or `mse`."""
+    `accuracy` or `mse`. Beside `accuracy`, with `recall`, `accuracy_majority` and the `recall` of each action."""
     totals: dict[str, Any] = {}
+    by_choice = torch.zeros(2, 0 if recall is None else recall.count, dtype=torch.long)
     counts: Counter[str] = Counter()
     device = next(learner.policy.parameters()).device
     with evaluating(learner.whole), torch.inference_mode(), autocast(device, precision):
         for batch, _ in batches.in_order():
-            for name, values in learner.algorithm.scores(learner.modules, batch).items():
+            found = dict(learner.algorithm.scores(learner.modules, batch))
+            hits = found.pop(HITS, None)
+            if hits is not None and recall is not None:
+                found[MAJORITY], compared = recall.compared(batch, hits)
+                by_choice = by_choice + compared.cpu()
+            for name, values in found.items():
                 totals[name] = totals.get(name, 0) + values.double().sum()
                 counts[name] += values.numel()
     names = sorted({*filter(None, "\n".join(ranks.texts("\n".join(totals))).split("\n"))})  # a rank may have had no batch
-    sums = ranks.summed([float(totals.get(name, 0)) for name in names] + [counts[name] for name in names])
-    return {name: sums[number] / sums[len(names) + number] for number, name in enumerate(names)}
+    sums = ranks.summed(
+        [*(float(totals.get(name, 0)) for name in names), *(counts[name] for name in names), *by_choice.flatten().tolist()]
+    )
+    scores: dict[str, Any] = {name: sums[number] / sums[len(names) + number] for number, name in enumerate(names)}
+    if recall is not None and MAJORITY in scores:
+        guessed, recorded = sums[2 * len(names) : -recall.count], sums[-recall.count :]
+        scores[RECALL] = recall.recall(guessed, recorded)
+    return scores
+
+
+def notes_on_accuracy(figures: Mapping[str, Any]) -> list[str]:
+    """A note where a held-out accuracy is no better than that of one action."""
+    accuracy, majority = figures.get("val_accuracy"), figures.get(f"val_{MAJORITY}")
+    if accuracy is None or majority is None or accuracy > majority:
+        return []
+    return [
+        f"the held-out accuracy {accuracy:.4g} is not above {majority:.4g}, that of always playing the most frequent action"
+    ]
+
+
+# ---- gates without a simulator ----
+
+
+def check_gates(learner: Learner, batch: Batch, config: BCConfig) -> None:
+    """Raise BadConfig for a gate on a score that the algorithm does not give of these actions; `batch`: of any steps."""
+    asked = {option: name for option, name in GATES.items() if getattr(config, option) is not None}
+    if not asked:
+        return
+    with evaluating(learner.whole), torch.inference_mode():
+        known = [name for name in learner.algorithm.scores(learner.modules, batch) if name != HITS]
+    for option, name in asked.items():
+        if name not in known:
+            actions, flag = describe(learner.policy.action_space), f"--{option.replace('_', '-')}"
+            what = f"{config.algorithm['name']} has no held-out {name} of actions {actions}, only {', '.join(known) or 'none'}"
+            others = [f"--{one.replace('_', '-')}" for one, its in GATES.items() if its in known]
+            raise BadConfig(what, where=flag, fix=" or ".join(["leave it out", *others]))
+
+
+def missed_gates(result: TrainResult, config: BCConfig) -> list[str]:
+    """Each held-out figure of the kept policy that is beyond its bound, in words."""
+    found, loss, accuracy = list[str](), result.val_loss, result.val_accuracy
+    if config.max_val_loss is not None and (loss is None or not loss <= config.max_val_loss):  # nor NaN
+        found.append(f"val_loss is {_shown(loss)}, above --max-val-loss {config.max_val_loss:g}")
+    if config.min_accuracy is not None and (accuracy is None or not accuracy >= config.min_accuracy):
+        found.append(f"val_accuracy is {_shown(accuracy)}, below --min-accuracy {config.min_accuracy:g}")
+    return found
+
+
+def _shown(figure: float | None) -> str:
+    return "not known" if figure is None else f"{figure:.6g}"

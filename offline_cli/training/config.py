@@ -31,7 +31,7 @@ from offline_cli.plugins import network_named
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.storage.local_files import not_found
 from offline_cli.training.algorithms.algorithm import algorithm_kind
-from offline_cli.training.config_model import BOUND_EPOCHS, BOUNDS, DEFAULT_EPOCHS, MLP_KEYS, TABLES, BCConfig
+from offline_cli.training.config_model import BOUND_EPOCHS, BOUNDS, DEFAULT_EPOCHS, GATES, MLP_KEYS, TABLES, BCConfig
 
 __all__ = [
     "BCConfig",
@@ -52,7 +52,7 @@ NEEDS = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
     ("wrappers", "env", "the environment that they go around"),
-    ("patience", "val_fraction", "episodes held out for validation"),
+    *((name, "val_fraction", "episodes held out for validation") for name in ("patience", *GATES)),
 )
 TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
 TYPES["object"] = "a table"
@@ -96,7 +96,9 @@ def resolve_config(
     problems += [*_key_mistakes(merged, given), *contradictions]
     problems += [_as_set(text, asked["algorithm"]) for text in _table_mistakes(merged, own=own, packages=plugins)]
     if not problems:
-        made = _made({**merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
+        made = _made(
+            {**_brought(merged), **merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}}
+        )
         try:
             tomli_w.dumps(made.as_dict())
             return made
@@ -105,6 +107,13 @@ def resolve_config(
             raise BadConfig(f"config.toml cannot hold this: {err}", where=_sources(file, given, stored), fix=fix) from err
     kind = UsageError if all(contradictions.get(text) for text in problems) else BadConfig
     raise kind.of(problems, where=_sources(file, given, stored), fix=HELP)
+
+
+def _brought(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that the algorithm of a checked configuration sets where nothing else says them."""
+    known = algorithm_kind(config["algorithm"]["name"]).settings if "algorithm" in config else {}
+    is_mlp = config.get("network", {}).get("name", MLP) == MLP
+    return {name: value for name, value in known.items() if is_mlp or name not in MLP_KEYS}
 
 
 def _merged_table(
@@ -143,10 +152,10 @@ def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored:
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What distinguishes the two, as text, except their bounds where the learning rate is constant, and a limit on memory where
-    nothing streams: no update depends on these.
+    """What distinguishes the two, as text, except gates, their bounds where the learning rate is constant, and a limit on
+    memory where nothing streams: no update depends on these.
     """
-    free = set[str]() if stored.streaming or wanted.streaming else {"memory_limit"}
+    free = {*GATES} if stored.streaming or wanted.streaming else {*GATES, "memory_limit"}
     if "constant" in (stored.lr_schedule, wanted.lr_schedule):  # else the rate of each update depends on the bound
         free.update(BOUNDS)
     before, now = _flat(stored), _flat(wanted)

@@ -30,11 +30,12 @@ from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import LAYERS, MLP
 from offline_cli.storage.blanking import blanked_call, blanked_values
 
-__all__ = ["BOUNDS", "BOUND_EPOCHS", "DEFAULT_EPOCHS", "MLP_KEYS", "TABLES", "BCConfig", "config_schema"]
+__all__ = ["BOUNDS", "BOUND_EPOCHS", "DEFAULT_EPOCHS", "GATES", "MLP_KEYS", "TABLES", "BCConfig", "config_schema"]
 
 DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
 EVAL_EVERY_RANGE = (100, 1000)  # updates
 BOUNDS = ("updates", "epochs")
+GATES = {"max_val_loss": "loss", "min_accuracy": "accuracy"}  # on which held-out score of the kept policy each is
 TABLES = ("algorithm", "network")  # which name code, ours or another package's, and hold its options
 MLP_KEYS = tuple(LAYERS)  # options of the network mlp, which are keys of the file as well
 
@@ -117,6 +118,12 @@ class BCConfig(BaseModel):
     )
     val_fraction: OpenShare | None = Field(
         default=None, description="Share of the episodes held out for validation. Default: none."
+    )
+    max_val_loss: float | None = Field(
+        default=None, description="Fail if the kept policy's held-out loss is above this; needs `val_fraction`."
+    )
+    min_accuracy: Share | None = Field(
+        default=None, description="Fail if the kept policy's held-out accuracy is below this; needs `val_fraction`."
     )
     patience: Count | None = Field(
         default=None, description="Stop after this many checks without a better validation loss; needs `val_fraction`."

@@ -47,8 +47,9 @@ from offline_cli.progress import OnProgress, Progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, exit_code_of, requested, signals_noted
 from offline_cli.storage.locations import Location, Sources, expand, open_location
+from offline_cli.training.action_recall import ActionRecall
 from offline_cli.training.algorithms.algorithm import BC, uses_rewards
-from offline_cli.training.checks import CONFIRMED, decide, measure
+from offline_cli.training.checks import CONFIRMED, check_gates, decide, measure, missed_gates, notes_on_accuracy
 from offline_cli.training.chosen_episodes import Weights
 from offline_cli.training.config import check_named_again, differences, read_config, resolve_config, stored_config
 from offline_cli.training.config_model import BCConfig
@@ -208,6 +209,7 @@ class Run:
         form |= {"before": self.learner.before_sequences(), "ranks": ranks}
         self.batches = Batches(data.train, **form)
         self.held_out = None if data.val is None else Batches(data.val, **form)
+        self.recall = None if data.val is None else ActionRecall(data.action_space, data.meanings, data.train)
         self.bound = config.bound(self.batches.updates_per_epoch)  # the update at which training ends, whatever it has reached
         stepping = {name: getattr(config, name) for name in ("lr", "precision", "weight_decay", "clip_norm", "ema")}
         self.update = Update(self.learner, self.batches.batch, ranks=ranks, **stepping)
@@ -228,7 +230,8 @@ class Run:
     # ---- before the first update ----
 
     def check_losses(self) -> None:
-        """Compute the losses of the next batch once, before `restore`. Raises BadConfig where they cannot be minimised.
+        """Compute the losses of the next batch once, before `restore`. Raises BadConfig where they cannot be minimised, and for
+        gates on figures that there will be none of.
 
         Nothing changes but torch's random generators. Several processes share out no batch whose rows are normalized together.
         """
@@ -236,6 +239,7 @@ class Run:
             _check_rows_apart(self.learner.whole)
         self.batches.fill(self.state.update)
         self.update.check()
+        check_gates(self.learner, self.batches.batch, self.config)
 
     def finished(self) -> TrainResult | None:
         """The result of a run that is finished within its bound; None: it is not. Raises BadConfig for a lower bound."""
@@ -321,11 +325,11 @@ class Run:
         checking = state.update > 0 and (state.update % every == 0 or state.update == self.bound)
         if checking or state.update % config.log_every == 0:
             losses = self._finite_losses(weights=checking)
-            figures: dict[str, float] = {}
+            figures: dict[str, Any] = {}
             if checking:
                 with self.update.kept_policy():
                     measured = self.held_out, self.environment, self.data.play
-                    figures = measure(self.learner, config, *measured, state.update, self.ranks)
+                    figures = measure(self.learner, config, *measured, state.update, self.ranks, self.recall)
             self._tick()
             state.loss, state.losses, state.summed = sum(losses.values()) if losses else None, losses, 0
             self.update.forget_losses()
@@ -370,7 +374,7 @@ class Run:
         """Steps per second spent in updates."""
         return self.state.samples / max(self.state.train_seconds, 1e-9)
 
-    def _row(self, figures: Mapping[str, float]) -> dict[str, Any]:
+    def _row(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         state = self.state
         return {
             "update": state.update,
@@ -380,7 +384,7 @@ class Run:
             **({f"{name}_loss": value for name, value in state.losses.items()} if len(self.learner.losses) > 1 else {}),
             "seconds": round(state.seconds, 3),
             "samples_per_second": round(self.samples_per_second),
-            **figures,
+            **{name: value for name, value in figures.items() if not isinstance(value, Mapping)},
         }
 
     def _report(self) -> None:
@@ -458,7 +462,8 @@ class Run:
             samples_per_second=round(self.samples_per_second, 1),
             loss=state.loss,
             losses=dict(state.losses),
-            **{name: figures.get(name) for name in ("val_loss", "val_accuracy", "val_mse")},
+            **{name: figures.get(name) for name in ("val_loss", "val_accuracy", "val_accuracy_majority", "val_mse")},
+            val_recall=figures.get("val_recall", {}),
             eval_return_mean=figures.get(f"{played}_return_mean"),
             eval_return_ci95=figures.get(f"{played}_return_ci95"),
             eval_episodes=counts[played] if f"{played}_return_mean" in figures else None,
@@ -469,7 +474,7 @@ class Run:
             steps_left_out=0 if config.keep_invented else facts.invented,
             device=state.device,
             threads=state.threads,
-            notes=list(self.notes),
+            notes=[*self.notes, *notes_on_accuracy(figures)],
             rewards_not_finite=facts.faults,
             chosen=dict(facts.chosen),
             weights=dict(facts.weights),
@@ -552,10 +557,15 @@ def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]
 
 
 def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
-    """`result`, or TargetNotMet where a target return was given and not confirmed."""
+    """`result`, or TargetNotMet where a target return was given and not confirmed, or a gate on a held-out figure is missed."""
+    missed = missed_gates(result, config)
     if config.until_return is None or result.stopped_by == "target":
+        if missed:
+            fix = "more or better data, or another --lr or network; the run keeps its policy, and --resume takes another bound"
+            raise TargetNotMet("; ".join(missed), where=result.run, fix=fix, details=result.as_dict())
         return result
     best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
     what = f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}"
+    what = "; ".join([what, *missed])
     fix = f"--resume with more --{config.bound_name}, more or better data, or another --lr; the run keeps its best policy"
     raise TargetNotMet(what, where=result.run, fix=fix, details=result.as_dict())

@@ -23,6 +23,7 @@ class TrainResult:
     eval_return_ci95: float | None
     eval_episodes: int | None
     val_accuracy: float | None  # share of actions guessed right
+    val_accuracy_majority: float | None  # the same of always playing the most frequent action of the training steps
     val_mse: float | None  # continuous actions, in the data's units
     policy_update: int  # the update that the policy is from
     stopped_by: str  # "target", "patience", or the bound, "updates" or "epochs"; "dry-run": nothing was written
@@ -36,9 +37,10 @@ class TrainResult:
     rewards_not_finite: dict[str, int] = field(default_factory=dict)  # "nan-in-rewards", "infinite-in-rewards": how many
     chosen: dict[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, of how many, and their least return
     weights: dict[str, Any] = field(default_factory=dict)  # by source: its weight, steps, and steps of it in an epoch
+    val_recall: dict[str, Any] = field(default_factory=dict)  # by action: share of its held-out steps guessed right, or None
     init_from: dict[str, Any] = field(default_factory=dict)  # run, sha256 of its weights, and which modules are from there
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what was not asked for is left out."""
-        asked = ("chosen", "weights", "init_from")
+        asked = ("chosen", "weights", "val_recall", "init_from")
         return {name: value for name, value in asdict(self).items() if value or name not in asked}

@@ -37,7 +37,7 @@ class Best:
 
     score: float  # higher is better: a mean return, or minus a held-out loss
     update: int
-    figures: dict[str, float]  # that check's
+    figures: dict[str, Any]  # that check's
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class TrainState:
     seconds: float = 0.0  # checks and checkpoints included
     loss: float | None = None  # the sum of all losses, as means over the updates of the last row; of cloning nats per action
     losses: dict[str, float] = field(default_factory=dict)  # each by its name
-    figures: dict[str, float] = field(default_factory=dict)  # of the last check
+    figures: dict[str, Any] = field(default_factory=dict)  # of the last check
     best: Best | None = None
     best_val_loss: float | None = None
     stale_checks: int = 0  # checks since the held-out loss was last better

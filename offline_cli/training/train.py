@@ -76,6 +76,8 @@ def train(
     until_return: float | None = None,
     patience: Count | None = None,
     val_fraction: OpenShare | None = None,
+    max_val_loss: float | None = None,
+    min_accuracy: Share | None = None,
     eval_every: Count | None = None,
     eval_episodes: Count | None = None,
     checkpoint_every: Count | None = None,
@@ -117,8 +119,8 @@ def train(
     before any data is read for pipelines that are wrong or do not fit; SpaceMismatch; UnknownEnvironment; MissingPackage;
     MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises on the data; BadData where the
     environment raises, or a piece beside it; Diverged; Interrupted, with all saved and a policy to play; StorageError, which
-    says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound (the best policy is
-    kept all the same).
+    says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound, or the kept
+    policy's held-out loss or accuracy is beyond `max_val_loss` or `min_accuracy` (the best policy is kept all the same).
     """
     options = dict(locals())
     table = dict(set or {})
@@ -158,6 +160,8 @@ def train_bc(
     until_return: float | None = None,
     patience: Count | None = None,
     val_fraction: OpenShare | None = None,
+    max_val_loss: float | None = None,
+    min_accuracy: Share | None = None,
     eval_every: Count | None = None,
     eval_episodes: Count | None = None,
     checkpoint_every: Count | None = None,

@@ -15,7 +15,7 @@ import pytest
 from exported_policies import KINDS, MEMORY, Exports, Kind
 from gymnasium import spaces
 
-from offline_cli import export, load_policy
+from offline_cli import export, load_policy, write_dataset
 from offline_cli.errors import BadConfig, MissingPackage, OutputExists
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.onnx_model import read_model
@@ -92,6 +92,32 @@ def test_an_export_is_replaced_when_asked_and_no_other_file_at_all(cartpole: Pat
         with pytest.raises(OutputExists, match="something else"):
             export(cartpole / "run", out, to="onnx", overwrite=True)
     assert (tmp_path / "notes.md").read_text() == "mine"
+
+
+def test_names_of_elements_and_categories_are_in_the_file_and_on_the_card(
+    random_batch: Callable[..., Any], told: Told, tmp_path: Path
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    meanings = {
+        "obs": [{"name": "temperature", "unit": "K"}, *[{}] * 3, {"name": "fan"}],
+        "actions": [{"categories": ["down", "hold", "up"]}],
+    }
+    write_dataset(random_batch(VECTOR, CHOICES, (9, 7), seed=1), tmp_path / "D", meanings=meanings)
+    told("train-bc", tmp_path / "D", "--out", tmp_path / "run", "--updates", 2, "--hidden", 8, "--val-fraction", 0.5)
+    told("export", tmp_path / "run", "--to", "onnx", "--out", tmp_path / "p.onnx")
+    known = {one.key: json.loads(one.value) for one in onnx.load(tmp_path / "p.onnx").metadata_props}
+    card, text = json.loads((tmp_path / "p.card.json").read_text()), (tmp_path / "p.md").read_text()
+    assert known["meanings"] == card["meanings"] == meanings
+    for row in ("| obs\\[0\\] | temperature; in K |", "| obs\\[4\\] | fan |", "| actions | 0 down, 1 hold, 2 up |"):
+        assert row in text
+    assert "obs\\[1\\]" not in text
+    assert list(card["training"]["val_recall"]) == ["down", "hold", "up"]
+
+
+def test_a_run_without_names_has_no_such_key(cartpole: Path) -> None:
+    assert "meanings" not in read_model(cartpole / "policy.onnx").facts
+    assert "Elements and categories" not in (cartpole / "policy.md").read_text()
 
 
 OWN_PIECES = """

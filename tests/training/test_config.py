@@ -63,6 +63,7 @@ def test_a_number_out_of_range_is_refused_by_name(option: dict[str, object]) -> 
     ("options", "problem", "kind"),
     [
         ({"patience": 3}, "--patience: needs --val-fraction, episodes held out for validation", UsageError),
+        ({"max_val_loss": 1.0}, "--max-val-loss: needs --val-fraction, episodes held out for validation", UsageError),
         ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in", UsageError),
         ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two", UsageError),
         ({"val_fraction": 1.5}, "--val-fraction: 1.5 is not below 1", BadConfig),

@@ -151,6 +151,9 @@ def test_three_processes_learn_what_one_learns_and_one_of_them_prints(dataset: P
     for name in ("loss", "val_loss"):
         np.testing.assert_allclose(curve(tmp_path / "three", name), curve(tmp_path / "one", name), rtol=0, atol=1e-3)
     assert len(curve(tmp_path / "three", "eval_return_mean")) == 2
+    told = json.loads((tmp_path / "one" / "result.json").read_text())
+    assert json.loads(out)["val_accuracy_majority"] == told["val_accuracy_majority"]
+    assert json.loads(out)["val_recall"] == pytest.approx(told["val_recall"], abs=0.02)  # weights differ in the last digits
 
 
 def waited_for(place: Path, process: subprocess.Popen[str]) -> None:

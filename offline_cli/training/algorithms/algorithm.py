@@ -88,6 +88,7 @@ OURS: Final = {
     "marwil": ("offline_cli.training.algorithms.marwil", "MARWIL"),
     "iql": ("offline_cli.training.algorithms.iql", "IQL"),
     "td3-bc": ("offline_cli.training.algorithms.td3_bc", "TD3BC"),
+    "rebrac": ("offline_cli.training.algorithms.rebrac", "ReBRAC"),
 }
 
 
@@ -233,6 +234,7 @@ class Algorithm(ABC):
 
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}}  # a JSON Schema; `properties` are the options of the table
 
+    settings: ClassVar[Mapping[str, Any]] = {}  # keys of the configuration that it sets, where nothing else says them
     columns: tuple[str, ...] = (Columns.OBS, Columns.ACTIONS)  # that it learns from, of those the learner pipeline gives
     refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
     needs_rewards: bool = False  # whether it learns from rewards, in whatever column; so it does if `columns` has them
@@ -266,7 +268,8 @@ class Algorithm(ABC):
         """How good the policy is on held-out rows, a tensor of any shape for each score; a check takes means over all rows.
 
         `loss` is what checks compare by: lower is better. Here it is the negative log-likelihood of the recorded actions, in
-        nats; beside it `accuracy` or `mse` of greedy actions. Rows here do not pad, and there are no `weights`.
+        nats; beside it `accuracy` or `mse` of greedy actions. Rows here do not pad, and there are no `weights`. `hits` (N, E),
+        which of E discrete components were guessed right, is no score: a check makes the recall of each action of it.
         """
         return cloning_scores(modules[POLICY], batch)
 
@@ -329,7 +332,8 @@ def learned_steps(batch: Batch, values: Tensor) -> Tensor:
 
 
 def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
-    """(N,) `loss`, the negative log-likelihood of the recorded actions in nats, and `accuracy` or `mse` of greedy ones.
+    """(N,) `loss`, the negative log-likelihood of the recorded actions in nats, and `accuracy` with `hits`, or `mse`, of greedy
+    ones.
 
     Of sequences for the steps that are learned from.
     """

@@ -26,7 +26,6 @@ from offline_cli.modules.distributions import GaussianForm, rows
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.training.algorithms.algorithm import (
-    OURS,
     POLICY,
     TD_COLUMNS,
     TD_OPTIONS,
@@ -39,6 +38,7 @@ from offline_cli.training.algorithms.algorithm import (
     frozen_copy,
     move_towards,
     number,
+    own_algorithms,
     td_targets,
 )
 from offline_cli.training.steps import WEIGHTS
@@ -52,15 +52,17 @@ EXPLORING: Final = math.log(0.1)  # the spread that TD3 explores with, of bounds
 COUNT: Final = {"type": "integer", "minimum": 1}
 
 
-def distances(actions: Tree, others: Tree) -> Tensor:
-    """(B,) the mean over all dimensions of the squared difference of Box actions (B, ...)."""
+def distances(actions: Tree, others: Tree, over: str) -> Tensor:
+    """(B,) the `mean` or `sum` over all dimensions of the squared difference of Box actions (B, ...)."""
     apart = [rows(one) - rows(other) for one, other in zip(leaves(actions), leaves(others), strict=True)]
-    return torch.cat(apart, -1).square().mean(-1)
+    squared = torch.cat(apart, -1).square()
+    return squared.sum(-1) if over == "sum" else squared.mean(-1)
 
 
 class TD3BC(Algorithm):
     """A policy, two Q(s, a), and slow copies of all three, for Box actions with bounds."""
 
+    name: ClassVar[str] = "td3-bc"
     schema: ClassVar[Mapping[str, Any]] = {
         "properties": {
             "alpha": number("How much Q counts beside cloning.", 2.5),
@@ -68,6 +70,11 @@ class TD3BC(Algorithm):
             "policy_q": {"description": "Which critic the policy follows.", "enum": ["first", "min"], "default": "first"},
             "actor_bc": number("How much cloning counts in the policy's loss.", 1.0),
             "critic_bc": number("How much targets lose by distance from the next action.", 0.0),
+            "distance": {
+                "description": "Over the dimensions of an action, squared distances are averaged or added up.",
+                "enum": ["mean", "sum"],
+                "default": "mean",
+            },
             "policy_noise": number("Spread of the noise on actions of targets.", 0.2),
             "noise_clip": number("The most that this noise may be.", 0.5),
             "policy_every": {"description": "Each of how many updates steps it.", **COUNT, "default": 2},
@@ -85,13 +92,13 @@ class TD3BC(Algorithm):
         others = {path: leaf for path, leaf in parts if not isinstance(leaf, spaces.Box) or span_of(leaf) is None}
         if others:
             named = ", ".join(f"{path} are {describe(leaf)}" for path, leaf in others.items())
-            fitting = ", ".join(name for name, (_, kind) in OURS.items() if kind != type(self).__name__)
+            fitting = ", ".join(name for name, kind in own_algorithms().items() if not issubclass(kind, TD3BC))
             unbounded = any(isinstance(leaf, spaces.Box) for leaf in others.values())
             fix = (
                 "--env ENV, whose spaces have the bounds of actions; or " * unbounded
                 + f"an algorithm for every space: {fitting}"
             )
-            raise BadConfig(f"TD3+BC learns Box actions with bounds; {named}", where="algorithm td3-bc", fix=fix)
+            raise BadConfig(f"TD3+BC learns Box actions with bounds; {named}", where=f"algorithm {self.name}", fix=fix)
 
     def extend(self, pipeline: ConnectorPipelineV2) -> None:
         pipeline.insert_after(AddObservationsFromEpisodesToBatch, AddNextObservationsFromEpisodesToTrainBatch())
@@ -115,8 +122,11 @@ class TD3BC(Algorithm):
             actions = map_leaves(smoothed, acted(modules[TARGET_POLICY], batch[Columns.NEXT_OBS]))
             values = torch.minimum(*each_value(modules[TARGET_CRITICS], batch[Columns.NEXT_OBS], actions))
             if self.options["critic_bc"]:
-                values -= self.options["critic_bc"] * batch[IS_FOLLOWED] * distances(actions, batch[NEXT_ACTIONS])
+                values -= self.options["critic_bc"] * batch[IS_FOLLOWED] * self._distances(actions, batch[NEXT_ACTIONS])
             return td_targets(batch, values, self.options)
+
+    def _distances(self, actions: Tree, others: Tree) -> Tensor:
+        return distances(actions, others, self.options["distance"])
 
     def groups(self, modules: Modules) -> Sequence[Group]:
         def critic_loss(batch: Batch) -> dict[str, Tensor]:
@@ -131,7 +141,7 @@ class TD3BC(Algorithm):
             else:
                 found = next(modules[CRITICS].children())(batch[Columns.OBS], actions)[:, 0]
             size = whole(torch.dot(found.detach().abs(), batch[WEIGHTS])) if self.options["normalize_q"] else 1.0
-            near = torch.dot(distances(actions, batch[Columns.ACTIONS]), batch[WEIGHTS])
+            near = torch.dot(self._distances(actions, batch[Columns.ACTIONS]), batch[WEIGHTS])
             seeking = -self.options["alpha"] / size * torch.dot(found, batch[WEIGHTS])
             return {POLICY: seeking, CLONING: self.options["actor_bc"] * near}
 
