@@ -56,6 +56,8 @@ def open_others(
     if pickled:
         what = f"{pickled[0]}: RLlib's checkpoints are pickles, whose code would run"
         raise UsageError(what, where="--policy", fix="export that policy to a file, AGENT=onnx:FILE")
+    if not any("://" in place for place in files_of_others(texts)):
+        storage_options = None  # they are for data that is elsewhere
     options = PolicyOptions(device=choose_device(config.device).type, plugins=plugins, storage_options=storage_options)
     learner = RandomPolicy(seen_by(config.agent, environment))  # stands in until the first check
     game = open_policies(texts, environment, options, seed=config.seed, given={config.agent: learner})

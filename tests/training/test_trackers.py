@@ -84,6 +84,15 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(
     assert (len(told.ids), len(set(told.ids)), len(told.configs), len(told.closed)) == (2, 1, 1, 2)
 
 
+def test_tensorboard_hides_what_a_resumed_run_logs_again(
+    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "run", config=config, track=["tensorboard"], updates=10)
+    train_bc(data, tmp_path / "run", resume=True, updates=20)
+    assert [one["purge_step"] for one in kept["tensorboard"].opened] == [0, 10]
+
+
 def test_a_run_that_is_replaced_is_another_run_of_the_tracker(
     kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
 ) -> None:
