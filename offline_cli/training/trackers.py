@@ -22,13 +22,13 @@ from typing import Any, Final
 
 from offline_cli.engines.ranks import is_first
 from offline_cli.errors import BadConfig, MissingPackage
+from offline_cli.storage.blanking import blanked
 from offline_cli.training.run_folder import RunFolder
 
 __all__ = ["OnRow", "check_trackers", "tracking"]
 
 PROJECT: Final = "offline-cli"  # that runs are filed under
 MAX_PARAM: Final = 500  # letters of a parameter that every version of MLflow takes
-
 _log = logging.getLogger(__name__)
 Config = Mapping[str, Any]
 OnRow = Callable[[Mapping[str, Any]], None]
@@ -60,6 +60,7 @@ def _wandb(folder: Path, config: Config, update: int, id_: str, is_new: bool) ->
     tracked = importlib.import_module("wandb").init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         id=id_,
+        name=folder.name,
         resume="allow",
         reinit="create_new",  # beside a run that the calling program has open
         mode=os.environ.get("WANDB_MODE", "offline"),
@@ -67,9 +68,7 @@ def _wandb(folder: Path, config: Config, update: int, id_: str, is_new: bool) ->
         config=dict(config) if is_new else None,
         settings={"silent": True, "console": "off"},
     )
-    return Tracker(
-        id_, lambda row, update: tracked.log(row, step=update), lambda ended: tracked.finish(exit_code=int(not ended))
-    )
+    return Tracker(id_, lambda row, step: tracked.log(row, step=step), lambda ended: tracked.finish(exit_code=int(not ended)))
 
 
 def _mlflow(folder: Path, config: Config, update: int, id_: str, is_new: bool) -> Tracker:
@@ -97,9 +96,10 @@ def _mlflow(folder: Path, config: Config, update: int, id_: str, is_new: bool) -
 
 def _trackio(folder: Path, config: Config, update: int, id_: str, is_new: bool) -> Tracker:
     os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # which trackio reads once, when it is imported
+    name = f"{folder.name}-{id_}" if is_new else id_  # by which trackio finds a run again
     config = dict(config) if is_new else {}
-    tracked = importlib.import_module("trackio").init(project=PROJECT, name=id_, resume="allow", config=config)
-    return Tracker(id_, lambda row, update: tracked.log(row, step=update), lambda ended: tracked.finish())
+    tracked = importlib.import_module("trackio").init(project=PROJECT, name=name, resume="allow", config=config)
+    return Tracker(name, lambda row, step: tracked.log(row, step=step), lambda ended: tracked.finish())
 
 
 KINDS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
@@ -126,7 +126,7 @@ def tracking(names: Sequence[str], folder: RunFolder, config: Config, update: in
             return call(*args)
         except Exception as err:  # noqa: BLE001  of another package
             if name not in failed:
-                _log.warning("warning: %s failed, and the run is tracked there no longer: %r", name, err)
+                _log.warning("warning: %s failed, and tracks the run no longer: %s", name, blanked(repr(err)))
             failed.add(name)
 
     def log(row: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ def tracking(names: Sequence[str], folder: RunFolder, config: Config, update: in
         if names and is_first() and (place := folder.local_path) is not None:
             ids = folder.trackers()
             for name in names:
-                id_ = ids.get(name) or f"{place.name}-{uuid.uuid4().hex[:8]}"
+                id_ = ids.get(name) or uuid.uuid4().hex[:12]
                 if tracker := tried(name, KINDS[name], place, config, update, id_, name not in ids):
                     opened[name], ids[name] = tracker, tracker.id
             folder.keep_trackers(ids)
