@@ -70,3 +70,31 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(write_dataset: Wri
     told = json.loads(done.stdout)
     assert (done.returncode, told["error"]["where"]) == (6, "--compile")
     assert not (tmp_path / "run").exists()
+
+
+STUBBORN = """
+import torch
+from torch import nn
+from offline_cli.modules.python_network import action_inputs
+
+class Stubborn(nn.Module):
+    def __init__(self, action_space):
+        super().__init__()
+        self.layer = nn.Linear(3, action_inputs(action_space))
+
+    def forward(self, observations):
+        if torch.compiler.is_compiling():
+            raise RuntimeError("not like this")
+        return self.layer(observations)
+
+def build(observation_space, action_space, options):
+    return Stubborn(action_space)
+"""
+
+
+def test_a_network_that_torch_cannot_compile_learns_as_it_stands(write_dataset: Write, tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    options: dict[str, Any] = {"network": f"{tmp_path / 'stubborn.py'}:build", "updates": 9, "device": "cpu"}
+    data = write_dataset()
+    found = [train(data, tmp_path / str(how), compile=how, **options).loss for how in (False, True)]
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
