@@ -36,6 +36,7 @@ __all__ = [
     "RowFormat",
     "Schedule",
     "Share",
+    "Tracker",
     "Vectorize",
     "Whole",
 ]
@@ -54,6 +55,7 @@ Infos = Literal["plain", "all", "none"]
 Precision = Literal["auto", "fp32", "bf16"]
 RowFormat = Literal["episodes", "columns"]
 Schedule = Literal["constant", "linear", "cosine"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Vectorize = Literal["sync", "async"]
 
 Count = Annotated[int, Ge(1)]

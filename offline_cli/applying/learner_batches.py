@@ -55,6 +55,7 @@ __all__ = [
     "learner_columns",
     "learner_spaces",
     "nothing_left",
+    "of_one_agent",
     "of_one_module",
     "stepped",
     "through",
@@ -104,6 +105,24 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
     """`episodes`, whose actions are of `action_space`, with actions as a network learns them."""
     learned = in_network_units(episodes.actions, action_space, action_scale=action_scale)
     return replace(episodes, actions=learned, action_space=network_space(action_space))
+
+
+def of_one_agent(batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str) -> Iterator[EpisodeBatch]:
+    """Those of `batches` that agent `wanted` acted in; None: all. Raises BadConfig at the end of the data where it has none."""
+    if wanted is None:
+        yield from batches
+        return
+    seen = Counter[str | None]()
+    for batch in batches:
+        names = batch.agent_ids or (None,) * len(batch)
+        seen.update(names)
+        which = np.flatnonzero([name == wanted for name in names])
+        if len(which):
+            yield batch if len(which) == len(batch) else batch.select(which)
+    if seen and wanted not in seen:
+        listed = ", ".join(f"{name or 'without an agent id'} ({count})" for name, count in seen.most_common(MAX_NAMED))
+        what = f"no episode is of agent {wanted!r}: the data holds episodes of {listed}"
+        raise BadConfig(what, where=where, fix=f"--agent {shlex.quote(next(filter(None, seen), ''))}, or leave it out")
 
 
 def of_one_module(

@@ -226,7 +226,11 @@ def train(
         ),
     ] = None,
     until_return: Annotated[
-        float | None, o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit with 7.")
+        str | None,
+        o.how_long(
+            help="Stop at this mean return, confirmed on 100 fresh episodes, else exit 7; in a game AGENT=R, that of --agent.",
+            metavar="R",
+        ),
     ] = None,
     patience: Annotated[
         int | None, o.how_long(help="Stop after N checks without a better loss. Needs --val-fraction.", min=1)
@@ -254,8 +258,26 @@ def train(
     checkpoint_every: Annotated[
         int | None, o.checking(help="Updates between two checkpoints; fewer where uploads are slow.", min=1, show_default="500")
     ] = None,
+    track: Annotated[
+        list[str],
+        o.checking(
+            help="Tracker that gets each row of metrics.jsonl, offline by default: tensorboard, wandb, mlflow or trackio. "
+            "Repeatable.",
+            metavar="NAME",
+        ),
+    ] = o.NO_VALUES,
     env: o.EnvOption = None,
     action_scale: o.ActionScaleOption = None,
+    agent: Annotated[
+        str | None, o.data(help="Learn from the episodes of this agent, and check it in a game.", metavar="NAME")
+    ] = None,
+    policy: Annotated[
+        list[str],
+        o.playing(
+            help="Who plays another agent of a game in checks, or a pattern of them; random unless given. Repeatable.",
+            metavar="AGENT=P",
+        ),
+    ] = o.NO_VALUES,
     module_id: Annotated[
         str | None, o.data(help="Learn from this module's episodes; needed where there are several.", metavar="NAME")
     ] = None,
@@ -268,6 +290,9 @@ def train(
     device: o.DeviceOption = None,
     precision: Annotated[
         c.Precision | None, o.where(help="Arithmetic of the network; weights stay fp32, and auto is fp32.", show_default="auto")
+    ] = None,
+    compile: Annotated[
+        bool | None, o.where("--compile", help="Compile the losses by torch.compile; a CPU needs a C++ compiler for it.")
     ] = None,
     streaming: Annotated[
         bool | None, o.where("--streaming", help="Keep the steps on disk, and in memory only what --memory-limit allows.")
@@ -285,10 +310,10 @@ def train(
     """Learn a policy from recordings by an algorithm of offline reinforcement learning.
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
-    what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run that
-    is resumed; --pipeline, --mapping, --module-id, --network and an --env that is code (module:EnvId, python:...) have to be
-    named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says what each algorithm is
-    for.
+    what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run
+    that is resumed; --pipeline, --mapping, --module-id, --network and an --env or --policy that is code (module:EnvId,
+    python:...) have to be named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says
+    what each algorithm is for.
     """
     from offline_cli.training.train import train
 

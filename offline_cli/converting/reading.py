@@ -196,6 +196,7 @@ def read_episodes(
     from_: str = SOURCE_FORMAT,
     on_error: str = OnError.FAIL,
     env: str | AskedEnvironment | EnvironmentSpec | None = None,
+    env_spaces: tuple[Space, Space] | None = None,
     action_scale: str | None = None,
     limit: int | None = None,
     workers: int = WORKERS,
@@ -213,8 +214,9 @@ def read_episodes(
     """The episodes of all `sources`, in their order.
 
     `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
-    say (`AskedEnvironment.chosen`). `action_scale`: for sources that do not declare it. `limit`: only the first so many
-    episodes; nothing is read, counted or inferred beyond them. `workers`: files read at a time.
+    say (`AskedEnvironment.chosen`); `env_spaces`: its spaces, where they are known. `action_scale`: for sources that do not
+    declare it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: files
+    read at a time.
     `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
     are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is
     read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `drop`: see `open_sources`. `engine`:
@@ -234,7 +236,8 @@ def read_episodes(
             env = AskedEnvironment(env)
         if isinstance(env, AskedEnvironment):
             env = env.among((source.info.location, source.info.environment) for source in opened)
-        env_spaces = None if env is None else spaces_of_env(env)
+        if env is not None and env_spaces is None:
+            env_spaces = spaces_of_env(env)
         scope.moved()
     return read_opened(
         opened,

@@ -141,7 +141,7 @@ def play(
     explore: bool = False,
     pieces: PlaySpec | None = None,
     agent: str | None = None,
-    others: Sequence[str] = (),
+    others: Mapping[str, Policy] | None = None,
     num_envs: int = SIDE_BY_SIDE,
     on_episodes: Callable[[int], None] = lambda done: None,
     ranks: Ranks = ALONE,
@@ -149,23 +149,22 @@ def play(
     """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
 
     `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are. In a game
-    of several agents the module plays `agent`, and the `others` play by policies `AGENT=POLICY`, or one for all.
+    of several agents the module plays `agent`, and the `others` play by policies of their own, by agent.
     `on_episodes` gets the number of episodes that have ended.
 
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
     no finite numbers, and where a piece raises; BadConfig where the pieces cannot play there; StopRequested.
     """
-    own = ranks.share(episodes)
+    share = ranks.share(episodes)
     plan = Plan(
         environment=environment.spec,
-        policies=tuple(others),
         opening=PolicyOptions(explore=explore),
         seed=seed,
         purpose=purpose,
         round_=round_,
-        first=own.start,
-        episodes=own.stop - own.start,
-        infos="none" if pieces is None else "plain",
+        first=share.start,
+        episodes=share.stop - share.start,
+        infos="none" if pieces is None and not others else "plain",
         num_envs=num_envs,
         threads=None,
     )
@@ -175,7 +174,8 @@ def play(
             policy = module_policy(module, pieces, environment, device=device)
         else:
             alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
-            policy = opened_policy(plan, environment, {agent: module_policy(module, pieces, alone, device=device)})
+            own = module_policy(module, pieces, alone, device=device)
+            policy = opened_policy(plan, environment, {**(others or {}), agent: own})
         outcomes = played(plan, environment, policy, Returns, stopped=stopped_by_signal) if plan.episodes else iter(())
         return played_of(outcomes if ranks.count == 1 else _of_all(ranks, outcomes), episodes, environment, on_episodes)
 

@@ -111,19 +111,19 @@ class AgentsPolicy(Policy):
         scales = {policy.action_scale for policy in policies.values()}
         self.action_scale = scales.pop() if len(scales) == 1 else "env"
         self._is_mixed = bool(scales)
-        self._policies, self._outputs = dict(policies), outputs
+        self.of_agents, self._outputs = dict(policies), outputs
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy. The memory has a part for each agent: its steps `t`, and what its policy remembers."""
         count = len(state.t)
         actions, for_env, extras = dict[str, Tree](), dict[str, Tree](), dict[str, Tree]()
         memory = dict(state.memory)
-        for number, agent in enumerate(self._policies):
+        for number, agent in enumerate(self.of_agents):
             own = memory[agent] = dict(memory.get(agent) or {"t": np.zeros(count, np.int64), "policy": {}})
             own["t"] = np.where(state.t == 0, 0, own["t"])
             rows = np.flatnonzero(is_acting(observations[agent][STATE]))
             acted = self._acted(agent, observations[agent], state, own, rows, draw(state.key, number), explore)
-            nothing = zero_rows(self._policies[agent].spaces[1], 1)
+            nothing = zero_rows(self.of_agents[agent].spaces[1], 1)
             for_env[agent] = _spread(nothing, acted and acted.for_env, rows, count)
             actions[agent] = for_env[agent] if self._is_mixed else _spread(nothing, acted and acted.actions, rows, count)
             wanted = self._outputs[agent].items()
@@ -140,7 +140,7 @@ class AgentsPolicy(Policy):
         infos = None if state.infos is None else [state.infos[row].get(agent) or {} for row in rows.tolist()]
         rewards = np.where(t == 0, 0.0, rewards_in(seen[STATE][rows]))
         mine = State(state.episodes[rows], t, rewards, key, infos, rows_of(own["policy"], rows))
-        acted = self._policies[agent].act(rows_of(seen[OBS], rows), mine, explore)
+        acted = self.of_agents[agent].act(rows_of(seen[OBS], rows), mine, explore)
         own["t"][rows] += 1
         own["policy"] = with_rows(own["policy"], rows, acted.memory, len(state.t))
         return acted

@@ -19,7 +19,7 @@ from offline_cli.policies.run_policy import environment_spaces, fingerprint_of, 
 from offline_cli.policies.sb3_policy import SB3, open_model
 from offline_cli.spaces import Space
 
-__all__ = ["files_of", "is_named", "open_policies", "open_policy"]
+__all__ = ["files_of", "is_code", "is_named", "open_policies", "open_policy"]
 
 
 def _random(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
@@ -59,6 +59,11 @@ def _prefix(name: str) -> str:
 def is_named(name: str) -> bool:
     """Whether that names another policy than a run folder."""
     return bool(_prefix(name))
+
+
+def is_code(name: str) -> bool:
+    """Whether opening that policy runs code that its name leads to."""
+    return _prefix(name) in (PYTHON, SB3, RLLIB)
 
 
 def files_of(texts: Sequence[str]) -> list[str]:

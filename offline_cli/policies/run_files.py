@@ -42,6 +42,7 @@ __all__ = [
     "STATE",
     "STEPPED",
     "TENSORS",
+    "TRACKERS",
     "WEIGHTS",
     "check_learned",
     "checkpoint_bytes",
@@ -65,7 +66,7 @@ TENSORS, STATE = "state.safetensors", "state.json"
 COUNTERS: Final = "state"  # the key of the metadata
 CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
 LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
-RESULT, CURVE = "result.json", "curve.png"
+RESULT, CURVE, TRACKERS = "result.json", "curve.png", "trackers.json"
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from offline_cli.modules.distributions import HITS
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
 from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.policy import Policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.spaces import describe
 from offline_cli.stop_signals import StopRequested
@@ -45,22 +46,27 @@ def measure(
     config: BCConfig,
     val: Batches | None,
     environment: Environment | None,
+    others: Mapping[str, Policy],
     pieces: PlaySpec | None,
     update: int,
     ranks: Ranks,
     recall: ActionRecall | None = None,
 ) -> dict[str, Any]:
     """Figures by name: `val_*` of `val`, whose actions `recall` counts; `eval_return_*`, `confirm_return_*` of playing in
-    `environment` between `pieces`. All are numbers but `val_recall`, numbers by action.
+    `environment` between `pieces`, in a game beside `others`, by agent: then they are those of the agent that learns. All are
+    numbers but `val_recall`, numbers by action.
 
     Raises StopRequested, BadData from the environment.
     """
 
     def returns(name: str, episodes: int, purpose: Purpose, where: Environment) -> dict[str, float]:
-        played = _played(learner, where, episodes, ranks, seed=config.seed, purpose=purpose, round_=update, pieces=pieces)
+        played = _played(
+            learner, where, episodes, ranks, seed=config.seed, purpose=purpose, round_=update, pieces=pieces, **beside
+        )
         values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
         return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
 
+    beside: dict[str, Any] = {"agent": config.agent, "others": others}
     figures: dict[str, Any] = {}
     if val is not None:
         figures |= {f"val_{name}": value for name, value in score(learner, val, config.precision, ranks, recall).items()}
@@ -73,12 +79,19 @@ def measure(
 
 def _played(learner: Learner, environment: Environment, episodes: int, ranks: Ranks, **how: Any) -> Played:
     try:
-        return play(learner.policy, environment, episodes, **how, ranks=ranks)
+        played = play(learner.policy, environment, episodes, **how, ranks=ranks)
     except RankFailed as err:
         if not err.said:
             raise StopRequested from err
         fix = "see the message of that process"
         raise BadData("; ".join(err.said), where=f"--env {environment.name}", fix=fix) from err
+    if environment.agents is None:
+        return played
+    own = played.of_agent(how["agent"])
+    if not len(own.returns):
+        what = f"agent {how['agent']} took part in none of {episodes} games"
+        raise BadData(what, where=f"--env {environment.name}", fix="more --eval-episodes, or learn another --agent")
+    return own
 
 
 def decide(state: TrainState, config: BCConfig, figures: Mapping[str, Any], bound: int) -> bool:

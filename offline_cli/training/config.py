@@ -28,6 +28,7 @@ from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.images import encoder_kind
 from offline_cli.modules.network import MLP, network_kind
 from offline_cli.plugins import network_named
+from offline_cli.policies.by_name import is_code
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.storage.local_files import not_found
 from offline_cli.training.algorithms.algorithm import algorithm_kind
@@ -39,6 +40,7 @@ __all__ = [
     "check_named_again",
     "differences",
     "filled",
+    "flat",
     "read_config",
     "resolve_config",
     "stored_config",
@@ -52,6 +54,8 @@ NEEDS = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
     ("wrappers", "env", "the environment that they go around"),
+    ("policy", "env", "the game that they play in"),
+    ("policy", "agent", "the agent that learns among them"),
     *((name, "val_fraction", "episodes held out for validation") for name in ("patience", *GATES)),
 )
 TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
@@ -152,20 +156,23 @@ def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored:
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What distinguishes the two, as text, except gates, their bounds where the learning rate is constant, and a limit on
-    memory where nothing streams: no update depends on these.
+    """What distinguishes the two, as text, except what no update depends on: trackers, gates, their bounds where the learning
+    rate is constant, and a limit on memory where nothing streams.
     """
-    free = {*GATES} if stored.streaming or wanted.streaming else {*GATES, "memory_limit"}
+    free = {"track", *GATES} if stored.streaming or wanted.streaming else {"track", *GATES, "memory_limit"}
     if "constant" in (stored.lr_schedule, wanted.lr_schedule):  # else the rate of each update depends on the bound
         free.update(BOUNDS)
-    before, now = _flat(stored), _flat(wanted)
+    before, now = flat(stored), flat(wanted)
     names = [name for name in dict.fromkeys((*before, *now)) if name not in free]
     pairs = ((name, before.get(name), now.get(name)) for name in names)
     return [f"{name}: the run has {_shown(old)}, this call asks for {_shown(new)}" for name, old, new in pairs if old != new]
 
 
 def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
-    """Raise BadConfig where a run folder alone names an environment that only its user may name; `said`: what he does."""
+    """Raise BadConfig where a run folder alone names an environment, or policies, that only its user may name.
+
+    `said`: what he does.
+    """
     asked = AskedEnvironment.of({**dict(wanted), "env_kwargs": None})
     if asked is None:
         return
@@ -174,6 +181,10 @@ def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) ->
     if ":" in env and "env" not in said:  # that is imported for the caller alone
         what += f"an environment that is code, {env}; no code is imported because a run folder names it"
         again.append(f"--env {shlex.quote(env)}")
+    policies = wanted.policy or ()
+    if "policy" not in said and any(is_code(text.partition("=")[2]) for text in policies):
+        what += f"{'; and ' if again else ''}policies that are code, {', '.join(policies)}"
+        again += [f"--policy {shlex.quote(text)}" for text in policies]
     spec = EnvironmentSpec(env, wanted.env_kwargs or {}, tuple(asked.wrappers or ()))
     wrong = dict(zip(("kwargs", "wrappers"), refused(spec), strict=True))
     needed = {name: bool(wrong[name]) and key not in said for name, key in (("kwargs", "env_kwargs"), ("wrappers", "wrappers"))}
@@ -185,7 +196,7 @@ def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) ->
         raise BadConfig(what, where=where, fix=f"if that is yours, name it again: {' '.join(again)}")
 
 
-def _flat(config: BCConfig) -> dict[str, Any]:
+def flat(config: BCConfig) -> dict[str, Any]:
     """Each field, and each entry of a table as `table.key`."""
     plain = dict(config)
     found = {name: value for name, value in plain.items() if name not in TABLES}

@@ -24,6 +24,7 @@ from offline_cli.choices import (
     Precision,
     Schedule,
     Share,
+    Tracker,
     Whole,
 )
 from offline_cli.modules.images import AUTO
@@ -65,6 +66,14 @@ class BCConfig(BaseModel):
     )
     wrappers: tuple[str, ...] | None = Field(
         default=None, strict=False, description="Wrappers around the environment, inner first. Default: those in the manifest."
+    )
+    agent: Text | None = Field(
+        default=None, description="Learn from the episodes of this agent, and check it in a game. Default: of every agent."
+    )
+    policy: tuple[Text, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Who plays the other agents of a game in checks, as AGENT=POLICY each. Default: random; needs `agent`.",
     )
     action_scale: ActionScale | None = Field(
         default=None,
@@ -114,7 +123,8 @@ class BCConfig(BaseModel):
     )
     until_return: float | None = Field(
         default=None,
-        description="Stop once the mean return, confirmed on `confirm_episodes` episodes, is at least this; needs `env`.",
+        description="Stop once the mean return, in a game that of `agent`, confirmed on `confirm_episodes` episodes, is at "
+        "least this; needs `env`.",
     )
     val_fraction: OpenShare | None = Field(
         default=None, description="Share of the episodes held out for validation. Default: none."
@@ -137,10 +147,14 @@ class BCConfig(BaseModel):
     log_every: Count = Field(default=50, description="Updates between two rows of metrics.jsonl.")
     device: Device = Field(default="auto", description="Where the network runs; auto takes a GPU if there is one.")
     precision: Precision = Field(default="auto", description="Arithmetic of the network; weights stay fp32, and auto is fp32.")
+    compile: bool = Field(default=False, description="Compile the losses of updates by torch.compile.")
     threads: Count | None = Field(
         default=None, description="CPU threads of the network. Default: 1 for small networks, else one per core, at most 8."
     )
     seed: Whole = Field(default=0, description="Random seed.")
+    track: tuple[Tracker, ...] | None = Field(
+        default=None, strict=False, description="Trackers that follow metrics.jsonl, below the run folder. Default: none."
+    )
     streaming: bool = Field(
         default=False, description="Keep the steps on disk while training, and `memory_limit` of them in memory."
     )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from offline_cli.byte_sizes import byte_size
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.ranks import Ranks, is_first, joined
-from offline_cli.environments import Environment, EnvironmentSpec, open_environment
+from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import (
     BadConfig,
     BadData,
@@ -41,6 +41,7 @@ from offline_cli.formats.tables import TableOptions
 from offline_cli.modules.devices import choose_device, choose_threads, use_threads
 from offline_cli.modules.images import BY_SHAPE, flattened_images, image_notes
 from offline_cli.plugins import check_plugins, network_named
+from offline_cli.policies.policy import Policy
 from offline_cli.policies.run_files import BEST, REFRESHED, copy_into, part, prefixed
 from offline_cli.policies.seeds import draw
 from offline_cli.progress import OnProgress, Progress
@@ -51,13 +52,15 @@ from offline_cli.training.action_recall import ActionRecall
 from offline_cli.training.algorithms.algorithm import BC, uses_rewards
 from offline_cli.training.checks import CONFIRMED, check_gates, decide, measure, missed_gates, notes_on_accuracy
 from offline_cli.training.chosen_episodes import Weights
-from offline_cli.training.config import check_named_again, differences, read_config, resolve_config, stored_config
+from offline_cli.training.config import check_named_again, differences, flat, read_config, resolve_config, stored_config
 from offline_cli.training.config_model import BCConfig
 from offline_cli.training.learner import Setup
+from offline_cli.training.one_agent import files_of_others, open_others, seen_by, target_of
 from offline_cli.training.result import TrainResult
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.run_state import TrainState, check_same_run, describe_policy
 from offline_cli.training.steps import Batches
+from offline_cli.training.trackers import OnRow, check_trackers, tracking
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.training.updates import Launch, Update, captured, rate_factor
 
@@ -86,13 +89,16 @@ def learn(
     with ExitStack() as held:
         # ---- configuration and run folder ----
         storage_options, resume = options["storage_options"], options["resume"]
-        beside = [out, *sources, *filter(None, [options.get("init_from")])]  # all that storage options may be for
+        players = files_of_others(options["policy"])
+        beside = [out, *sources, *players, *filter(None, [options.get("init_from")])]  # all that storage options may be for
         weights = Weights.of(weight, sources, storage_options, beside=beside)
         folder = RunFolder(open_location(out, storage_options, beside=beside), writes=is_first())
         folder.claim(resume=resume, overwrite=options["overwrite"])
         tables = TableOptions.of({name: value for name, value in options.items() if name not in BCConfig.model_fields})
         check_plugins(options["plugins"])
         config = _resolved(options, algorithm, folder)
+        trackers = [*dict.fromkeys(config.track or ())]
+        check_trackers(trackers, folder)
         asked = AskedEnvironment.of({name: getattr(config, name) for name in ("env", "env_kwargs", "wrappers")})
         setup = Setup.of(config)
         device = choose_device(config.device)
@@ -109,12 +115,17 @@ def learn(
         places = expand(sources, storage_options, beside=beside)
         known = ((info.location, info.environment) for info in infos_of_manifests(places))
         played_in, notes = (None, []) if asked is None else asked.chosen(known)
-        environment = None if played_in is None else held.enter_context(_environment(played_in))
+        environment = (
+            None
+            if played_in is None
+            else held.enter_context(open_environment(played_in.id, played_in.kwargs, played_in.wrappers))
+        )
+        others = {} if environment is None else open_others(config, environment, options["plugins"], options["storage_options"])
         data = load_data(
             places,
             config,
             setup,
-            environment=environment,
+            environment=None if environment is None else seen_by(config.agent, environment),
             env_to_module=env_to_module,
             device=device.type,
             tables=tables,
@@ -128,6 +139,7 @@ def learn(
         state = TrainState(data=data.facts.digest, seen=data.facts.figures(), device=device.type, pipeline=data.pipeline)
         state.init_from = setup.told(data.learner) if checkpoint is None else checkpoint[0].init_from
         own_code = [config.env or "", *(config.wrappers or ()), config.network["name"], config.algorithm["name"]]
+        own_code += [text.partition("=")[2] for text in config.policy or ()]
         state.code = code_of(*(environment.singles(1) if environment else ()), *own_code, setup.algorithm, *data.code)
         state.threads = config.threads or choose_threads(data.learner.whole, config.batch_size, ranks.here)
         notes += _notes(data, config, state)
@@ -137,7 +149,7 @@ def learn(
             check_same_run(state, wanted, options["allow_changes"], where=folder.url)
             notes += [f"resumed although {change}" for change in state.changes]
         _tell(notes, config, state, began_anew=resume and checkpoint is None, where=folder.url)
-        run = Run(data, config, state, folder, environment, ranks, on_progress, notes)
+        run = Run(data, config, state, folder, environment, others, ranks, on_progress, notes)
         held.callback(run.close)
         held.enter_context(use_threads(state.threads))
         held.enter_context(signals_noted())
@@ -159,6 +171,8 @@ def learn(
         else:
             run.restore(checkpoint[1])
             folder.resume(config, state.metrics_bytes)
+        told = {name: value for name, value in flat(config).items() if value is not None}
+        run.track = held.enter_context(tracking(trackers, folder, told, state.update))
         run.prepare()
 
         # ---- updates, with checks and checkpoints ----
@@ -196,13 +210,16 @@ class Run:
         state: TrainState,
         folder: RunFolder,
         environment: Environment | None,
+        others: Mapping[str, Policy],
         ranks: Ranks,
         on_progress: OnProgress,
         notes: Sequence[str],
     ) -> None:
         """Move the modules to their device, with batches and optimizers."""
         self.data, self.config, self.state, self.folder, self.ranks = data, config, state, folder, ranks
-        self.environment, self.on_progress, self.notes, self.learner = environment, on_progress, notes, data.learner
+        self.environment, self.others = environment, others
+        self.on_progress, self.notes, self.learner = on_progress, notes, data.learner
+        self.track: OnRow = lambda row: None  # takes each row of metrics.jsonl
         self.device = torch.device(state.device)
         self.learner.to(self.device)
         form: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "device": self.device}
@@ -211,7 +228,7 @@ class Run:
         self.held_out = None if data.val is None else Batches(data.val, **form)
         self.recall = None if data.val is None else ActionRecall(data.action_space, data.meanings, data.train)
         self.bound = config.bound(self.batches.updates_per_epoch)  # the update at which training ends, whatever it has reached
-        stepping = {name: getattr(config, name) for name in ("lr", "precision", "weight_decay", "clip_norm", "ema")}
+        stepping = {name: getattr(config, name) for name in ("lr", "precision", "weight_decay", "clip_norm", "ema", "compile")}
         self.update = Update(self.learner, self.batches.batch, ranks=ranks, **stepping)
         self.launch: Launch = self.update
         self.stopping = False  # whether a rank has to stop: all of them know, at the same number of updates
@@ -328,12 +345,14 @@ class Run:
             figures: dict[str, Any] = {}
             if checking:
                 with self.update.kept_policy():
-                    measured = self.held_out, self.environment, self.data.play
+                    measured = self.held_out, self.environment, self.others, self.data.play
                     figures = measure(self.learner, config, *measured, state.update, self.ranks, self.recall)
             self._tick()
             state.loss, state.losses, state.summed = sum(losses.values()) if losses else None, losses, 0
             self.update.forget_losses()
-            state.metrics_bytes = self.folder.append(self._row(figures))
+            row = self._row(figures)
+            state.metrics_bytes = self.folder.append(row)
+            self.track(row)
             if checking and decide(state, config, figures, self.bound):
                 self.best = {name: tensor.clone() for name, tensor in self.update.policy_state().items()}
             self._report()
@@ -491,8 +510,12 @@ def _resolved(options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: 
     if options["memory_limit"] is not None:
         asked["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     file, stored = options["config"], folder.config() if options["resume"] else None
+    agent, asked["until_return"] = target_of(options["until_return"])
     named: dict[str, Any] = {"algorithm": algorithm, "network": network_named(options["network"])}
     wanted = resolve_config(asked, file=file, stored=stored, plugins=options["plugins"], **named)
+    if agent not in (None, wanted.agent):
+        what = f"the target is for agent {agent}, and {wanted.agent or 'no single agent'} learns"
+        raise BadConfig(what, where="--until-return", fix=f"--agent {agent}")
     if stored is not None:
         said = {**({} if file is None else read_config(file)), **{name: one for name, one in asked.items() if one is not None}}
         check_named_again(wanted, said, where=folder.url)
@@ -501,16 +524,6 @@ def _resolved(options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: 
             fix = "leave these options out to resume, or train again with --overwrite"
             raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
-
-
-@contextmanager
-def _environment(spec: EnvironmentSpec) -> Iterator[Environment]:
-    """The environment to measure in; it is closed afterwards whatever happens."""
-    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
-        if environment.agents is not None:
-            fix = "leave out --env; `offline-cli evaluate --env` plays the runs of all agents, --policy AGENT=RUN"
-            raise BadConfig(f"{spec.id} is an environment of several agents", where="--env", fix=fix)
-        yield environment
 
 
 def _own_chance(state: TrainState) -> AbstractContextManager[None]:

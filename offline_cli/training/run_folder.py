@@ -8,6 +8,7 @@
     RUN/metrics.jsonl        one row per `log_every` updates
     RUN/policy.safetensors   the finished run's policy; of one that was interrupted its last checkpoint's
     RUN/curve.png, RUN/result.json
+    RUN/trackers.json        ids of the run in the trackers that follow it; their files: RUN/tensorboard, RUN/wandb, ...
     RUN/.training.lock       only while a trainer is at work, on local disks
 
 Every file but metrics.jsonl on a local disk is put under its name whole: renamed there, one upload to an object store. So a
@@ -28,6 +29,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import filelock
@@ -49,6 +51,7 @@ from offline_cli.policies.run_files import (
     RESULT,
     STATE,
     TENSORS,
+    TRACKERS,
     WEIGHTS,
     check_learned,
     json_bytes,
@@ -67,7 +70,7 @@ __all__ = ["RunFolder"]
 
 LOCK: Final = ".training.lock"
 OURS: Final = b"offline-cli-policy"
-REPLACED: Final = (RESULT, TENSORS, STATE, WEIGHTS, LEARNED, METRICS, CURVE, CONFIG)
+REPLACED: Final = (RESULT, TENSORS, STATE, WEIGHTS, LEARNED, METRICS, CURVE, TRACKERS, CONFIG)
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 SHARE: Final = 0.05  # of the time, that they may take there
 
@@ -141,6 +144,16 @@ class RunFolder:
         """The rows of metrics.jsonl, oldest first. Raises BadData."""
         with self._reading(METRICS):
             return [json_object(line) for line in (whole_file(self._place.join(METRICS)) or b"").splitlines()]
+
+    def trackers(self) -> dict[str, Any]:
+        """The id of this run in each tracker that has followed it. Raises BadData."""
+        with self._reading(TRACKERS):
+            return dict(json_object(whole_file(self._place.join(TRACKERS)) or b"{}"))
+
+    @property
+    def local_path(self) -> Path | None:
+        """Where it is; None: on no local disk."""
+        return Path(self._place.path).absolute() if self._place.is_local else None
 
     # ---- writing ----
 
@@ -233,6 +246,10 @@ class RunFolder:
         self._write(STATE, counters.encode())
         ended = time.monotonic()
         self._next = ended + max(EVERY, (ended - began) / SHARE)
+
+    def keep_trackers(self, ids: Mapping[str, str]) -> None:
+        """Write what `trackers` reads."""
+        self._write(TRACKERS, json_bytes(ids))
 
     def keep_policy(self, weights: Mapping[str, Tensor]) -> None:
         """Write the policy; without a result the run is not finished."""

@@ -19,6 +19,7 @@ from offline_cli.choices import (
     Precision,
     Schedule,
     Share,
+    Tracker,
     Whole,
 )
 from offline_cli.connectors.pipeline_spec import Given
@@ -48,6 +49,7 @@ def train(
     episode_ends: EpisodeEnds | None = None,
     plugins: Sequence[str] = (),
     module_id: str | None = None,
+    agent: str | None = None,
     top_fraction: Share | None = None,
     weight: Mapping[str, float] | Sequence[str] | None = None,
     batch_size: Count | None = None,
@@ -71,9 +73,10 @@ def train(
     set: Mapping[str, Any] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
+    policy: Sequence[str] | None = None,
     updates: Count | None = None,
     epochs: Count | None = None,
-    until_return: float | None = None,
+    until_return: float | str | None = None,
     patience: Count | None = None,
     val_fraction: OpenShare | None = None,
     max_val_loss: float | None = None,
@@ -81,8 +84,10 @@ def train(
     eval_every: Count | None = None,
     eval_episodes: Count | None = None,
     checkpoint_every: Count | None = None,
+    track: Sequence[Tracker] | None = None,
     device: Device | None = None,
     precision: Precision | None = None,
+    compile: bool | None = None,
     streaming: bool | None = None,
     memory_limit: int | str | None = None,
     temp_dir: str | os.PathLike[str] | None = None,
@@ -111,16 +116,21 @@ def train(
     bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
     `weight`, `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
 
+    In a game of several agents `agent` learns, from its own episodes, and is checked beside others that play by `policy`, texts
+    `AGENT=POLICY`, else at random; returns are its own, and `until_return` may say so: "hunter=3". `track`: names of trackers
+    that get each row of metrics.jsonl. `compile`: compute losses by torch.compile.
+
     With `streaming`, steps are kept on disk, in `temp_dir`; their order is the same. What `config` or
     `pipeline` names is imported without `plugins`. `command`: not used here.
 
-    Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box actions
-    of unknown scale; episodes of several modules, or none of `module_id`; resuming with other settings, data or pipelines), and
-    before any data is read for pipelines that are wrong or do not fit; SpaceMismatch; UnknownEnvironment; MissingPackage;
-    MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises on the data; BadData where the
-    environment raises, or a piece beside it; Diverged; Interrupted, with all saved and a policy to play; StorageError, which
-    says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within the bound, or the kept
-    policy's held-out loss or accuracy is beyond `max_val_loss` or `min_accuracy` (the best policy is kept all the same).
+    Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box
+    actions of unknown scale; episodes of several modules, none of `module_id`, or none of `agent`; resuming with other
+    settings, data or pipelines), and before any data is read for pipelines that are wrong or do not fit; SpaceMismatch;
+    UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises
+    on the data; BadData where the environment raises, or a piece beside it; Diverged; Interrupted, with all saved and a policy
+    to play; StorageError, which says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within
+    the bound, or the kept policy's held-out loss or accuracy is beyond `max_val_loss` or `min_accuracy` (the best policy is
+    kept all the same).
     """
     options = dict(locals())
     table = dict(set or {})
@@ -146,6 +156,7 @@ def train_bc(
     episode_ends: EpisodeEnds | None = None,
     plugins: Sequence[str] = (),
     module_id: str | None = None,
+    agent: str | None = None,
     batch_size: Count | None = None,
     lr: Positive | None = None,
     seed: Whole | None = None,
@@ -155,9 +166,10 @@ def train_bc(
     pipeline: Given = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
+    policy: Sequence[str] | None = None,
     updates: Count | None = None,
     epochs: Count | None = None,
-    until_return: float | None = None,
+    until_return: float | str | None = None,
     patience: Count | None = None,
     val_fraction: OpenShare | None = None,
     max_val_loss: float | None = None,
@@ -165,8 +177,10 @@ def train_bc(
     eval_every: Count | None = None,
     eval_episodes: Count | None = None,
     checkpoint_every: Count | None = None,
+    track: Sequence[Tracker] | None = None,
     device: Device | None = None,
     precision: Precision | None = None,
+    compile: bool | None = None,
     streaming: bool | None = None,
     memory_limit: int | str | None = None,
     temp_dir: str | os.PathLike[str] | None = None,

@@ -41,6 +41,7 @@ from offline_cli.applying.learner_batches import (
     learner_columns,
     learner_spaces,
     nothing_left,
+    of_one_agent,
     of_one_module,
     with_steps,
 )
@@ -102,10 +103,10 @@ def load_data(
     take memory.
 
     Raises what `read_episodes` raises, NoData where no episode has steps, BadData outside the spaces; BadConfig for an unknown
-    scale of Box actions, where the memory limit does not do, and for episodes of several modules of which `module_id` names
-    none. Before the data is read: SpaceMismatch where the policy could not play in `environment` or a piece cannot take the
-    spaces, BadConfig where either pipeline is wrong, or cannot stream; after that BadPiece for what a piece raises, or a state
-    that cannot be saved; StorageError where the disk is full.
+    scale of Box actions, where the memory limit does not do, for episodes of several modules of which `module_id` names none,
+    and for none of the agent. Before the data is read: SpaceMismatch where the policy could not play in `environment` or a
+    piece cannot take the spaces, BadConfig where either pipeline is wrong, or cannot stream; after that BadPiece for what a
+    piece raises, or a state that cannot be saved; StorageError where the disk is full.
     """
     setup, temp_dir, episode_limit, resident = setup or Setup.of(config), tables.temp_dir, None, 0
     if config.streaming:
@@ -121,6 +122,7 @@ def load_data(
         sources,
         from_=from_,
         env=None if environment is None else environment.spec,
+        env_spaces=None if environment is None else (environment.observation_space, environment.action_space),
         action_scale=config.action_scale,
         tables=tables,
         episode_limit=episode_limit,
@@ -277,8 +279,10 @@ class Recorded:
             stream = held.enter(self._opened.pop() if self._opened else self._open())
             numbers = {} if self._weights is None else self._weights.by_location(stream.locations)
             self._modules, self._of_sources = Counter(), []
-            batches = filter(len, map(with_steps, self._data.rewarded(stream)))
-            for batch in of_one_module(batches, self._module_id, where=where, seen=self._modules):
+            agent = self._data.config.agent
+            batches = filter(len, map(with_steps, of_one_agent(self._data.rewarded(stream), agent, where=where)))
+            of = where if agent is None else f"{where}, agent {agent}"
+            for batch in of_one_module(batches, self._module_id, where=of, seen=self._modules):
                 count += len(batch)
                 if self._chosen is not None:
                     batch = batch.select(np.flatnonzero(self._chosen[count - len(batch) : count]))

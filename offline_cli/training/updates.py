@@ -2,7 +2,8 @@
 
 On a GPU the update is captured as CUDA graphs: the same code on the same static batch. Capturing warms up first, as CUDA
 libraries need, and puts back every tensor that warming up has changed, so that a captured run starts from the same numbers.
-Groups that are stepped in every update, or in each k-th, are graphs of their own.
+Groups that are stepped in every update, or in each k-th, are graphs of their own. With `--compile` their losses are what
+torch.compile makes of them.
 
 Decision: the moving average of weights is a `lerp_` of ours. `swa_utils.AveragedModel` reads its counter back in each step,
 which waits for the GPU, and cannot be captured. `LambdaLR` counts its own steps; here the number of the update says all.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,12 +23,12 @@ import torch
 from torch import Tensor
 
 from offline_cli.engines.ranks import ALONE, Ranks
-from offline_cli.errors import BadConfig
+from offline_cli.errors import BadConfig, MissingPackage
 from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import checking_features
 from offline_cli.plugins import plugin_behind
 from offline_cli.policies.run_files import MODULES, OF_POLICY, STEPPED, prefixed
-from offline_cli.training.algorithms.algorithm import Group
+from offline_cli.training.algorithms.algorithm import Batch, Group
 from offline_cli.training.learner import Learner
 
 __all__ = ["Update", "captured", "rate_factor"]
@@ -34,6 +36,8 @@ __all__ = ["Update", "captured", "rate_factor"]
 BETAS = (0.9, 0.999)
 WARM_UPS = 3
 UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # what wraps it imports torch's compiler: 60 MB and a second
+LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # random numbers are torch's, which checkpoints keep
+NO_COMPILER = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler")
 SHORTAGE = ("allocat", "out of memory")  # words of errors that are of the machine
 
 Launch = Callable[[int], None]
@@ -48,6 +52,7 @@ class GroupStep:
 
     def __init__(self, update: Update, group: Group, *, lr: float, weight_decay: float, ema: float | None) -> None:
         self.update, self.group, self._ema = update, group, ema
+        self.loss = torch.compile(group.loss, options=LIKE_EAGER) if update.compile else group.loss
         named = update.learner.parameters_of(group)
         self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
         self.device = self.parameters[0].device
@@ -64,9 +69,9 @@ class GroupStep:
         self._inputs = None if len(update.learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
         self._told: Tensor | None = None  # by all ranks, with the last step: losses, and whether one of them is to stop
 
-    def _losses(self) -> tuple[Mapping[str, Tensor], Tensor]:
+    def _losses(self, loss: Callable[[Batch], Mapping[str, Tensor]]) -> tuple[Mapping[str, Tensor], Tensor]:
         with autocast(self.device, self.update.precision):
-            losses = self.group.loss(self.update.batch)
+            losses = loss(self.update.batch)
             if not isinstance(losses, Mapping) or losses.keys() != self.sums.keys():
                 given = list(losses) if isinstance(losses, Mapping) else f"a {type(losses).__name__}"
                 what = f"announces the losses {list(self.sums)} of a group, and gives {given}"
@@ -81,7 +86,7 @@ class GroupStep:
     def __call__(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
-        losses, total = self._losses()
+        losses, total = self._losses(self.loss)
         total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for parameter in self.parameters:
             if parameter.grad is None:  # the loss does not depend on it in this step
@@ -127,7 +132,7 @@ class GroupStep:
 
     def check(self) -> None:
         """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
-        losses, total = self._losses()
+        losses, total = self._losses(self.group.loss)
         try:
             if not all(loss.shape == () for loss in losses.values()):
                 raise RuntimeError(f"shapes { ({name: tuple(loss.shape) for name, loss in losses.items()}) }")
@@ -137,6 +142,24 @@ class GroupStep:
                 raise
             fix = 'scalars with a gradient: torch.dot(rows, batch["weights"]), without .item(), detach() or in-place operations'
             raise self._wrong(f"has losses {list(losses)} that cannot be minimised: {err}", fix) from err
+        finally:
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def check_compiles(self) -> None:
+        """Compile the losses and their gradients. Raises MissingPackage without a compiler, BadConfig where torch cannot."""
+        try:
+            _, total = self._losses(self.loss)
+            total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        except Exception as err:  # without compiling they were computed a moment ago
+            said = "".join(traceback.format_exception(err))
+            if any(word in said.lower() for word in SHORTAGE):
+                raise
+            if any(name in said for name in NO_COMPILER):
+                fix = "install g++ or clang++ (CXX names another one), on a GPU triton; or leave out --compile"
+                raise MissingPackage("torch finds no compiler that works", where="--compile", fix=fix) from err
+            what = f"torch.compile cannot compile the losses {list(self.sums)}: {err}"
+            raise BadConfig(what, where="--compile", fix="leave out --compile") from err
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
@@ -167,12 +190,14 @@ class Update:
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
         ema: float | None = None,
+        compile: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
         """`clip_norm`: the longest gradient of a group, all its parameters as one vector. `ema`: decay of a moving average of
-        the policy's weights; None: there is none.
+        the policy's weights; None: there is none. `compile`: compute losses by what torch.compile makes of them.
         """
         self.learner, self.batch, self.precision, self.clip_norm, self.ranks = learner, batch, precision, clip_norm, ranks
+        self.compile = compile
         self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
         own = {id(parameter): name for name, parameter in learner.policy.named_parameters()}
         self._averages: dict[str, Tensor] = {}  # of the policy's parameters, by name
@@ -199,13 +224,18 @@ class Update:
             step.lr.fill_(step.rate * factor)
 
     def check(self) -> None:
-        """Raise BadConfig for losses that cannot be minimised, and features that a network gives in another form than it says.
+        """Raise BadConfig for losses that cannot be minimised, and features that a network gives in another form than it says;
+        and what `GroupStep.check_compiles` raises, if they are compiled.
 
         Once before training, so that updates need not look. Modules stay as they are; random numbers are drawn.
         """
         with unchanged([*self.learner.others().values()]), checking_features(self.learner.whole):
             for step in self.steps:
                 step.check()
+        if self.compile:
+            with unchanged([*self.learner.others().values()]):
+                for step in self.steps:
+                    step.check_compiles()
 
     def stopped(self, number: int) -> bool:
         """Whether a rank had to stop in update `number`, counted from 0; the same answer for all of them."""

@@ -162,3 +162,44 @@ class Unlike(Walkers):
 def first_legal(observation):
     """The first action that the mask of a classic game of PettingZoo allows."""
     return int(np.argmax(observation["action_mask"]))
+
+
+class Seesaw(ParallelEnv):
+    """Four steps; a reward of `rider` is what `mate` does, and one of `mate` is 100."""
+
+    metadata = {"name": "seesaw_v0"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.possible_agents = ["rider", "mate"]
+        self.agents: list[str] = []
+
+    def observation_space(self, agent):
+        return spaces.Box(-1.0, 1.0, (2 if agent == "rider" else 3,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2 if agent == "rider" else 4)
+
+    def _see(self):
+        sizes = {"rider": 2, "mate": 3}
+        return {agent: self.rng.uniform(-1, 1, sizes[agent]).astype(np.float32) for agent in self.possible_agents}
+
+    def reset(self, seed=None, options=None):
+        self.rng, self.t, self.agents = np.random.default_rng(seed), 0, list(self.possible_agents)
+        return self._see(), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.t += 1
+        acted, over = list(self.agents), self.t == 4
+        self.agents = [] if over else acted
+        rewards = {"rider": float(actions["mate"]), "mate": 100.0}
+        return self._see(), rewards, dict.fromkeys(acted, over), dict.fromkeys(acted, False), {agent: {} for agent in acted}
+
+
+def push(observation):
+    """For the mate of a Seesaw: three points for the rider."""
+    return 3
+
+
+def balance(observation):
+    """For the rider: the sign of what it sees first."""
+    return int(observation[0] > 0)

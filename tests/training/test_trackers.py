@@ -1,0 +1,187 @@
+"""`--track`: what goes to metrics.jsonl goes to trackers too. Their packages are stand-ins (tests/support/fake_trackers.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_trackers import TRACKERS, Kept
+from signal_at import signal_at
+
+from offline_cli.errors import BadConfig, Interrupted, MissingPackage, OfflineCliError
+from offline_cli.training.train import train_bc
+
+Write = Callable[..., Path]
+CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
+OPTIONS: dict[str, Any] = {"updates": 40, "val_fraction": 0.25, "eval_every": 15}
+EACH = pytest.mark.parametrize("name", TRACKERS)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    return tmp_path / "c.toml"
+
+
+def figures(run: Path) -> dict[int, dict[str, float]]:
+    """The rows of metrics.jsonl, by update."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["update"]: {key: one for key, one in row.items() if key != "update" and one is not None} for row in rows}
+
+
+@EACH
+def test_a_tracker_gets_every_row_by_its_update_and_the_configuration_once(
+    name: str, kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    train_bc(write_dataset(), tmp_path / "run", config=config, track=[name], **OPTIONS)
+    told = kept[name]
+    assert told.rows == figures(tmp_path / "run")
+    assert {"loss", "val_loss"} <= told.rows[40].keys()
+    assert [str(one["batch_size"]) for one in told.configs] == ["32"]
+    assert len(told.closed) == 1
+    assert not any(other.opened for key, other in kept.items() if key != name)
+
+
+def test_trackers_keep_all_below_the_run_folder_and_use_no_network(
+    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train_bc(write_dataset(), run, config=config, track=TRACKERS, updates=3)
+    assert kept["tensorboard"].opened[0]["log_dir"] == str(run / "tensorboard")
+    assert (kept["wandb"].opened[0]["mode"], kept["wandb"].opened[0]["dir"]) == ("offline", str(run))
+    assert kept["mlflow"].opened[0]["uri"] == f"sqlite:///{run / 'mlflow' / 'mlflow.db'}"
+    assert os.environ["TRACKIO_DIR"] == str(run / "trackio")
+
+
+def test_environment_variables_of_the_user_win(
+    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = {"WANDB_MODE": "online", "WANDB_PROJECT": "walking", "MLFLOW_TRACKING_URI": "http://mlflow:5000"}
+    for name, value in {**mine, "TRACKIO_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    train_bc(write_dataset(), tmp_path / "run", config=config, track=TRACKERS, updates=3)
+    assert (kept["wandb"].opened[0]["mode"], kept["wandb"].opened[0]["project"]) == ("online", "walking")
+    assert kept["mlflow"].opened[0]["uri"] == "http://mlflow:5000"
+    assert os.environ["TRACKIO_DIR"] == str(tmp_path)
+
+
+@EACH
+def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(
+    name: str, kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data, run, told = write_dataset(), tmp_path / "run", kept[name]
+    with pytest.raises(Interrupted):
+        train_bc(data, run, config=config, track=[name], on_progress=signal_at(21), **OPTIONS)
+    assert len(told.closed) == 1
+    train_bc(data, run, resume=True)
+    assert told.rows == figures(run)
+    assert (len(told.ids), len(set(told.ids)), len(told.configs), len(told.closed)) == (2, 1, 1, 2)
+
+
+def test_tensorboard_hides_what_a_resumed_run_logs_again(
+    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data = write_dataset()
+    train_bc(data, tmp_path / "run", config=config, track=["tensorboard"], updates=10)
+    train_bc(data, tmp_path / "run", resume=True, updates=20)
+    assert [one["purge_step"] for one in kept["tensorboard"].opened] == [0, 10]
+
+
+def test_a_run_that_is_replaced_is_another_run_of_the_tracker(
+    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data = write_dataset()
+    for _ in range(2):
+        train_bc(data, tmp_path / "run", config=config, track=["wandb"], updates=3, overwrite=True)
+    assert len(set(kept["wandb"].ids)) == len(kept["wandb"].configs) == 2
+
+
+def test_a_resumed_run_may_be_tracked_from_then_on(
+    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data, run = write_dataset(), tmp_path / "run"
+    train_bc(data, run, config=config, updates=10)
+    train_bc(data, run, resume=True, updates=20, track=["mlflow"])
+    assert min(kept["mlflow"].rows) >= 10
+    assert len(kept["mlflow"].configs) == 1
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_what_to_install(
+    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingPackage) as caught:
+        train_bc(write_dataset(), tmp_path / "run", config=config, track=["wandb"], updates=3)
+    assert (caught.value.exit_code, caught.value.fix) == (6, "pip install 'offline-cli[wandb]'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_called_like_a_tracker_is_not_its_package(
+    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "trackio").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    with pytest.raises(MissingPackage):
+        train_bc(write_dataset(), tmp_path / "run", config=config, track=["trackio"], updates=3)
+
+
+@pytest.mark.parametrize("fails", ["open", "log", "close"])
+@EACH
+def test_a_tracker_that_fails_is_one_warning_and_training_goes_on(
+    name: str,
+    fails: str,
+    kept: dict[str, Kept],
+    write_dataset: Write,
+    config: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept[name].fails = fails
+    other = "wandb" if name != "wandb" else "trackio"
+    result = train_bc(write_dataset(), tmp_path / "run", config=config, track=[name, other], **OPTIONS)
+    assert result.updates == 40
+    assert [name in text for text in caplog.messages if text.startswith("warning")] == [True]
+    assert kept[other].rows == figures(tmp_path / "run")
+    assert len(kept[name].closed) == (fails != "open")
+
+
+def test_trackers_are_closed_where_the_run_fails(
+    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OfflineCliError):
+        train_bc(write_dataset(), tmp_path / "run", config=config, track=TRACKERS, env="Failing-v0", updates=40)
+    ends = {name: one.closed for name, one in kept.items()}
+    assert ends == {"tensorboard": ["closed"], "wandb": [1], "mlflow": ["FAILED"], "trackio": [0]}
+
+
+def test_a_run_folder_in_a_bucket_is_not_tracked(kept: dict[str, Kept], write_dataset: Write, config: Path) -> None:
+    with pytest.raises(BadConfig) as caught:
+        train_bc(write_dataset(), "memory://runs/tracked", config=config, track=["wandb"], updates=3)
+    assert caught.value.where == "--track"
+    assert not kept["wandb"].opened
+
+
+WANDB = """
+import os
+def init(**given):
+    with open(os.environ["TOLD"], "a") as told:
+        told.write(os.environ["RANK"])
+    return type("Run", (), {"log": lambda *args, **given: None, "finish": lambda *args, **given: None})()
+"""
+
+
+@pytest.mark.integration
+def test_of_several_processes_the_first_one_tracks(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text(WANDB)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "offline_cli"]
+    options = ["--out", str(tmp_path / "run"), "--config", str(config), "--updates", "3", "--track", "wandb"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "TOLD": str(tmp_path / "told"), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*torchrun, "train-bc", str(write_dataset()), *options], env=environment, check=True, timeout=240)
+    assert (tmp_path / "told").read_text() == "0"
