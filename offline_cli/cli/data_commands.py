@@ -260,12 +260,11 @@ def validate(
 
 @command(
     takes=(o.environment, o.stored, o.common),
-    most_used=("drop_broken", "keep", "force_unlock", "dry_run", "env", "as_json"),
+    most_used=("drop_broken", "force_unlock", "dry_run", "env", "as_json"),
     examples=(
         "offline-cli repair dataset --dry-run",
         "offline-cli repair s3://bucket/dataset",
         "offline-cli repair dataset --drop-broken",
-        "offline-cli repair dataset --keep old",
     ),
     keys=("out", "episodes", "steps", "shards", "adopted", "dropped"),
 )
@@ -275,14 +274,6 @@ def repair(
     drop_broken: Annotated[
         bool, o.data("--drop-broken", help="Leave out shards that are missing, unreadable, or not of the manifest's sha256.")
     ] = False,
-    keep: Annotated[
-        str | None,
-        o.data(
-            help="Which of two generations to keep where a dataset was being overwritten: the 8 hex digits in the names of "
-            "its shards, old or new.",
-            metavar="old|new|GENERATION",
-        ),
-    ] = None,
     force_unlock: Annotated[
         bool,
         o.data("--force-unlock", help="Remove the writer's lock, _writing.json, and do nothing else; not while it is at work."),

@@ -24,27 +24,31 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offline_cli.datasets.episode_rows import EpisodeRows
 from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
 from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
-from offline_cli.datasets.reading import Rows, ShardReader
+from offline_cli.datasets.row_format import FIX, RowFormat, Rows
+from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData, MissingPackage, NoData, StorageError, StorageNotFound, Uncommitted, UsageError
-from offline_cli.parquet.bounds import MEMORY_LIMIT
+from offline_cli.parquet.opening import MEMORY_LIMIT
 from offline_cli.parquet.shards import OpenShard, opened
 from offline_cli.scopes import Reading, Scope
+from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.tally import Tally
 
 if TYPE_CHECKING:
     import polars
 
     from offline_cli.training import torch_datasets
 
-__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset"]
+__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset", "row_format"]
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
@@ -52,7 +56,6 @@ TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
 KEPT: Final = 4  # row groups, of some 8 MiB or one episode each
 Per = Literal["step", "episode"]
 T = TypeVar("T")
-FIX: Final = "write the dataset again from its source"
 INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-left-out"})
 """Keys of a manifest's provenance and assumptions, one of which a dataset that is not complete has."""
 
@@ -129,7 +132,7 @@ class Dataset:
         reader = self._reader(columns, target_steps, memory_limit)
         return Reading(lambda scope: self._batches(reader, scope))
 
-    def _batches(self, reader: ShardReader, scope: Scope) -> Iterator[EpisodeBatch]:
+    def _batches(self, reader: RowFormat, scope: Scope) -> Iterator[EpisodeBatch]:
         ends = {"terminated": 0, "truncated": 0}
 
         def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[EpisodeBatch]:
@@ -154,7 +157,7 @@ class Dataset:
 
         def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Rows]:
             episodes = 0
-            for rows in reader.rows(file, place):
+            for rows in reader.read_rows(file, place):
                 episodes += len(rows.starts) - 1
                 yield rows
             self._check_count(shard, "episodes", episodes)
@@ -170,7 +173,7 @@ class Dataset:
         reader = self._reader(None, 1, memory_limit)
 
         def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Any]:
-            table = reader.plain(file, place, returns=returns, agents=agents)
+            table = reader.read_plain(file, place, returns=returns, agents=agents)
             self._check_count(shard, "episodes", table.num_rows)
             yield table
 
@@ -201,10 +204,11 @@ class Dataset:
 
     def _reader(
         self, columns: Sequence[str] | None = None, target_steps: int = 1, memory_limit: int = MEMORY_LIMIT
-    ) -> ShardReader:
+    ) -> RowFormat:
         found = self.manifest
-        spaces, declared = (found.observation_space, found.action_space), not found.spaces_inferred
-        return ShardReader(found.format, *spaces, columns, target_steps, declared=declared, memory_limit=memory_limit)
+        options = {"keep": columns, "target_steps": target_steps, "memory_limit": memory_limit}
+        declared = not found.spaces_inferred
+        return row_format(found.format, found.observation_space, found.action_space, declared=declared, **options)
 
     # ---- as a sequence ----
 
@@ -261,18 +265,18 @@ class Dataset:
         with self._told_if_replaced(shard), kept.lock, ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
             if place.url not in kept.starts:
-                kept.starts[place.url] = reader.starts(file(), place), row_group_ends(file())
+                kept.starts[place.url] = reader.read_starts(file(), place), row_group_ends(file())
             starts, ends = kept.starts[place.url]
             self._check_count(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
             rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            tables = [kept.table(place.url, one, lambda one: reader.table(file(), place, one)) for one in groups.tolist()]
+            tables = [kept.table(place.url, one, lambda one: reader.read_group(file(), place, one)) for one in groups.tolist()]
             sizes = np.array([table.num_rows for table in tables])
             moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
-            return list(reader.decoded(Rows(table, begins), rows, place))
+            return list(reader.batches(Rows(table, begins), rows, where=place.url))
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -362,6 +366,22 @@ class Dataset:
         return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
 
 
+def row_format(
+    name: str, observation_space: Space | None, action_space: Space | None, tally: Tally | None = None, **options: Any
+) -> RowFormat:
+    """The format of that name: `episodes`, or `columns`; `options`: see RowFormat. Raises UsageError for another, and for
+    columns without both spaces.
+    """
+    if name == EpisodeRows.name:
+        return EpisodeRows(observation_space, action_space, tally, **options)
+    if name != StepRows.name:
+        raise UsageError(f"no format {name!r}", where="format", fix="episodes or columns")
+    if observation_space is None or action_space is None:
+        fix = "give observation_space and action_space, or format='episodes'"
+        raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
+    return StepRows(observation_space, action_space, tally, **options)
+
+
 class RowGroups:
     """Where shards have their episodes and row groups, and the last few groups that were read. It is pickled without them."""
 
@@ -416,5 +436,5 @@ def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
         return Uncommitted(what, where=folder.url, fix=fix)
     fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if has_manifest:
-        fix += "; or offline-cli repair --keep old to go back to the dataset as it was before"
+        fix = "run the same command again with --resume, or go back to the dataset as it was before with offline-cli repair"
     return Uncommitted(what, where=folder.url, fix=fix)

@@ -11,7 +11,6 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from dataclasses import field as plain_field
 from functools import cache
@@ -50,7 +49,6 @@ __all__ = [
     "Statistics",
     "manifest_schema",
     "now",
-    "valid_parts",
     "with_defaults",
 ]
 
@@ -268,17 +266,6 @@ class Manifest:
 @cache
 def _adapter() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
-
-
-def valid_parts(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Those parts of a document, of these names, that a manifest may have as they are."""
-    fields, found = Manifest.__pydantic_fields__, dict[str, Any]()  # type: ignore[attr-defined]
-    for name in document.keys() & names:
-        kind = fields[name].annotation
-        kind = Annotated[(kind, *fields[name].metadata)] if fields[name].metadata else kind
-        with suppress(pydantic.ValidationError):
-            found[name] = TypeAdapter(kind).validate_python(document[name])
-    return found
 
 
 def manifest_schema() -> dict[str, Any]:

@@ -35,7 +35,7 @@ from offline_cli.datasets.file_names import (
     quarantine_name,
 )
 from offline_cli.errors import OutputExists
-from offline_cli.parquet.shard_writing import ShardWriter
+from offline_cli.parquet.writing import ShardWriter
 from offline_cli.storage.local_files import sync_bytes, sync_names
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file

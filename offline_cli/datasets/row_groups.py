@@ -20,7 +20,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import UsageError
-from offline_cli.parquet.shard_writing import BLOCK_BYTES
+from offline_cli.parquet.writing import BLOCK_BYTES
 from offline_cli.trees import Tree, leaves
 
 __all__ = [

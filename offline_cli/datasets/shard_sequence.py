@@ -14,11 +14,11 @@ from typing import Any
 from offline_cli.columns import Columns
 from offline_cli.datasets.file_names import DATA, shard_name
 from offline_cli.datasets.manifest import Shard
-from offline_cli.datasets.reading import RowFormat, ShardReader
+from offline_cli.datasets.row_format import RowFormat
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.parquet.shard_writing import ShardWriter
 from offline_cli.parquet.shards import fingerprint, opened
+from offline_cli.parquet.writing import ShardWriter
 from offline_cli.storage.locations import Location
 
 __all__ = ["Adopted", "ShardSequence", "adopt"]
@@ -78,7 +78,6 @@ class Adopted:
 
 def adopt(
     place: Location,
-    reader: ShardReader,
     rows: RowFormat,
     statistics: EpisodeStatistics,
     see: Callable[[EpisodeBatch], None] | None = None,
@@ -90,9 +89,9 @@ def adopt(
     size, digest = fingerprint(place)
     with opened(place, size=size) as file:
         rows.adopt(file.schema_arrow)
-        table = reader.plain(file, place, agents=False)
+        table = rows.read_plain(file, place, agents=False)
         if see is not None:
-            for batch in reader.read(file, place):
+            for batch in rows.read(file, place):
                 see(batch)
         statistics.add_plain(table)
         ids, steps = table.column(Columns.EPS_ID).to_pylist(), sum(table.column(Columns.LENGTH).to_pylist())

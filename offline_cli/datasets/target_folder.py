@@ -36,8 +36,7 @@ from offline_cli.datasets.ownership import (
 )
 from offline_cli.errors import BadData, Locked, NoData, OutputExists, StorageError, StorageNotFound, Uncommitted, UsageError
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import whole_file
-from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.staging import open_uploads, whole_file
 
 __all__ = ["REPAIRED_FIX", "TargetFolder", "check_apart", "check_base", "check_target", "dataset_to_append_to", "exclusive"]
 

@@ -1,4 +1,4 @@
-"""One Parquet file, read row group by row group (`shard_writing.py` writes them).
+"""One Parquet file, read row group by row group (`writing.py` writes them).
 
 Every page carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be read as
 another value. Whatever the Parquet reader raises on a broken or hostile file becomes BadData that names the shard. The sha256
@@ -8,7 +8,7 @@ places.
 Arrow's own threads, which fetch column chunks and decode them, release a Python file some time after the caller has its result.
 A thread that does so while the interpreter shuts down is killed in the middle of C++, and that aborts the process (`terminate
 called without an active exception`). So Arrow opens files of this machine itself (`arrow_file`), and reads any other without
-its threads. Of a remote shard the chunks of a row group are fetched together, and read from memory.
+its threads. Of a remote shard the client reads ahead.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ import io
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
-from fsspec.parquet import AlreadyBufferedFile
-from fsspec.utils import merge_offset_ranges
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound
-from offline_cli.parquet.bounds import MEMORY_LIMIT, READING, check_footer, chunks_of, most_bytes
-from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
+from offline_cli.parquet.opening import (
+    MEMORY_LIMIT,
+    READING,
+    ParquetFile,
+    check_footer,
+    extension_failures,
+    most_bytes,
+    without_objects,
+)
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.timeouts import ReadingPool
 
 __all__ = ["OTHER_SHARD", "OpenShard", "arrow_file", "dropping", "fingerprint", "opened", "read_row_groups", "threads_may_read"]
 
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
 OTHER_SHARD: Final = "shard-hash"  # the code of the problem
 SMALL: Final = 8 << 20  # bytes of a remote file that is fetched at once
-GAP: Final = 256 << 10  # bytes between two chunks that are fetched rather than skipped
 CHUNK: Final = 4 << 20  # bytes that are hashed at once
 
 
@@ -117,63 +118,22 @@ def read_row_groups(
     columns: Sequence[str] | None = None,
     memory_limit: int = MEMORY_LIMIT,
     groups: Sequence[int] | None = None,
-    pool: ReadingPool | None = None,
 ) -> Iterator[Any]:
     """The pa.Table of each row group of an opened shard of ours, in order; None: of all. Raises BadData, StorageError,
     MemoryLimitExceeded.
-
-    `pool`: one of its threads reads the next row group while the caller has the one before.
     """
-    numbers = iter(range(file.num_row_groups) if groups is None else groups)
 
     def read(group: int) -> Any:
         with _parquet_failures(location):
-            part = file if file.is_threaded else _fetched(file, location, group, columns)
-            source = nullcontext(file.stream if part is file else part.source)
-            enough = memory_limit // READING
+            source, enough = nullcontext(file.stream), memory_limit // READING
             taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=enough, exact=True)
             if taken > memory_limit:
                 needs, limit = f"{taken / 2**20:,.1f} MiB", f"{memory_limit / 2**20:,.1f} MiB"
                 what = f"reading row group {group} may take {needs}, more than the memory limit of {limit}"
                 raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
-            return without_objects(part.read_row_groups([group], columns=columns, use_threads=file.is_threaded))
+            return without_objects(file.read_row_groups([group], columns=columns, use_threads=file.is_threaded))
 
-    if pool is None:
-        yield from map(read, numbers)
-        return
-    coming: Future[Any] | None = None
-    for group in numbers:
-        before, coming = coming, pool.submit(read, group)
-        if before is not None:
-            yield before.result()
-    if coming is not None:
-        yield coming.result()
-
-
-class _Fetched(ParquetFile):
-    """Some column chunks of a Parquet file, in memory."""
-
-    def __init__(self, source: Any, metadata: Any) -> None:
-        super().__init__(source, metadata=metadata, pre_buffer=False)
-        self.source = source
-
-
-def _fetched(file: OpenShard, location: Location, group: int, columns: Sequence[str] | None) -> _Fetched:
-    """The chunks of a row group, fetched together."""
-    starts, ends = [], []
-    for _, chunk in chunks_of(file.metadata, columns, [group]):
-        pages = [chunk.data_page_offset, *([chunk.dictionary_page_offset] if chunk.has_dictionary_page else [])]
-        start = min((page for page in pages if page > 0), default=0)
-        starts.append(start)
-        ends.append(min(file.size, start + chunk.total_compressed_size))
-    if location.is_arrow or not location.is_in_bucket:
-        return _Fetched(file.stream, file.metadata)
-    paths, starts, ends = merge_offset_ranges([location.path] * len(starts), starts, ends, max_gap=GAP)
-    request = partial(location.fs.cat_ranges, paths, starts, ends, on_error="raise")
-    parts = location.ask("reading it", request, moving=sum(ends) - sum(starts))
-    known = {"data": dict(zip(zip(starts, ends, strict=True), parts, strict=True))}
-    source = AlreadyBufferedFile(fs=None, path=location.path, size=file.size, cache_type="parts", cache_options=known)
-    return _Fetched(source, file.metadata)
+    return map(read, range(file.num_row_groups) if groups is None else groups)
 
 
 @contextmanager

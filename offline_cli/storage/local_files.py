@@ -1,4 +1,4 @@
-"""Files of this machine: opening, syncing, and what a dangling link is.
+"""Files of this machine: opening and syncing.
 
 * `open_plain`, `read_plain`: regular files only. Whoever can put a file into a folder can put a named pipe there, or a link to
   a terminal, which blocks its reader forever. Data that is piped in on purpose comes as `-`.
@@ -14,35 +14,14 @@ import os
 import stat
 from typing import BinaryIO, Final
 
-from offline_cli.errors import BadData, StorageNotFound
+from offline_cli.errors import BadData
 
-__all__ = ["PART_PREFIX", "SIGNS", "dangling_link", "not_found", "open_plain", "read_plain", "sync_bytes", "sync_names"]
+__all__ = ["PART_PREFIX", "SIGNS", "open_plain", "read_plain", "sync_bytes", "sync_names"]
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
 UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 KINDS: Final = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
-
-
-def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
-    """The error of a missing place: `what`, unless it or a folder above is a link without its target."""
-    return dangling_link(path) or StorageNotFound(what, where=where, fix=fix)
-
-
-def dangling_link(path: str | os.PathLike[str], *, shown: str = "") -> StorageNotFound | None:
-    """The error that names the link at or above a local path whose target does not exist, and that target; None without one.
-
-    `shown`: the same path as the user wrote it, where that is another spelling.
-    """
-    place = os.fspath(path)
-    if shown and os.path.abspath(shown) == os.path.abspath(place):
-        place = shown
-    while place and place != os.path.dirname(place) and not os.path.islink(place):
-        place = os.path.dirname(place)
-    if not os.path.islink(place) or os.path.exists(place):
-        return None
-    what = f"{place} is a link, and its target {os.readlink(place)} does not exist"
-    return StorageNotFound(what, where=place, fix="bring the target back, or point the link at what is there")
 
 
 def sync_bytes(file: str) -> None:

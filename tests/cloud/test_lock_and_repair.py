@@ -18,8 +18,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, TakenOver
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import create_only
-from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.staging import create_only, open_uploads
 
 pytestmark = pytest.mark.integration
 

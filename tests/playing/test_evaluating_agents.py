@@ -11,6 +11,7 @@ from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch, TargetNotMet
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
+from offline_cli.policies.policy import RandomPolicy, stand_in
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.recording.record import record
@@ -99,7 +100,9 @@ def test_a_policy_between_pieces_learns_and_plays_among_several(data: Path, tmp_
 def test_one_learned_agent_is_checked_in_its_game_beside_the_policies_of_the_others(run: Path) -> None:
     how: dict[str, Any] = {"seed": 0, "purpose": Purpose.EVALUATE, "num_envs": 12}
     with open_environment(WALKERS) as game:
-        checked = play(load_policy(run).module, game, 12, agent="left", others=["*=random"], **how).of_agent("left")
+        assert game.agents is not None
+        others = {agent: RandomPolicy(stand_in(agent, spaces)) for agent, spaces in game.agents.items()}
+        checked = play(load_policy(run).module, game, 12, agent="left", others=others, **how).of_agent("left")
     measured = found("random", policy=[f"left={run}"], num_envs=12)["return_by_agent"]["left"]
     assert (len(checked.returns), checked.mean, checked.std) == (
         measured["games"],
@@ -108,7 +111,7 @@ def test_one_learned_agent_is_checked_in_its_game_beside_the_policies_of_the_oth
     )
 
 
-def test_a_run_is_not_measured_among_several_agents(data: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_measured_among_several_agents_without_saying_which_one_it_learns(data: Path, tmp_path: Path) -> None:
     with pytest.raises(BadConfig) as caught:
         train(data, tmp_path / "run", module_id="left", updates=2, device="cpu", env=WALKERS)
     assert caught.value.where == "--env"

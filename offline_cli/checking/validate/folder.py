@@ -16,11 +16,10 @@ import orjson
 
 from offline_cli.checking.repair import LEFT_OUT
 from offline_cli.checking.validate.findings import Findings
-from offline_cli.datasets.dataset import NOT_FINISHED, Dataset
+from offline_cli.datasets.dataset import NOT_FINISHED, Dataset, row_format
 from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import quarantine_files
-from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.datasets.target_folder import REPAIRED_FIX
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
@@ -33,7 +32,7 @@ from offline_cli.parquet.shards import OTHER_SHARD, fingerprint, opened, read_ro
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location
-from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.staging import open_uploads
 from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder"]
@@ -121,7 +120,7 @@ class OwnFolder:
 
     def _shards(self, manifest: Manifest, *, on_progress: OnProgress) -> None:
         """Find those that are as the manifest has them."""
-        reader = ShardReader(manifest.format, manifest.observation_space, manifest.action_space)
+        reader = row_format(manifest.format, manifest.observation_space, manifest.action_space)
         hashed, total = 0, sum(shard.bytes for shard in manifest.shards)
         for shard in manifest.shards:
             check()

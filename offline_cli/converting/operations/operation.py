@@ -47,8 +47,7 @@ from offline_cli.converting.open_episode import changed
 from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.reading import Rows
-from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA
+from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, Rows
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, RowFormat, Rows, differing_columns
+from offline_cli.datasets.row_format import FIX, OF_AGENTS, PLAIN_SCHEMA, RowFormat, Rows, differing_columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
 from offline_cli.episodes.fit import check_shapes
@@ -26,7 +26,6 @@ from offline_cli.tally import Rejects, Tally
 
 __all__ = ["EPISODE_SCHEMA", "EpisodeRows"]
 
-FIX: Final = "write the dataset again from its source"
 MAX_BINARY: Final = (1 << 31) - 1  # bytes in one array
 EPISODE_SCHEMA: Final = pa.schema(
     [pa.field(Columns.ITEM, pa.binary()), *(field for field in PLAIN_SCHEMA if field.name not in OF_AGENTS)]
@@ -68,7 +67,7 @@ class EpisodeRows(RowFormat):
         """See RowFormat."""
         return differing_columns(schema, pa.schema([EPISODE_SCHEMA.field(Columns.ITEM)]))
 
-    def columns(self, schema: Any, keep: Sequence[str] | None) -> list[str]:
+    def columns(self, schema: Any) -> list[str]:
         """See RowFormat."""
         return [Columns.ITEM]
 
@@ -80,9 +79,7 @@ class EpisodeRows(RowFormat):
         """See RowFormat: tables as they come."""
         return (Rows(table, np.arange(table.num_rows + 1)) for table in tables)
 
-    def batches(
-        self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str, keep: Sequence[str] | None = None
-    ) -> Iterator[EpisodeBatch]:
+    def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
         """See RowFormat.
 
         The spaces replace those in the bytes, and make tuples of what the bytes hold as lists; where they are `declared`, the
@@ -96,9 +93,9 @@ class EpisodeRows(RowFormat):
             shaped = self._with_spaces(batch, where)
             if self.declared:
                 self._refuse_others(batch, where)
-            if keep is not None:
-                extra = {name: tree for name, tree in shaped.extra.items() if name in keep}
-                shaped = replace(shaped, extra=extra, infos=shaped.infos if Columns.INFOS in keep else None)
+            if self.keep is not None:
+                extra = {name: tree for name, tree in shaped.extra.items() if name in self.keep}
+                shaped = replace(shaped, extra=extra, infos=shaped.infos if Columns.INFOS in self.keep else None)
             yield shaped
 
     def plain(self, rows: Rows, *, where: str) -> Any:
