@@ -40,7 +40,7 @@ from offline_cli.datasets.file_names import (
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
 from offline_cli.datasets.manifest import Environment, Manifest, Shard, now, with_defaults
 from offline_cli.datasets.ownership import free_place, is_own_part, keep_moves, keep_names, numbered, set_aside, shard_files
-from offline_cli.datasets.shard_sequence import Adopted, adopt
+from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, UsageError
@@ -266,9 +266,9 @@ class _Repair:
         told, where = note.options, self.folder.join(WRITING).url
         try:
             spaces = {name: told[name] and space_from_json(told[name], where=where) for name in PARTS[1:3]}
-            environment = told["environment"] and Environment.from_json(told["environment"])
-            more = {"environment": environment, "meanings": Meanings.of(told["meanings"], where)}
-            plain = {name: told[name] for name in ("format", "action_scale", "compression")}
+            environment = told.get("environment") and Environment.from_json(told["environment"])
+            more = {"environment": environment, "meanings": Meanings.of(told.get("meanings", {}), where)}
+            plain = {"format": told["format"], **{name: told[name] for name in ("action_scale", "compression") if name in told}}
         except (KeyError, TypeError, ValueError, BadConfig) as error:
             fix = f"--overwrite, with its command: {note.command}"
             raise BadData("the note of the writer has no readable format or spaces", where=where, fix=fix) from error

@@ -37,8 +37,7 @@ from offline_cli.datasets.lock import APPENDS_TO
 from offline_cli.datasets.manifest import CHANGES, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
-from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes
-from offline_cli.datasets.shard_sequence import ShardSequence, adopt
+from offline_cli.datasets.shards import Block, BlockCutter, ShardSequence, adopt, agents_of, joined_batch, raw_bytes
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, OfflineCliError, StorageError, StorageNotFound, UsageError, causes
 from offline_cli.storage.blanking import blanked
+from offline_cli.storage.local_files import FULL
 from offline_cli.storage.providers import Fault, Provider, known_providers, provider_at
 
 __all__ = ["REQUEST_BYTES", "SECONDS", "ReadingPool", "asked", "no_bucket", "storage_failures", "wait_for"]
@@ -32,7 +33,6 @@ SECONDS: Final = 60.0  # that a request may take by default; clients recover fro
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
 REPORTED: Final = 5.0  # seconds after which a wait is noted
 NOTICED: Final = 0.1  # seconds within which a wait ends that is stopped
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def asked(request: Callable[[], T], url: str, doing: str, seconds: float, option
     try:
         with storage_failures(url, doing):
             return wait_for(request, url, seconds)
-    except (OfflineCliError, Stopped):
+    except (OfflineCliError, Stopped, ImportError):
         raise
     except Exception as err:
         inner = [name for name in options or () if name.endswith("_kwargs")]  # which a client hands on to the library below
@@ -206,4 +206,5 @@ def _fix(url: str) -> str:
 
 
 def _text(err: Exception) -> str:
-    return f"{type(err).__name__}: {blanked(str(err))}" if str(err) else type(err).__name__
+    said = " ".join(str(err).split())
+    return f"{type(err).__name__}: {blanked(said)}" if said else type(err).__name__

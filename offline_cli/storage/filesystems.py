@@ -26,7 +26,6 @@ from pyarrow import fs as arrow_fs
 from offline_cli.errors import MissingPackage, UsageError
 from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.failures import asked, storage_failures
-from offline_cli.storage.local_files import SIGNS
 from offline_cli.storage.providers import CACHE, CACHE_SIZE, HERE, buckets, client_packages, options_for, provider_of
 
 __all__ = ["LocalCopies", "cache_of", "check_url", "filesystem_at", "place_in", "quiet_clients"]
@@ -43,9 +42,6 @@ def filesystem_at(
     """The filesystem of a URL, the path in it, and the URL for people to read. Raises as `open_location` does."""
     if not text:
         raise UsageError("an empty path", where="the path given", fix="name a folder, a file or a URL")
-    if not options and not any(sign in text for sign in SIGNS):
-        fs, path = url_to_fs(text)
-        return fs, str(path), text
     check_url(text)
     scheme, shown, links = get_protocol(text), blanked(text), text.split("::")
     for link in links:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 
+from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -24,7 +25,7 @@ from offline_cli.errors import StorageError, StorageNotFound, UsageError
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.failures import REQUEST_BYTES, SECONDS, asked, no_bucket, storage_failures
 from offline_cli.storage.filesystems import LocalCopies, cache_of, filesystem_at, place_in
-from offline_cli.storage.local_files import open_plain, read_plain, sync_names
+from offline_cli.storage.local_files import SIGNS, open_plain, read_plain, sync_names
 from offline_cli.storage.providers import TIME_LIMIT, Provider, options_for, provider_of
 
 __all__ = ["Location", "Sources", "expand", "open_location"]
@@ -135,6 +136,10 @@ class Location:
                 return self.fs.info(self.path)
             except FileNotFoundError:
                 return None
+            except OSError:
+                if self.is_in_bucket:  # answers to HEAD have no body: another question may get the reason
+                    self.fs.ls(self.path.partition("/")[0], refresh=True)
+                raise
 
         found: Mapping[str, Any] | None = self.record or self.ask("looking it up", request)
         return found
@@ -364,6 +369,8 @@ def open_location(
     if not isinstance(url, (str, os.PathLike)):
         what = f"a place is a path or a URL, not {url!r}"
         raise UsageError(what, where="the path given", fix="name a folder, a file or a URL")
+    if filesystem is None and not storage_options and os.fspath(url) and not any(sign in os.fspath(url) for sign in SIGNS):
+        return Location(*url_to_fs(os.fspath(url)), os.fspath(url))  # a plain path
     limit, cache = _time_limit(storage_options), cache_of(storage_options)
     if filesystem is not None:
         options_for("memory://", storage_options)  # refuses what could only be for a client to be made

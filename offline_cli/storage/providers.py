@@ -136,7 +136,8 @@ _AZURE: Final = Provider(
     codes=_by_code(
         {
             Fault.NO_BUCKET: "ContainerNotFound ContainerBeingDeleted",
-            Fault.NO_CREDENTIALS: "CredentialUnavailableError ClientAuthenticationError",
+            Fault.NO_CREDENTIALS: "CredentialUnavailableError",
+            Fault.DENIED: "ClientAuthenticationError",
             Fault.UNREACHABLE: "ServiceRequestError",
         }
     ),

@@ -45,10 +45,10 @@ class Answer:
 
 
 ANSWERS = [
-    Answer("s3", 403, "InvalidAccessKeyId", "The key Id does not exist in our records.", "denied", "credentials"),
-    Answer("s3", 403, "SignatureDoesNotMatch", "The signature does not match.", "denied", "credentials"),
-    Answer("s3", 400, "ExpiredToken", "The provided token has expired.", "failed", "credentials"),
-    Answer("s3", 403, "AccessDenied", "Access Denied", "denied", "permissions"),
+    Answer("s3", 403, "InvalidAccessKeyId", "The key Id does not exist in our records.", "access was denied", "credentials"),
+    Answer("s3", 403, "SignatureDoesNotMatch", "The signature does not match.", "access was denied", "credentials"),
+    Answer("s3", 400, "ExpiredToken", "The provided token has expired.", "token has expired", "credentials"),
+    Answer("s3", 403, "AccessDenied", "Access Denied", "access was denied", "permissions"),
     Answer("gs", 401, "", "Anonymous caller does not have storage.objects.get access", "access was denied", "GOOGLE_APPL"),
     Answer("gs", 403, "", "me@x.iam does not have storage.objects.list access", "failed", "GOOGLE_APPL"),
     Answer("az", 403, "AuthenticationFailed", "Server failed to authenticate the request.", "access was denied", "AZURE_"),
