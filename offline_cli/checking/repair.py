@@ -39,7 +39,7 @@ from offline_cli.datasets.file_names import (
 )
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
 from offline_cli.datasets.manifest import Environment, Manifest, Shard, now, with_defaults
-from offline_cli.datasets.ownership import free_place, is_own_part, keep_moves, keep_names, numbered, set_aside, shard_files
+from offline_cli.datasets.ownership import free_place, is_own_part, keep_names, numbered, set_aside, shard_files
 from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
@@ -267,12 +267,16 @@ class _Repair:
         try:
             spaces = {name: told[name] and space_from_json(told[name], where=where) for name in PARTS[1:3]}
             environment = told.get("environment") and Environment.from_json(told["environment"])
-            more = {"environment": environment, "meanings": Meanings.of(told.get("meanings", {}), where)}
-            plain = {"format": told["format"], **{name: told[name] for name in ("action_scale", "compression") if name in told}}
+            more: dict[str, Any] = {"environment": environment, "meanings": Meanings.of(told.get("meanings", {}), where)}
+            plain: dict[str, Any] = {
+                "format": told["format"],
+                **{name: told[name] for name in ("action_scale", "compression") if name in told},
+            }
         except (KeyError, TypeError, ValueError, BadConfig) as error:
             fix = f"--overwrite, with its command: {note.command}"
             raise BadData("the note of the writer has no readable format or spaces", where=where, fix=fix) from error
-        return {**DEFAULTS, **plain, **spaces, **more, "provenance": {"commands": [note.command], "started": note.started}}
+        began = {"commands": [note.command], "started": note.started}
+        return {**DEFAULTS, **plain, **spaces, **more, "provenance": began}
 
     def _parts_of_shards(self, asked: AskedEnvironment | None) -> dict[str, Any]:
         """Format by the columns, spaces as `convert` would have them of the same files. `asked`: an environment whose spaces
@@ -422,7 +426,7 @@ class _Repair:
             for file in aside:
                 with lock.guard():
                     set_aside(file, self.folder)
-            keep_moves(aside, self.folder)
+            keep_names(self.folder.join(QUARANTINE), self.folder.join(DATA))  # in this order
             lock.release()
         finally:
             if lock.held and self._note_bytes is not None:

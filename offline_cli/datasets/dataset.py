@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.datasets.episode_rows import EpisodeRows
-from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
+from offline_cli.datasets.file_names import DATASET, MANIFEST, WRITING
 from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
@@ -41,6 +41,7 @@ from offline_cli.parquet.shards import OpenShard, opened
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file
 from offline_cli.tally import Tally
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
 KEPT: Final = 4  # row groups, of some 8 MiB or one episode each
 Per = Literal["step", "episode"]
 T = TypeVar("T")
-INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-left-out"})
-"""Keys of a manifest's provenance and assumptions, one of which a dataset that is not complete has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -133,20 +132,15 @@ class Dataset:
         return Reading(lambda scope: self._batches(reader, scope))
 
     def _batches(self, reader: RowFormat, scope: Scope) -> Iterator[EpisodeBatch]:
-        ends = {"terminated": 0, "truncated": 0}
-
         def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[EpisodeBatch]:
             episodes = steps = 0
             for batch in reader.read(file, place):
                 episodes, steps = episodes + len(batch), steps + batch.num_steps
-                ends["terminated"] += int(batch.terminated.sum())
-                ends["truncated"] += int(batch.truncated.sum())
                 yield batch
             self._check_count(shard, "episodes", episodes)
             self._check_count(shard, "steps", steps)
 
-        yield from self._each_shard(read, scope)
-        self.check_ends(**ends)
+        return self._each_shard(read, scope)
 
     def rows(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Rows]:
         """The rows of all episodes as they are in the shards, with all their columns; nothing is decoded.
@@ -195,20 +189,11 @@ class Dataset:
             what = f"the shard holds {have} {name}, its manifest says {said}"
             raise BadData(what, where=self.location.join(shard.path).url, fix=FIX)
 
-    def check_ends(self, terminated: int, truncated: int) -> None:
-        """Raise BadData where the manifest counts others, unless only some shards are read."""
-        for name, count in (("terminated", terminated), ("truncated", truncated)):
-            said = getattr(self.manifest.counts, name)
-            if self.part is None and count != said:
-                raise self._contradiction(f"{said} episodes {name}, its shards hold {count}")
-
     def _reader(
         self, columns: Sequence[str] | None = None, target_steps: int = 1, memory_limit: int = MEMORY_LIMIT
     ) -> RowFormat:
-        found = self.manifest
-        options = {"keep": columns, "target_steps": target_steps, "memory_limit": memory_limit}
-        declared = not found.spaces_inferred
-        return row_format(found.format, found.observation_space, found.action_space, declared=declared, **options)
+        options: dict[str, Any] = {"keep": columns, "target_steps": target_steps, "memory_limit": memory_limit}
+        return row_format(self.manifest.format, self.manifest.observation_space, self.manifest.action_space, **options)
 
     # ---- as a sequence ----
 
@@ -352,19 +337,6 @@ class Dataset:
             fix = "open the dataset again, or run the same again: it reads what is here now"
             raise StorageError(what, where=place.url, fix=fix) from error.__cause__
 
-    def refuse_unexplained(self) -> None:
-        """Raise BadData for `complete: false` that nothing else in the manifest explains.
-
-        One that was committed before it was complete has the note of its writer, one that was repaired says so.
-        """
-        found = self.manifest
-        if not (found.complete or INCOMPLETE_BY & (found.provenance.keys() | found.assumptions.keys())):
-            raise self._contradiction("`complete: false`, and nothing in it says what is missing, or how that came about")
-
-    def _contradiction(self, what: str) -> BadData:
-        fix = f"{FIX}; or read its shards without it, as {self.location.join(DATA).url}"
-        return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
-
 
 def row_format(
     name: str, observation_space: Space | None, action_space: Space | None, tally: Tally | None = None, **options: Any
@@ -420,21 +392,16 @@ def holds_dataset(location: Location) -> bool:
 
 
 def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
-    try:
-        note = WritingNote.read(folder)
-    except BadData:  # a broken note says no less that nobody has finished
-        note = None
-    began = "" if note is None else f": {note.command}, since {note.started}, process {note.pid} on {note.host}"
-    what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}{began}"
+    place = folder.join(WRITING)
+    note = WritingNote.if_any(whole_file(place), where=place.url)  # None: a broken one says no less that nobody has finished
+    what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}: {note}"
     if note is not None and note.is_at_work is not False:
         fix = "wait until it ends, then run this again"
-        if note.is_at_work is None:
-            fix += "; where it has ended, the same command with --resume --force-unlock"
+        fix += "; where it has ended, the same command with --resume --force-unlock" if note.is_at_work is None else ""
         return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})
+    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if note is not None and note.writes != DATASET.noun:
         fix = "run the same command again with --overwrite, and read the recordings that it reads"
-        return Uncommitted(what, where=folder.url, fix=fix)
-    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
-    if has_manifest:
+    elif has_manifest:
         fix = "run the same command again with --resume, or go back to the dataset as it was before with offline-cli repair"
     return Uncommitted(what, where=folder.url, fix=fix)

@@ -66,16 +66,14 @@ class RowFormat(ABC):
         action_space: Space | None,
         tally: Tally | None = None,
         *,
-        declared: bool = False,
         keep: Sequence[str] | None = None,
         target_steps: int = 1,
         memory_limit: int = MEMORY_LIMIT,
     ) -> None:
-        """`declared`: episodes that state other spaces of their own are refused. `keep`: extra model outputs to read, and
-        "infos"; None: all there are. `target_steps`: row groups of steps are joined until a batch has so many.
-        `memory_limit`: bytes that reading a row group may take, however well it is packed.
+        """`keep`: extra model outputs to read, and "infos"; None: all there are. `target_steps`: row groups of steps are joined
+        until a batch has so many. `memory_limit`: bytes that reading a row group may take, however well it is packed.
         """
-        self.spaces, self.declared = (observation_space, action_space), declared
+        self.spaces = (observation_space, action_space)
         self.tally = Tally() if tally is None else tally
         self.keep, self.target_steps, self.memory_limit = keep, target_steps, memory_limit
 

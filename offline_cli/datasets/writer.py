@@ -248,7 +248,7 @@ class DatasetWriter:
         self._put(self._cutter.push((rows, plain), lengths, sizes))
 
     def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` with the spaces of the manifest, where both have some: readers refuse episodes that contradict it."""
+        """`batch` with the spaces of the manifest, where both have some."""
         if self._known["spaces_inferred"]:
             return batch
         observations, actions = (

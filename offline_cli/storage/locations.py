@@ -367,16 +367,19 @@ def open_location(
     if isinstance(url, Location):
         return url
     if not isinstance(url, (str, os.PathLike)):
-        what = f"a place is a path or a URL, not {url!r}"
-        raise UsageError(what, where="the path given", fix="name a folder, a file or a URL")
-    if filesystem is None and not storage_options and os.fspath(url) and not any(sign in os.fspath(url) for sign in SIGNS):
-        return Location(*url_to_fs(os.fspath(url)), os.fspath(url))  # a plain path
+        raise UsageError(
+            f"a place is a path or a URL, not {url!r}", where="the path given", fix="name a folder, a file or a URL"
+        )
+    text = os.fspath(url)
+    if filesystem is None and text and not storage_options and not any(sign in text for sign in SIGNS):  # a plain path
+        fs, path = url_to_fs(text)
+        return Location(fs, str(path), text)
     limit, cache = _time_limit(storage_options), cache_of(storage_options)
     if filesystem is not None:
         options_for("memory://", storage_options)  # refuses what could only be for a client to be made
-        return Location(*place_in(filesystem, os.fspath(url)), limit, cache)
+        return Location(*place_in(filesystem, text), limit, cache)
     places = [one.url if isinstance(one, Location) else os.fspath(one) for one in _sequence(beside)]
-    return Location(*filesystem_at(os.fspath(url), storage_options, beside=places, time_limit=limit), limit, cache)
+    return Location(*filesystem_at(text, storage_options, beside=places, time_limit=limit), limit, cache)
 
 
 def _time_limit(options: Mapping[str, Any] | None) -> float:

@@ -184,7 +184,7 @@ def _incomplete(manifest: Manifest) -> dict[str, Any]:
     if "repaired" in manifest.provenance:
         example = "repair built the manifest anew from every shard, and nothing says whether there were to be more"
         return {"severity": "note", "example": example, "fix": f"compare the counts with what was asked for; {REPAIRED_FIX}"}
-    return {  # readers refuse it: `Dataset.refuse_unexplained`
+    return {
         "severity": "error",
         "example": "nothing in the manifest says what is missing, or how that came about",
         "fix": "write the dataset again from its source, or read its shards without the manifest, as data/",

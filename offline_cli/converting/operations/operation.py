@@ -325,7 +325,6 @@ class Operation(OpenedSources):
             return None
         tables = [PLAIN_SCHEMA.empty_table()]
         for dataset in datasets:
-            dataset.refuse_unexplained()
             with dataset.plain(agents=agents, memory_limit=self.tables.memory_limit) as found:
                 tables += found
         table = pa.concat_tables(tables).combine_chunks()
