@@ -48,7 +48,7 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.parquet.shards import opened
+from offline_cli.parquet.reading import opened
 from offline_cli.parquet.writing import COMPRESSIONS
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import space_from_json

@@ -36,8 +36,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData, MissingPackage, NoData, StorageError, StorageNotFound, Uncommitted, UsageError
-from offline_cli.parquet.opening import MEMORY_LIMIT
-from offline_cli.parquet.shards import OpenShard, opened
+from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, opened
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location, open_location

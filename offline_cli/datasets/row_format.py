@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadData
-from offline_cli.parquet.opening import MEMORY_LIMIT
-from offline_cli.parquet.shards import OpenShard, read_row_groups
+from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, read_row_groups
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally

@@ -30,7 +30,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import UsageError
-from offline_cli.parquet.shards import fingerprint, opened
+from offline_cli.parquet.reading import fingerprint, opened
 from offline_cli.parquet.writing import BLOCK_BYTES, ShardWriter
 from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, leaves

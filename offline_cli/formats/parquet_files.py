@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 
 from offline_cli import choices
 from offline_cli.errors import PROBLEM, BadData
-from offline_cli.parquet.opening import ParquetFile, check_footer, extension_failures, most_bytes, without_objects
-from offline_cli.parquet.shards import arrow_file, threads_may_read
+from offline_cli.parquet.reading import (
+    ParquetFile,
+    arrow_file,
+    check_footer,
+    extension_failures,
+    most_bytes,
+    threads_may_read,
+    without_objects,
+)
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.failures import ReadingPool, storage_failures
 from offline_cli.storage.locations import Location

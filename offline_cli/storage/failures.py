@@ -118,7 +118,7 @@ def asked(request: Callable[[], T], url: str, doing: str, seconds: float, option
     try:
         with storage_failures(url, doing):
             return wait_for(request, url, seconds)
-    except (OfflineCliError, Stopped, ImportError):
+    except (OfflineCliError, Stopped, ImportError, MemoryError):
         raise
     except Exception as err:
         inner = [name for name in options or () if name.endswith("_kwargs")]  # which a client hands on to the library below

@@ -28,7 +28,7 @@ from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
-from offline_cli.parquet.shards import OTHER_SHARD, fingerprint, opened, read_row_groups
+from offline_cli.parquet.reading import OTHER_SHARD, fingerprint, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location

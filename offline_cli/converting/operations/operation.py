@@ -59,7 +59,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.parquet.shards import opened
+from offline_cli.parquet.reading import opened
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import same_space
