@@ -260,7 +260,7 @@ def validate(
 
 @command(
     takes=(o.environment, o.stored, o.common),
-    most_used=("drop_broken", "force_unlock", "dry_run", "env", "as_json"),
+    most_used=("drop_broken", "force_unlock", "dry_run", "env", "storage_options", "as_json"),
     examples=(
         "offline-cli repair dataset --dry-run",
         "offline-cli repair s3://bucket/dataset",

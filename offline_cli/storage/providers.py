@@ -239,7 +239,7 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
 
 def _scheme(url: str) -> str:
     """The scheme of a place; of a chain "::", whose options only its clients know."""
-    from fsspec.utils import get_protocol
+    from fsspec.utils import get_protocol  # here: `inspect` reads a manifest without fsspec
 
     return "::" if "::" in url else str(get_protocol(url))
 
