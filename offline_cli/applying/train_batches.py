@@ -25,12 +25,12 @@ from offline_cli.applying.pipeline_run import PipelineRun
 from offline_cli.applying.pipeline_view import column_views
 from offline_cli.connectors.batch_items import is_filed
 from offline_cli.connectors.connector_v2 import Batch
-from offline_cli.datasets.step_tables import info_to_text
+from offline_cli.datasets.step_rows import info_to_text
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, UnsupportedSpace
 from offline_cli.modules.rl_module import is_stateful
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
-from offline_cli.parquet.shard_writing import BLOCK_BYTES
+from offline_cli.parquet.writing import BLOCK_BYTES
 from offline_cli.spaces import tree_from_lists
 from offline_cli.stop_signals import check
 from offline_cli.tally import Tally

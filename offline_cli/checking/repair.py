@@ -1,7 +1,11 @@
-"""`repair`: a dataset of the whole shards in a folder, its manifest built anew where it must be; what is lost is said.
+"""`repair`: the manifest of a dataset is built anew from its whole shards, and what is lost is said.
 
-Nothing that could hold an episode is deleted: shards that are not part of the dataset, and files that nobody listed, are moved
-to `quarantine/`. What is removed cannot be read by anybody: half-written files, empty ones, uploads that were never completed.
+Which shards: those that a readable manifest lists, and complete ones that an interrupted `--append` or `--resume` added;
+without such a manifest, those of the writer's note; without a note, those of the only write that is in `data/`. A dataset that
+was being overwritten is the one that was there before: `--resume` of the command that was overwriting it continues the new one.
+
+Nothing that could hold an episode is deleted: broken shards (`--drop-broken`) and files that are not part of the dataset are
+moved to `quarantine/`. What is removed cannot be read by anybody: half-written files, uploads that were never completed.
 Everything is read before anything is changed, and changed only while this process holds the lock. Killed at any point, the
 folder is one that another repair, or `--resume`, continues from.
 """
@@ -16,13 +20,12 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-import orjson
-
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import COMPRESSION
 from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_opened
 from offline_cli.datasets.card import write_card
+from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import (
     BATCHES,
     DATA,
@@ -35,35 +38,24 @@ from offline_cli.datasets.file_names import (
     shard_name,
 )
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import Environment, Manifest, Shard, now, valid_parts, with_defaults
-from offline_cli.datasets.ownership import (
-    free_place,
-    is_own_part,
-    is_regular,
-    keep_moves,
-    keep_names,
-    numbered,
-    set_aside,
-    shard_files,
-)
-from offline_cli.datasets.reading import ShardReader, row_format
-from offline_cli.datasets.shard_sequence import Adopted, adopt
+from offline_cli.datasets.manifest import Environment, Manifest, Shard, now, with_defaults
+from offline_cli.datasets.ownership import free_place, is_own_part, keep_names, numbered, set_aside, shard_files
+from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.formats.rllib.episodes import RllibEpisodesSource
-from offline_cli.meanings import NO_MEANINGS
-from offline_cli.parquet.shard_writing import COMPRESSIONS
-from offline_cli.parquet.shards import opened
+from offline_cli.meanings import NO_MEANINGS, Meanings
+from offline_cli.parquet.reading import opened
+from offline_cli.parquet.writing import COMPRESSIONS
 from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.spaces import space_from_json
 from offline_cli.stop_signals import check
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import whole_file, write_whole
-from offline_cli.storage.uploads import open_uploads
-from offline_cli.tally import Tally
+from offline_cli.storage.staging import open_uploads, whole_file, write_whole
 
 __all__ = ["LEFT_OUT", "RepairResult", "repair"]
 
@@ -116,7 +108,6 @@ def repair(
     *,
     env: str | None = None,
     drop_broken: bool = False,
-    keep: str | None = None,
     force_unlock: bool = False,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
@@ -130,20 +121,21 @@ def repair(
     Broken shards raise, by name, without `drop_broken`. `force_unlock` removes the note of a writer, and does nothing else.
 
     Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
-    BadConfig where the spaces are unknown, UsageError where `keep` is needed, or beside `force_unlock`, StorageError.
+    BadConfig where the spaces are unknown, UsageError where shards of several writes are there and nothing says which are the
+    dataset, or beside `force_unlock`, StorageError.
     """
     asked_env, folder, began = AskedEnvironment.of(dict(locals())), open_location(out, storage_options), time.monotonic()
     if force_unlock:
-        if drop_broken or keep is not None or asked_env is not None:
+        if drop_broken or asked_env is not None:
             fix = "take the note away first, then repair"
-            raise UsageError("--force-unlock does nothing else", where="--drop-broken, --keep or --env", fix=fix)
+            raise UsageError("--force-unlock does nothing else", where="--drop-broken or --env", fix=fix)
         if not folder.exists():
             raise folder.missing()
         removed = (folder.join(WRITING).url,) if unlock(folder, remove=True, dry_run=dry_run) else ()
         known: dict[str, Any] = {"dropped": len(removed), "changed": bool(removed), "removed": removed, "dry_run": dry_run}
         return RepairResult(out=folder.url, **known, seconds=time.monotonic() - began)
     plan = _Repair(folder, shlex.join(command) if command else this_command())
-    plan.choose(keep, asked_env)
+    plan.choose(asked_env)
     plan.read(on_progress)
     result = plan.result(dry_run=dry_run, seconds=time.monotonic() - began)
     if plan.broken and not (drop_broken and plan.sound):
@@ -184,27 +176,19 @@ class _Repair:
         except BadData:
             pass
         self._listed = {shard.path: shard for shard in (self._manifest.shards if self._manifest else ())}
-        data, self._shards = folder.join(DATA), {generation: dict(files) for generation, files in shard_files(folder).items()}
-        empty = [
-            files.pop(number)
-            for files in self._shards.values()
-            for number, file in [*files.items()]
-            if self._path(file) not in self._listed and is_regular(file) and not file.size()
-        ]
-        self._shards = {generation: files for generation, files in self._shards.items() if files}
+        data, self._shards = folder.join(DATA), shard_files(folder)
+        if self._note_bytes is None and self._manifest_bytes is None and not self._shards:
+            raise self._nothing()
         self._others = [  # in data/, that readers of it would include
             file
             for file in (data.files() if data.exists() else [])
             if numbered(file, folder) is None
             and not any(part.startswith((".", "_")) for part in file.path[len(data.path) :].split("/"))
         ]
-        if self._note_bytes is None and self._manifest_bytes is None and not self._shards:
-            raise self._nothing()
-        self._half_written = [*filter(is_own_part, folder.children()), *empty]
+        self._half_written = [*filter(is_own_part, folder.children())]
         self._uploads = open_uploads(data)
         # by `choose`:
         self._places: list[Location] = []  # the shards of the dataset, in reading order
-        self._expected: Mapping[str, Shard] = {}  # by path: what they must be to the last byte
         self._parts: Mapping[str, Any] = {}  # what shards do not record, by the names of a manifest
         self._said_by = ""  # who says it: "note" | "manifest" | "shards"
         self._resumes: WritingNote | None = None  # what --resume would continue from, if all of its shards are whole
@@ -236,79 +220,63 @@ class _Repair:
 
     # ---- which shards are the dataset, and what is known of it ----
 
-    def choose(self, keep: str | None, env: AskedEnvironment | None) -> None:
-        """`keep`: `old` or `new` of a dataset that was being overwritten, or a generation.
-
-        Raises NoData where no shard is there, UsageError where `keep` is needed, or names nothing, and as `_parts_of_shards`.
+    def choose(self, env: AskedEnvironment | None) -> None:
+        """Raises NoData where no shard is there, UsageError where nothing says which are the dataset, and as
+        `_parts_of_shards`.
         """
-        note, manifest, shards = self._note, self._manifest, self._shards
-        if keep not in (None, "old", "new", *shards):
-            fix = f"use old, new or {' or '.join(shards)}"
-            raise UsageError(f"there are no shards of {keep!r}", where=f"--keep for {self.folder.url}", fix=fix)
-        begun = note.generation if note is not None and note.generation in shards else None
-        listed = set(map(generation_of, self._listed))
-        appends = note is not None and APPENDS_TO in note.options
-        if manifest is not None and keep is None and begun and listed and begun not in listed and not appends:
-            there = f"a dataset ({manifest.counts.episodes} episodes in {len(manifest.shards)} shards)"
-            what = f"{there} was being overwritten, and {len(shards[begun])} complete shards of the new one are here"
-            fix = "--keep old for the one that was there, --keep new for what there is of the new one"
-            raise UsageError(what, where=self.folder.url, fix=f"{fix}; the other goes to quarantine/")
-        if manifest is not None and keep in (None, "old") and (begun is None or listed - {begun}):
-            self._expected, self._said_by = self._listed, "manifest"
-            self._parts = {name: getattr(manifest, name) for name in PARTS}
-            found = {self._path(file) for files in shards.values() for file in files.values()}
-            self._places = [self.folder.join(path) for path in self._listed if path in found]
+        note, manifest = self._note, self._manifest
+        generations = set(map(generation_of, self._listed))
+        if manifest is not None:
+            found = {self._path(file): file for files in self._shards.values() for file in files.values()}
+            self._parts, self._said_by = {name: getattr(manifest, name) for name in PARTS}, "manifest"
+            self._places = [found[path] for path in self._listed if path in found]
             self.broken = [(self.folder.join(path), "it is missing") for path in self._listed if path not in found]
-            if appends and keep is None and begun is not None:
-                added = (file for _, file in sorted(shards[begun].items()))
-                self._places += [file for file in added if self._path(file) not in self._listed]
-                self._find_gaps(begun)
+            if note is not None and (APPENDS_TO in note.options or note.generation in generations):
+                self._places += [one for one in self._of(note.generation) if self._path(one) not in self._listed]
+                self._resumes = None if APPENDS_TO in note.options else note
             return
-        generation = keep if keep in shards else begun or self._only_generation()
-        assert generation is not None, "there are shards"
-        self._places = [file for _, file in sorted(shards[generation].items())]
-        self._find_gaps(generation)
-        if note is not None and note.generation == generation and note.options:
-            self._parts, self._said_by, self._resumes = self._parts_of_note(note, generation in listed), "note", note
-            return  # shards may have been written again since, with more columns
-        self._expected = self._listed
-        document = _parsed(self._manifest_bytes)
-        self._parts, self._said_by = {**DEFAULTS, **_known(document)}, "manifest"
-        if "format" not in self._parts:
-            self._parts, self._said_by = self._parts_of_shards(env), "shards"
-
-    def _find_gaps(self, generation: str) -> None:
-        """Shards that are missing between others; one may have any number, so a gap is one entry."""
-        for before, number in pairwise([-1, *sorted(self._shards[generation])]):
-            if number > before + 1:
-                more = f", and so are the {number - before - 2:,} after it" if number > before + 2 else ""
-                self.broken.append((self.folder.join(shard_name(generation, before + 1)), f"it is missing{more}"))
-
-    def _only_generation(self) -> str:
-        if not self._shards:
+        if note is not None and note.generation in self._shards:
+            self._places, self._said_by, self._resumes = self._of(note.generation), "note", note
+            self._parts = self._parts_of_note(note)
+            return
+        if len(self._shards) != 1:
+            what = f"shards of {len(self._shards)} writes are here, and nothing readable tells which of them is the dataset"
+            if self._shards:
+                fix = f"move all but one out of data/: shard-{', shard-'.join(sorted(self._shards))}"
+                raise UsageError(what, where=self.folder.url, fix=fix)
             what = "no complete shard is here, and no readable manifest: there is nothing to repair"
             fix = "run the command that was writing here, with --resume or --overwrite"
             raise NoData(what, where=self.folder.url, fix=fix)
-        if len(self._shards) > 1:
-            what = f"shards of {len(self._shards)} writes are here, and nothing readable tells which of them is the dataset"
-            raise UsageError(what, where=self.folder.url, fix=f"--keep {' or --keep '.join(sorted(self._shards))}")
-        return next(iter(self._shards))
+        self._places, self._said_by = self._of(next(iter(self._shards))), "shards"
+        self._parts = self._parts_of_shards(env)
 
-    def _parts_of_note(self, note: WritingNote, is_committed: bool) -> dict[str, Any]:
-        """From the options that `DatasetWriter` keeps in its note; what it has counted is in a manifest that is there.
+    def _of(self, generation: str) -> list[Location]:
+        """The shards of a write, by number; gaps between them are broken, one entry each."""
+        files = self._shards.get(generation, {})
+        for before, number in pairwise([-1, *sorted(files)]):
+            if number > before + 1:
+                more = f", and so are the {number - before - 2:,} after it" if number > before + 2 else ""
+                place = self.folder.join(shard_name(generation, before + 1))
+                if place.path not in {one.path for one, _ in self.broken}:
+                    self.broken.append((place, f"it is missing{more}"))
+        return [file for _, file in sorted(files.items())]
 
-        Raises BadData where they do not say format and spaces.
-        """
-        parts = {**DEFAULTS, "provenance": {"commands": [note.command], "started": note.started}, **_known(note.options)}
-        if "format" not in parts:
-            what, fix = (
-                "the note of the writer has no readable format or spaces",
-                f"--overwrite, with its command: {note.command}",
-            )
-            raise BadData(what, where=self.folder.join(WRITING).url, fix=fix)
-        if is_committed and self._manifest is not None:
-            parts |= {name: getattr(self._manifest, name) for name in ("assumptions", "provenance", "episodes_lost")}
-        return parts
+    def _parts_of_note(self, note: WritingNote) -> dict[str, Any]:
+        """From the options that `DatasetWriter` keeps in its note. Raises BadData where they cannot be read."""
+        told, where = note.options, self.folder.join(WRITING).url
+        try:
+            spaces = {name: told[name] and space_from_json(told[name], where=where) for name in PARTS[1:3]}
+            environment = told.get("environment") and Environment.from_json(told["environment"])
+            more: dict[str, Any] = {"environment": environment, "meanings": Meanings.of(told.get("meanings", {}), where)}
+            plain: dict[str, Any] = {
+                "format": told["format"],
+                **{name: told[name] for name in ("action_scale", "compression") if name in told},
+            }
+        except (KeyError, TypeError, ValueError, BadConfig) as error:
+            fix = f"--overwrite, with its command: {note.command}"
+            raise BadData("the note of the writer has no readable format or spaces", where=where, fix=fix) from error
+        began = {"commands": [note.command], "started": note.started}
+        return {**DEFAULTS, **plain, **spaces, **more, "provenance": began}
 
     def _parts_of_shards(self, asked: AskedEnvironment | None) -> dict[str, Any]:
         """Format by the columns, spaces as `convert` would have them of the same files. `asked`: an environment whose spaces
@@ -339,7 +307,7 @@ class _Repair:
         }
         try:
             with opened(readable[0]) as file:
-                ShardReader(*(parts[name] for name in PARTS[:3])).check_columns(file, readable[0])
+                row_format(*(parts[name] for name in PARTS[:3])).check_columns(file, readable[0])
         except BadData as err:
             what = f"the spaces of the dataset are unknown, and they do not follow from its columns: {err.what}"
             raise BadConfig(what, where=readable[0].url, fix="name the environment with --env") from err
@@ -349,13 +317,12 @@ class _Repair:
 
     def read(self, on_progress: OnProgress) -> None:
         """Read each shard to its last episode: broken are those that cannot be read, are not the manifest's, or repeat one."""
-        form = [self._parts[name] for name in PARTS[:3]]
-        self._rows, reader, ids = row_format(form[0], form[1], form[2], Tally()), ShardReader(*form), set[str]()
+        rows, ids = row_format(*(self._parts[name] for name in PARTS[:3])), set[str]()
         for number, place in enumerate(self._places):
             check()
             try:
-                adopted = adopt(place, reader, self._rows, statistics := EpisodeStatistics(), lambda _: None)
-                said, have = self._expected.get(self._path(place)), adopted.shard
+                adopted = adopt(place, rows, statistics := EpisodeStatistics(), lambda _: None)
+                said, have = self._listed.get(self._path(place)), adopted.shard
                 if said is not None and (said.bytes, said.sha256) != (have.bytes, have.sha256):
                     what = f"its sha256 is {have.sha256[:12]}..., the manifest says {said.sha256[:12]}..."
                     raise BadData(what, where=place.url, fix="")
@@ -459,8 +426,7 @@ class _Repair:
             for file in aside:
                 with lock.guard():
                     set_aside(file, self.folder)
-            keep_moves(aside, self.folder)
-            keep_names(self.folder.join(DATA))  # files without bytes have gone from it
+            keep_names(self.folder.join(QUARANTINE), self.folder.join(DATA))  # in this order
             lock.release()
         finally:
             if lock.held and self._note_bytes is not None:
@@ -479,26 +445,6 @@ class _Repair:
                 write_whole(copy, self._manifest_bytes, folder=folder)
             write_whole(folder.join(MANIFEST), manifest.to_bytes(), folder=folder)
             write_card(folder, manifest)
-
-
-def _parsed(manifest: bytes | None) -> Mapping[str, Any]:
-    """What can be read of a broken manifest."""
-    try:
-        document = orjson.loads(manifest or b"")
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _known(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts of a document that a manifest may have; no format where that, or the spaces, cannot be read."""
-    parts = valid_parts(document, PARTS)
-    spaces = [parts.get(name) for name in PARTS[1:3]]
-    if len(parts.keys() & set(PARTS[1:3])) < 2 or (parts.get("format") == "columns" and None in spaces):
-        parts.pop("format", None)
-    if parts.get("compression") not in COMPRESSIONS:
-        parts.pop("compression", None)
-    return parts
 
 
 def _opens(place: Location) -> bool:

@@ -231,12 +231,11 @@ def validate(
 
 @command(
     takes=(o.environment, o.stored, o.common),
-    most_used=("drop_broken", "keep", "force_unlock", "dry_run", "env", "as_json"),
+    most_used=("drop_broken", "force_unlock", "dry_run", "env", "storage_options", "as_json"),
     examples=(
         "offline-cli repair dataset --dry-run",
         "offline-cli repair s3://bucket/dataset",
         "offline-cli repair dataset --drop-broken",
-        "offline-cli repair dataset --keep old",
     ),
     keys=("out", "episodes", "steps", "shards", "adopted", "dropped"),
 )
@@ -246,13 +245,6 @@ def repair(
     drop_broken: Annotated[
         bool, o.data("--drop-broken", help="Leave out shards that are missing, unreadable, or not of the manifest's sha256.")
     ] = False,
-    keep: Annotated[
-        str | None,
-        o.data(
-            help="Generation to keep of a dataset that was being overwritten: old, new, or 8 hex digits of its shards.",
-            metavar="old|new|GENERATION",
-        ),
-    ] = None,
     force_unlock: Annotated[
         bool, o.data("--force-unlock", help="Remove the lock of a writer that has ended, _writing.json, and do nothing else.")
     ] = False,

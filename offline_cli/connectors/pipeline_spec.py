@@ -48,10 +48,9 @@ from offline_cli.connectors.piece_options import (
     signature_of,
     what_it_wants,
 )
-from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch
+from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space
-from offline_cli.storage.local_files import not_found
 
 __all__ = [
     "Given",
@@ -143,7 +142,7 @@ class PipelineSpec:
         try:
             text = Path(path).read_bytes()
         except (FileNotFoundError, IsADirectoryError) as err:
-            raise not_found(path, "no such pipeline file", where=str(path), fix="check the path") from err
+            raise StorageNotFound("no such pipeline file", where=str(path), fix="check the path") from err
         return cls.from_bytes(text, *kinds, where=str(path), plugins=plugins)
 
     @classmethod

@@ -61,8 +61,8 @@ from offline_cli.formats.tables.source import TableOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import describe
+from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
-from offline_cli.storage.temp_files import checked_folder
 from offline_cli.trees import flatten
 
 __all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "listed", "not_written", "provenance_of"]

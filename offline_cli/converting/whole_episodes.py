@@ -28,7 +28,7 @@ from offline_cli.formats.source import ROWS, Fragments, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.stop_signals import check
-from offline_cli.storage.temp_files import TempFile
+from offline_cli.storage.local_files import TempFile
 from offline_cli.tally import INCOMPLETE, OnError, Reject, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 

@@ -12,7 +12,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import generation_of
 from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest, Shard
 from offline_cli.errors import BadConfig
-from offline_cli.parquet.shards import opened
+from offline_cli.parquet.reading import opened
 from offline_cli.source_code import allowed_changes, content_hash_of
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location

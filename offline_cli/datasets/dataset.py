@@ -24,27 +24,31 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, UNFINISHED_WRITING, WRITING
+from offline_cli.datasets.episode_rows import EpisodeRows
+from offline_cli.datasets.file_names import DATASET, MANIFEST, WRITING
 from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
 from offline_cli.datasets.ownership import listed_paths
-from offline_cli.datasets.reading import Rows, ShardReader
+from offline_cli.datasets.row_format import FIX, RowFormat, Rows
+from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData, MissingPackage, NoData, StorageError, StorageNotFound, Uncommitted, UsageError
-from offline_cli.parquet.bounds import MEMORY_LIMIT
-from offline_cli.parquet.shards import OpenShard, opened
+from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, opened
 from offline_cli.scopes import Reading, Scope
+from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file
+from offline_cli.tally import Tally
 
 if TYPE_CHECKING:
     import polars
 
     from offline_cli.training import torch_datasets
 
-__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset"]
+__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset", "row_format"]
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
@@ -52,9 +56,6 @@ TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
 KEPT: Final = 4  # row groups, of some 8 MiB or one episode each
 Per = Literal["step", "episode"]
 T = TypeVar("T")
-FIX: Final = "write the dataset again from its source"
-INCOMPLETE_BY: Final = frozenset({UNFINISHED_WRITING, "repaired", "broken-shard-left-out"})
-"""Keys of a manifest's provenance and assumptions, one of which a dataset that is not complete has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -129,21 +130,16 @@ class Dataset:
         reader = self._reader(columns, target_steps, memory_limit)
         return Reading(lambda scope: self._batches(reader, scope))
 
-    def _batches(self, reader: ShardReader, scope: Scope) -> Iterator[EpisodeBatch]:
-        ends = {"terminated": 0, "truncated": 0}
-
+    def _batches(self, reader: RowFormat, scope: Scope) -> Iterator[EpisodeBatch]:
         def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[EpisodeBatch]:
             episodes = steps = 0
             for batch in reader.read(file, place):
                 episodes, steps = episodes + len(batch), steps + batch.num_steps
-                ends["terminated"] += int(batch.terminated.sum())
-                ends["truncated"] += int(batch.truncated.sum())
                 yield batch
             self._check_count(shard, "episodes", episodes)
             self._check_count(shard, "steps", steps)
 
-        yield from self._each_shard(read, scope)
-        self.check_ends(**ends)
+        return self._each_shard(read, scope)
 
     def rows(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Rows]:
         """The rows of all episodes as they are in the shards, with all their columns; nothing is decoded.
@@ -154,7 +150,7 @@ class Dataset:
 
         def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Rows]:
             episodes = 0
-            for rows in reader.rows(file, place):
+            for rows in reader.read_rows(file, place):
                 episodes += len(rows.starts) - 1
                 yield rows
             self._check_count(shard, "episodes", episodes)
@@ -170,7 +166,7 @@ class Dataset:
         reader = self._reader(None, 1, memory_limit)
 
         def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Any]:
-            table = reader.plain(file, place, returns=returns, agents=agents)
+            table = reader.read_plain(file, place, returns=returns, agents=agents)
             self._check_count(shard, "episodes", table.num_rows)
             yield table
 
@@ -192,19 +188,11 @@ class Dataset:
             what = f"the shard holds {have} {name}, its manifest says {said}"
             raise BadData(what, where=self.location.join(shard.path).url, fix=FIX)
 
-    def check_ends(self, terminated: int, truncated: int) -> None:
-        """Raise BadData where the manifest counts others, unless only some shards are read."""
-        for name, count in (("terminated", terminated), ("truncated", truncated)):
-            said = getattr(self.manifest.counts, name)
-            if self.part is None and count != said:
-                raise self._contradiction(f"{said} episodes {name}, its shards hold {count}")
-
     def _reader(
         self, columns: Sequence[str] | None = None, target_steps: int = 1, memory_limit: int = MEMORY_LIMIT
-    ) -> ShardReader:
-        found = self.manifest
-        spaces, declared = (found.observation_space, found.action_space), not found.spaces_inferred
-        return ShardReader(found.format, *spaces, columns, target_steps, declared=declared, memory_limit=memory_limit)
+    ) -> RowFormat:
+        options: dict[str, Any] = {"keep": columns, "target_steps": target_steps, "memory_limit": memory_limit}
+        return row_format(self.manifest.format, self.manifest.observation_space, self.manifest.action_space, **options)
 
     # ---- as a sequence ----
 
@@ -261,18 +249,18 @@ class Dataset:
         with self._told_if_replaced(shard), kept.lock, ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
             if place.url not in kept.starts:
-                kept.starts[place.url] = reader.starts(file(), place), row_group_ends(file())
+                kept.starts[place.url] = reader.read_starts(file(), place), row_group_ends(file())
             starts, ends = kept.starts[place.url]
             self._check_count(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
             rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            tables = [kept.table(place.url, one, lambda one: reader.table(file(), place, one)) for one in groups.tolist()]
+            tables = [kept.table(place.url, one, lambda one: reader.read_group(file(), place, one)) for one in groups.tolist()]
             sizes = np.array([table.num_rows for table in tables])
             moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
-            return list(reader.decoded(Rows(table, begins), rows, place))
+            return list(reader.batches(Rows(table, begins), rows, where=place.url))
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -348,18 +336,21 @@ class Dataset:
             fix = "open the dataset again, or run the same again: it reads what is here now"
             raise StorageError(what, where=place.url, fix=fix) from error.__cause__
 
-    def refuse_unexplained(self) -> None:
-        """Raise BadData for `complete: false` that nothing else in the manifest explains.
 
-        One that was committed before it was complete has the note of its writer, one that was repaired says so.
-        """
-        found = self.manifest
-        if not (found.complete or INCOMPLETE_BY & (found.provenance.keys() | found.assumptions.keys())):
-            raise self._contradiction("`complete: false`, and nothing in it says what is missing, or how that came about")
-
-    def _contradiction(self, what: str) -> BadData:
-        fix = f"{FIX}; or read its shards without it, as {self.location.join(DATA).url}"
-        return BadData(f"the manifest contradicts its shards: it says {what}", where=self.location.join(MANIFEST).url, fix=fix)
+def row_format(
+    name: str, observation_space: Space | None, action_space: Space | None, tally: Tally | None = None, **options: Any
+) -> RowFormat:
+    """The format of that name: `episodes`, or `columns`; `options`: see RowFormat. Raises UsageError for another, and for
+    columns without both spaces.
+    """
+    if name == EpisodeRows.name:
+        return EpisodeRows(observation_space, action_space, tally, **options)
+    if name != StepRows.name:
+        raise UsageError(f"no format {name!r}", where="format", fix="episodes or columns")
+    if observation_space is None or action_space is None:
+        fix = "give observation_space and action_space, or format='episodes'"
+        raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
+    return StepRows(observation_space, action_space, tally, **options)
 
 
 class RowGroups:
@@ -400,21 +391,16 @@ def holds_dataset(location: Location) -> bool:
 
 
 def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
-    try:
-        note = WritingNote.read(folder)
-    except BadData:  # a broken note says no less that nobody has finished
-        note = None
-    began = "" if note is None else f": {note.command}, since {note.started}, process {note.pid} on {note.host}"
-    what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}{began}"
+    place = folder.join(WRITING)
+    note = WritingNote.if_any(whole_file(place), where=place.url)  # None: a broken one says no less that nobody has finished
+    what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}: {note}"
     if note is not None and note.is_at_work is not False:
         fix = "wait until it ends, then run this again"
-        if note.is_at_work is None:
-            fix += "; where it has ended, the same command with --resume --force-unlock"
+        fix += "; where it has ended, the same command with --resume --force-unlock" if note.is_at_work is None else ""
         return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})
+    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
     if note is not None and note.writes != DATASET.noun:
         fix = "run the same command again with --overwrite, and read the recordings that it reads"
-        return Uncommitted(what, where=folder.url, fix=fix)
-    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
-    if has_manifest:
-        fix += "; or offline-cli repair --keep old to go back to the dataset as it was before"
+    elif has_manifest:
+        fix = "run the same command again with --resume, or go back to the dataset as it was before with offline-cli repair"
     return Uncommitted(what, where=folder.url, fix=fix)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from offline_cli.columns import Columns
-from offline_cli.datasets.step_tables import StepRows, step_schema
+from offline_cli.datasets.step_rows import StepRows, step_schema
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.scopes import Reading

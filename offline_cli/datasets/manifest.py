@@ -11,8 +11,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from dataclasses import field as plain_field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -50,7 +49,6 @@ __all__ = [
     "Statistics",
     "manifest_schema",
     "now",
-    "valid_parts",
     "with_defaults",
 ]
 
@@ -71,11 +69,16 @@ LEFT: Final = f"{BLANK}/"  # of folders in arguments of an environment
 PACKAGES: Final = ("numpy", "pyarrow", "gymnasium")
 
 
-@dataclass(frozen=True, slots=True)
+STRICT: Final = ConfigDict(extra="forbid", strict=False, arbitrary_types_allowed=True)
+
+
+@model(frozen=True, config=STRICT)
 class Environment(EnvironmentSpec):
     """What the episodes were played in; secret arguments are blanked out, and folders of this machine left out. Of arguments a
     mark stays in their place: `refused` (formats/asked_environment.py) takes none with it for the one that was given.
     """
+
+    id: Annotated[str, Field(min_length=1)]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", without_folders(self.id))
@@ -99,19 +102,10 @@ class Environment(EnvironmentSpec):
     @classmethod
     def from_json(cls, document: Any) -> Environment:
         """From the form of `as_json`. Raises ValueError for another one."""
-        known = document if isinstance(document, dict) else {}
-        name, kwargs, wrappers = known.get("id"), known.get("kwargs", {}), known.get(WRAPPERS, [])
-        texts = wrappers if isinstance(wrappers, list) and all(isinstance(one, str) for one in wrappers) else None
-        if not isinstance(name, str) or not name or not isinstance(kwargs, dict) or texts is None:
-            raise ValueError("an environment has an id, kwargs and a list of wrappers")
-        return cls(name, kwargs, tuple(texts))
+        return TypeAdapter(cls).validate_python(document)
 
 
 # ---- parts that pydantic reads and writes by functions of ours ----
-
-
-def _environment(value: Any) -> Environment | None:
-    return value if value is None or isinstance(value, Environment) else Environment.from_json(value)
 
 
 def _space(value: Any) -> Space | None:
@@ -138,7 +132,6 @@ def _figure(value: Any) -> Any:
     raise ValueError("a figure is a number, null, inf or -inf")
 
 
-STRICT: Final = ConfigDict(extra="forbid", strict=False, arbitrary_types_allowed=True)
 Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
 SpacePart = Annotated[
@@ -146,23 +139,6 @@ SpacePart = Annotated[
     PlainValidator(_space),
     PlainSerializer(lambda space: space and space_to_json(space)),
     WithJsonSchema({"type": ["object", "null"]}),
-]
-EnvironmentPart = Annotated[
-    Environment | None,
-    PlainValidator(_environment),
-    PlainSerializer(lambda known: known and known.as_json()),
-    WithJsonSchema(
-        {
-            "type": ["object", "null"],
-            "required": ["id", "kwargs", WRAPPERS],
-            "properties": {
-                "id": {"type": "string", "minLength": 1},
-                "kwargs": {"type": "object"},
-                WRAPPERS: {"type": "array", "items": {"type": "string"}},
-            },
-            "additionalProperties": False,
-        }
-    ),
 ]
 MeaningsPart = Annotated[
     Meanings, PlainValidator(_meanings), PlainSerializer(lambda known: known.as_json()), WithJsonSchema({"type": "object"})
@@ -220,7 +196,7 @@ class Manifest:
     format: Annotated[str, Field(pattern="^(episodes|columns)$")]  # a row is an episode, or a step
     version: Literal[1] = 1
     complete: Flag  # whether all that was asked for is in it
-    environment: EnvironmentPart
+    environment: Environment | None
     observation_space: SpacePart
     action_space: SpacePart
     spaces_inferred: Flag  # the spaces are a guess from the data
@@ -268,17 +244,6 @@ class Manifest:
 @cache
 def _adapter() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
-
-
-def valid_parts(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Those parts of a document, of these names, that a manifest may have as they are."""
-    fields, found = Manifest.__pydantic_fields__, dict[str, Any]()  # type: ignore[attr-defined]
-    for name in document.keys() & names:
-        kind = fields[name].annotation
-        kind = Annotated[(kind, *fields[name].metadata)] if fields[name].metadata else kind
-        with suppress(pydantic.ValidationError):
-            found[name] = TypeAdapter(kind).validate_python(document[name])
-    return found
 
 
 def manifest_schema() -> dict[str, Any]:

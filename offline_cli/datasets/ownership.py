@@ -15,7 +15,6 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -35,7 +34,7 @@ from offline_cli.datasets.file_names import (
     quarantine_name,
 )
 from offline_cli.errors import OutputExists
-from offline_cli.parquet.shard_writing import ShardWriter
+from offline_cli.parquet.writing import ShardWriter
 from offline_cli.storage.local_files import sync_bytes, sync_names
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file
@@ -48,7 +47,6 @@ __all__ = [
     "is_own_part",
     "is_regular",
     "keep_bytes",
-    "keep_moves",
     "keep_names",
     "listed_paths",
     "next_number",
@@ -195,7 +193,7 @@ def free_place(folder: Location, name: str) -> Location:
 def set_aside(file: Location, folder: Location) -> Location:
     """Move `file` of dataset `folder` into its quarantine; where it is now.
 
-    Object stores know no move: there it is copied, and then removed. `keep_moves` syncs it. Raises StorageError.
+    Object stores know no move: there it is copied, and then removed. `keep_names` syncs it. Raises StorageError.
     """
     folder.join(QUARANTINE).make_folder()
     target = free_place(folder, file.name)
@@ -221,13 +219,3 @@ def keep_names(*folders: Location) -> None:
     for folder in folders:
         if folder.is_local and folder.exists():
             folder.ask("writing", partial(sync_names, folder.path))
-
-
-def keep_moves(files: Sequence[Location], folder: Location) -> None:
-    """Sync to disk that `files` of dataset `folder` were set aside: their new names, then that the old ones are gone.
-
-    Raises StorageError.
-    """
-    if files:
-        before = sorted({os.path.dirname(file.path) for file in files})
-        keep_names(folder.join(QUARANTINE), *(replace(folder, path=path, url=path) for path in before))

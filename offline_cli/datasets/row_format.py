@@ -1,5 +1,9 @@
-"""What writers and readers ask of a row format. There are two: a row is an episode (`episode_tables.py`) or a step
-(`step_tables.py`). `reading.row_format` gives one by name.
+"""What writers and readers ask of a row format, and how a shard of it is read. There are two: a row is an episode
+(`episode_rows.py`) or a step (`step_rows.py`); `dataset.row_format` gives one by name.
+
+A shard is read as batches of whole episodes, as their rows, or as plain columns, a row an episode; streamed by row groups.
+Whatever of a shard is not what its manifest or its spaces say raises BadData with its name. Page checksums are compared while
+reading (`parquet/`); its sha256 is not.
 """
 
 from __future__ import annotations
@@ -14,11 +18,16 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import PROBLEM, BadData
+from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, read_row_groups
 from offline_cli.spaces import Space
+from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
 
-__all__ = ["OF_AGENTS", "PLAIN_SCHEMA", "RowFormat", "Rows", "differing_columns"]
+__all__ = ["FIX", "OF_AGENTS", "PLAIN_SCHEMA", "RowFormat", "Rows", "differing_columns"]
 
+FIX: Final = "write the dataset again from its source"
+PLAIN_ROWS: Final = 1 << 20  # of which plain columns are made at once
 OF_AGENTS: Final = (Columns.AGENT_ID, Columns.MODULE_ID)
 PLAIN_SCHEMA: Final = pa.schema(
     [
@@ -42,16 +51,30 @@ class Rows:
 
 
 class RowFormat(ABC):
-    """One of the two, for a dataset's spaces. Tables are of pyarrow; those of one dataset have one schema."""
+    """One of the two, for a dataset's spaces. Tables are of pyarrow; those of one dataset have one schema.
+
+    Reading raises BadData for a shard that is damaged, or has other columns than the spaces ask for; MemoryLimitExceeded.
+    """
 
     name: ClassVar[str]
     plain_from: ClassVar[Any]  # pa.Schema of the columns from which those of PLAIN_SCHEMA follow
 
     def __init__(
-        self, observation_space: Space | None, action_space: Space | None, tally: Tally, *, declared: bool = False
+        self,
+        observation_space: Space | None,
+        action_space: Space | None,
+        tally: Tally | None = None,
+        *,
+        keep: Sequence[str] | None = None,
+        target_steps: int = 1,
+        memory_limit: int = MEMORY_LIMIT,
     ) -> None:
-        """`declared`: episodes that state other spaces of their own are refused."""
-        self.spaces, self.tally, self.declared = (observation_space, action_space), tally, declared
+        """`keep`: extra model outputs to read, and "infos"; None: all there are. `target_steps`: row groups of steps are joined
+        until a batch has so many. `memory_limit`: bytes that reading a row group may take, however well it is packed.
+        """
+        self.spaces = (observation_space, action_space)
+        self.tally = Tally() if tally is None else tally
+        self.keep, self.target_steps, self.memory_limit = keep, target_steps, memory_limit
 
     # ---- writing ----
 
@@ -70,15 +93,15 @@ class RowFormat(ABC):
     def adopt(self, schema: Any) -> None:  # noqa: B027  nothing where all tables have one schema
         """Write tables of the pa.Schema of a shard that is there already. Raises BadEpisode where tables have another."""
 
-    # ---- reading ----
+    # ---- the rows of a table ----
 
     @abstractmethod
     def wrong_columns(self, schema: Any) -> list[str]:
         """How a shard's pa.Schema differs from what the spaces ask for, in words; empty where it does not."""
 
     @abstractmethod
-    def columns(self, schema: Any, keep: Sequence[str] | None) -> list[str]:
-        """The columns that `batches` needs. `keep`: extra model outputs, and "infos"; None: all there are."""
+    def columns(self, schema: Any) -> list[str]:
+        """The columns that `batches` needs."""
 
     @abstractmethod
     def starts(self, ids: Any) -> NDArray[Any]:
@@ -89,14 +112,65 @@ class RowFormat(ABC):
         """The rows of tables again, in pieces that end where an episode does; of steps, at least `target_rows` each."""
 
     @abstractmethod
-    def batches(
-        self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str, keep: Sequence[str] | None = None
-    ) -> Iterator[EpisodeBatch]:
+    def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
         """The episodes in rows, decoded, in their order. `numbers`: of the rows in their shard. Raises BadData."""
 
     @abstractmethod
     def plain(self, rows: Rows, *, where: str) -> Any:
         """The table of PLAIN_SCHEMA, a row an episode; columns are null that lack theirs of `plain_from`. Raises BadData."""
+
+    # ---- an opened shard ----
+
+    def read(self, file: OpenShard, location: Location) -> Iterator[EpisodeBatch]:
+        """Batches of the episodes in it, in order."""
+        self.check_columns(file, location)
+        first, names = 0, self.columns(file.schema_arrow)
+        for rows in self.whole(self._tables(file, location, names), self.target_steps):
+            numbers = range(first, first := first + rows.table.num_rows)
+            yield from self.batches(rows, numbers, where=location.url)
+
+    def read_rows(self, file: OpenShard, location: Location) -> Iterator[Rows]:
+        """The rows of whole episodes as they are, with all their columns."""
+        self.check_columns(file, location)
+        return self.whole(self._tables(file, location, None), 1)
+
+    def read_plain(self, file: OpenShard, location: Location, *, returns: bool = True, agents: bool = True) -> Any:
+        """A pa.Table of PLAIN_SCHEMA, a row for each episode. Steps are not decoded: of `episodes`, agents are null.
+
+        `returns`, `agents`: whether they are wanted; else they may be null.
+        """
+        without = {*(() if returns else (Columns.REWARDS,)), *(() if agents else OF_AGENTS)}
+        wanted = pa.schema([one for one in self.plain_from if one.name not in without])
+        _refuse(differing_columns(file.schema_arrow, wanted), location)
+        pieces = self.whole(self._tables(file, location, wanted.names), PLAIN_ROWS)
+        found = [self.plain(rows, where=location.url) for rows in pieces]
+        return pa.concat_tables([PLAIN_SCHEMA.empty_table(), *found])
+
+    def read_starts(self, file: OpenShard, location: Location) -> NDArray[Any]:
+        """(E+1,) the rows of the shard at which its episodes start."""
+        self.check_columns(file, location)
+        ids = [table.column(Columns.EPS_ID).combine_chunks() for table in self._tables(file, location, [Columns.EPS_ID])]
+        return self.starts(pa.chunked_array(ids, pa.string()))
+
+    def read_group(self, file: OpenShard, location: Location, group: int) -> Any:
+        """The pa.Table of one row group, with the columns that `batches` needs."""
+        (table,) = self._tables(file, location, self.columns(file.schema_arrow), [group])
+        return table
+
+    def check_columns(self, file: OpenShard, location: Location) -> None:
+        """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
+        _refuse(self.wrong_columns(file.schema_arrow), location)
+
+    def _tables(
+        self, file: OpenShard, location: Location, names: Sequence[str] | None, groups: Sequence[int] | None = None
+    ) -> Iterator[Any]:
+        return read_row_groups(file, location, columns=names, groups=groups, memory_limit=self.memory_limit)
+
+
+def _refuse(wrong: Sequence[str], location: Location) -> None:
+    if wrong:
+        what = f"other columns than the manifest says: {'; '.join(wrong)}"
+        raise BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})
 
 
 def differing_columns(have: Any, want: Any) -> list[str]:

@@ -36,8 +36,7 @@ from offline_cli.datasets.ownership import (
 )
 from offline_cli.errors import BadData, Locked, NoData, OutputExists, StorageError, StorageNotFound, Uncommitted, UsageError
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import whole_file
-from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.staging import open_uploads, whole_file
 
 __all__ = ["REPAIRED_FIX", "TargetFolder", "check_apart", "check_base", "check_target", "dataset_to_append_to", "exclusive"]
 
@@ -162,21 +161,16 @@ def _unfinished(folder: Location) -> WritingNote | None:
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
     """The error for a folder in which something is that was not asked to be replaced, nor can be resumed."""
     replace_it = "--overwrite to replace it, or another --out"
-    fix = f"--resume to continue it, {replace_it}" if kind.resumable else replace_it
+    what, fix = f"a {kind.noun} is here already", replace_it
     if folder.join(WRITING).exists():
-        what = f"an unfinished {kind.noun} is here"
+        what, fix = f"an unfinished {kind.noun} is here", f"--resume to continue it, {replace_it}" if kind.resumable else fix
     elif not folder.join(kind.commit).exists():
         what, fix = f"the folder is not empty, and holds no {kind.noun}", "give another --out"
-    elif resume and kind.resumable and not Manifest.read(folder).complete:
-        what = f"the {kind.noun} here is not complete, and nothing in it says how to continue: it was repaired"
-        fix = REPAIRED_FIX
+    elif kind.resumable and not Manifest.read(folder).complete:
+        what = f"the {kind.noun} here is not complete"
+        fix = REPAIRED_FIX if _unfinished(folder) is None else f"--resume to continue it, {replace_it}"
     elif resume:
-        what = f"the {kind.noun} here is complete"
-        fix = f"the command that wrote it has nothing left to do; for another one: {replace_it}"
-    elif kind.resumable and _unfinished(folder) is not None:
-        what = f"a {kind.noun} is here that was committed before it was complete"
-    else:
-        what, fix = f"a {kind.noun} is here already", replace_it
+        what, fix = f"the {kind.noun} here is complete", f"nothing is left to do; for another command: {replace_it}"
     return OutputExists(what, where=folder.url, fix=fix)
 
 

@@ -12,7 +12,7 @@ from offline_cli.checked_keywords import checked
 from offline_cli.choices import MAX_BYTES_PER_FILE, ActionScale, Compression, Count, RowFormat
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.row_groups import Episodes, joined_batches
+from offline_cli.datasets.shards import Episodes, joined_batches
 from offline_cli.datasets.writer import UNKNOWN, DatasetWriter
 from offline_cli.errors import BadConfig, BadEpisode, NoData
 from offline_cli.meanings import NO_MEANINGS, Meanings

@@ -31,13 +31,13 @@ from offline_cli.choices import COMPRESSION, MAX_BYTES_PER_FILE, ROW_FORMAT, Row
 from offline_cli.columns import Columns
 from offline_cli.datasets.appending import Base
 from offline_cli.datasets.card import write_card
+from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.datasets.lock import APPENDS_TO
 from offline_cli.datasets.manifest import CHANGES, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
-from offline_cli.datasets.reading import Rows, ShardReader, row_format
-from offline_cli.datasets.row_groups import Block, BlockCutter, agents_of, joined_batch, raw_bytes
-from offline_cli.datasets.shard_sequence import ShardSequence, adopt
+from offline_cli.datasets.row_format import Rows
+from offline_cli.datasets.shards import Block, BlockCutter, ShardSequence, adopt, agents_of, joined_batch, raw_bytes
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
@@ -45,7 +45,7 @@ from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError, UsageError
 from offline_cli.meanings import NO_MEANINGS, Meanings, joined
-from offline_cli.parquet.shard_writing import check_compression
+from offline_cli.parquet.writing import check_compression
 from offline_cli.spaces import Space, same_space, space_to_json
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, open_location
@@ -248,7 +248,7 @@ class DatasetWriter:
         self._put(self._cutter.push((rows, plain), lengths, sizes))
 
     def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` with the spaces of the manifest, where both have some: readers refuse episodes that contradict it."""
+        """`batch` with the spaces of the manifest, where both have some."""
         if self._known["spaces_inferred"]:
             return batch
         observations, actions = (
@@ -365,10 +365,10 @@ class DatasetWriter:
         return {**known, UNFINISHED_WRITING: note.within_manifest(note.options["environment"])}
 
     def _adopt_shards(self, shards: ShardSequence) -> None:
-        reader, ids = ShardReader(self._rows.name, *self._spaces), set[str]()
+        ids = set[str]()
         see = None if self._not_finite is None else self._see
         for place in self._target.own_shards():
-            adopted = adopt(place, reader, self._rows, self._statistics, see)
+            adopted = adopt(place, self._rows, self._statistics, see)
             shards.finished.append(adopted.shard)
             self._take_ids(adopted.ids)
             ids.update(adopted.ids)

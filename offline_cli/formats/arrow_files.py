@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, OfflineCliError
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.parquet.extension_types import extension_failures
+from offline_cli.parquet.reading import extension_failures
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location

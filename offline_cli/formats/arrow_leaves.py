@@ -148,7 +148,7 @@ def _tree(array: pa.Array, field: pa.Field, where: Where) -> Tree:
     _refuse_nulls(array, field.name, where)
     kind = array.type
     metadata = field.metadata or {}
-    name = metadata.get(EXTENSION, b"").decode("utf-8", "replace").lower()  # see parquet/extension_types.py
+    name = metadata.get(EXTENSION, b"").decode("utf-8", "replace").lower()  # see parquet/reading.py
     if isinstance(kind, pa.FixedShapeTensorType):
         return array.to_numpy_ndarray()
     if isinstance(kind, pa.BaseExtensionType):

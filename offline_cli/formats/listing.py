@@ -26,8 +26,8 @@ from offline_cli.formats.rllib.columns import NEEDED
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.tables.text_files import is_named_csv, looks_like_csv, packing_of, unpacked_head
 from offline_cli.scopes import Scope
+from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
-from offline_cli.storage.timeouts import ReadingPool
 from offline_cli.tally import Rejects
 
 __all__ = ["KINDS", "LOOKED_AT", "NO_DATA", "Listing"]

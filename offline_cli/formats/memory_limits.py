@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded
-from offline_cli.parquet.bounds import MEMORY_LIMIT
+from offline_cli.parquet.reading import MEMORY_LIMIT
 from offline_cli.spaces import Space, leaf_spaces
 
 __all__ = [

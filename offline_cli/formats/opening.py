@@ -191,7 +191,6 @@ class OwnSource:
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """The episodes of its shards, whole; `rows_in` counts rows of their tables."""
         self.done = 0
-        self.dataset.refuse_unexplained()
         with self.scope.part() as held:
             for batch in held.enter(self.dataset.batches(memory_limit=self.memory_limit)):
                 rows = len(batch) if self.info.format == "episodes" else batch.num_steps

@@ -23,13 +23,18 @@ from numpy.typing import NDArray
 
 from offline_cli import choices
 from offline_cli.errors import PROBLEM, BadData
-from offline_cli.parquet.bounds import check_footer, most_bytes
-from offline_cli.parquet.extension_types import ParquetFile, extension_failures, without_objects
-from offline_cli.parquet.shards import arrow_file, threads_may_read
+from offline_cli.parquet.reading import (
+    ParquetFile,
+    arrow_file,
+    check_footer,
+    extension_failures,
+    most_bytes,
+    threads_may_read,
+    without_objects,
+)
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.failures import ReadingPool, storage_failures
 from offline_cli.storage.locations import Location
-from offline_cli.storage.timeouts import ReadingPool
 from offline_cli.tally import Lost, Rejects
 
 __all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]

@@ -20,10 +20,9 @@ from torch import nn
 
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, StorageNotFound
 from offline_cli.policies.module_policy import PolicyForPieces
 from offline_cli.policies.policy import PolicyOptions, fitting
-from offline_cli.storage.local_files import not_found
 
 __all__ = ["RLLIB", "open_checkpoint"]
 
@@ -42,7 +41,7 @@ def open_checkpoint(name: str, environment: Environment | None, options: PolicyO
     options.refuse_pieces("a checkpoint of RLlib's, with the pieces that it has,", name)
     folder = Path(name.removeprefix(RLLIB))
     if not folder.is_dir():
-        raise not_found(str(folder), f"no folder {folder} exists", where=name, fix="check the path")
+        raise StorageNotFound(f"no folder {folder} exists", where=name, fix="check the path")
     place = _module_folder(folder, name)
     if not options.trust_pickle:
         what = "a checkpoint of RLlib's is a pickle, and loading one runs the code that is in it"

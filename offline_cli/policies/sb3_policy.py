@@ -18,10 +18,9 @@ import numpy as np
 from gymnasium import spaces
 
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, MissingPackage
+from offline_cli.errors import BadConfig, BadData, MissingPackage, StorageNotFound
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
 from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.storage.local_files import not_found
 from offline_cli.trees import Tree, flatten, unflatten_like
 
 __all__ = ["SB3", "ModelPolicy", "fitting_model", "open_model"]
@@ -84,7 +83,7 @@ def _loaded(name: str, device: str) -> tuple[Any, Path]:
     file = name.removeprefix(SB3)
     path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
     if not path.is_file():
-        raise not_found(file, f"{file} does not exist", where=f"--policy {name}", fix="check the path")
+        raise StorageNotFound(f"{file} does not exist", where=f"--policy {name}", fix="check the path")
     algorithm = _algorithm(path)
     _refuse_normalizing(path)
     try:

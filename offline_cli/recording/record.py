@@ -60,8 +60,8 @@ from offline_cli.recording.results import RecordResult, ended_early, nothing_rec
 from offline_cli.source_code import allowed_changes, code_of, content_hash_of
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
 from offline_cli.storage.blanking import blanked
-from offline_cli.storage.clients import options_for
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.providers import options_for
 from offline_cli.tally import Tally
 
 __all__ = ["record"]

@@ -1,64 +1,135 @@
-"""Failures of storage in one language: exceptions of a filesystem or cloud client become StorageError; our bugs do not.
+"""Requests to a storage: a bounded wait around each, and every failure in one language.
 
-Cloud clients raise classes of their own (botocore's NoCredentialsError, azure's HttpResponseError) that are no OSError; they
-are recognised by the package that they come from, so that no client has to be imported to be caught.
+Clients retry by themselves, some of them for minutes, and s3fs waits forever where a server stops reading, whatever its
+timeouts say. So each request moves a bounded number of bytes, runs in a thread of its own, and is waited for a limited time.
+An abandoned request is not cancelled: its thread stays until the client returns, and never keeps the process alive.
 
-A provider's error codes are looked up in its record (`providers.py`). Clients wrap the provider's answer: s3fs in an OSError
-whose cause is botocore's, adlfs in a RuntimeError, pyarrow in text. So the whole chain of causes is searched for a code,
-innermost last, and the first known one decides. An unknown code is never guessed.
+Whatever a client raises within a request is the storage's failure. A provider's error codes are looked up in its record
+(`providers.py`), in the whole chain of causes, innermost last: clients wrap the provider's answer. Any other error keeps its
+own words. Around other code only the system's errors (OSError) are the storage's: bugs stay what they are.
 """
 
 from __future__ import annotations
 
 import errno
-import re
-from collections.abc import Iterator, Mapping
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, OfflineCliError, StorageError, StorageNotFound, UsageError, causes
 from offline_cli.storage.blanking import blanked
-from offline_cli.storage.local_files import dangling_link
-from offline_cli.storage.providers import Fault, Provider, client_packages, known_providers, provider_at
-from offline_cli.storage.timeouts import NoAnswer
+from offline_cli.storage.local_files import FULL
+from offline_cli.storage.providers import Fault, Provider, known_providers, provider_at
 
-__all__ = ["is_named", "no_bucket", "storage_failures"]
+__all__ = ["REQUEST_BYTES", "SECONDS", "ReadingPool", "asked", "no_bucket", "storage_failures", "wait_for"]
 
-COMMON: Final = (RuntimeError, ValueError, LookupError, AssertionError)  # which clients raise too, and our bugs
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-INNER: Final = "_kwargs"  # ends the names of options that a client hands on to the library below it
+SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
+REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
+REPORTED: Final = 5.0  # seconds after which a wait is noted
+NOTICED: Final = 0.1  # seconds within which a wait ends that is stopped
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_stops = threading.local()
+
+
+# ---- the bounded wait ----
+
+
+class NoAnswer(TimeoutError):
+    """A request that took longer than it may; `seconds` is how long that was."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds = seconds
+
+
+class Stopped(Exception):
+    """The wait was cancelled."""
+
+
+def wait_for(request: Callable[[], T], url: str, seconds: float) -> T:
+    """What `request()` returns, or raises. Raises NoAnswer where that takes longer than `seconds`; Stopped."""
+    stop: threading.Event | None = getattr(_stops, "event", None)
+    answer: futures.Future[T] = futures.Future()
+    threading.Thread(target=_answer, args=(answer, request), name="offline-cli-storage", daemon=True).start()
+    began, is_noted = time.monotonic(), False
+    while not futures.wait([answer], timeout=NOTICED).done:
+        waited = time.monotonic() - began
+        if stop is not None and stop.is_set():
+            raise Stopped
+        if waited >= seconds:
+            raise NoAnswer(seconds)
+        if waited >= REPORTED and not is_noted:
+            is_noted = True
+            _log.warning("note: %s: no answer for %.0f s; the client tries again, for %.0f s in all", url, waited, seconds)
+    return answer.result()
+
+
+def _answer(answer: futures.Future[T], request: Callable[[], T]) -> None:
+    try:
+        answer.set_result(request())
+    except BaseException as error:  # noqa: BLE001  raised again by whoever waits
+        answer.set_exception(error)
+
+
+class ReadingPool(futures.ThreadPoolExecutor):
+    """Threads whose waits for a storage end when the pool is left: by Ctrl-C, an error, or a caller that has seen enough."""
+
+    def __init__(self, threads: int) -> None:
+        self._stop = threading.Event()
+        super().__init__(threads, "offline-cli", lambda: setattr(_stops, "event", self._stop))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Wait until no call is running; those that have not begun are cancelled."""
+        self._stop.set()
+        self.shutdown(wait=True, cancel_futures=True)
+
+
+# ---- failures ----
 
 
 @contextmanager
-def storage_failures(url: str, doing: str, options: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Within it, failures of storage raise StorageError, or StorageNotFound, naming `url` and what was being done to it.
-
-    `options`: those that the client was made with. Where it cannot use one, which it may say as late as at its first request,
-    UsageError; BadConfig for inner ones (`client_kwargs`).
-    """
+def storage_failures(url: str, doing: str) -> Iterator[None]:
+    """Within it, errors of the system (OSError) raise StorageError, or StorageNotFound, naming `url` and what was done."""
     try:
         yield
-    except OfflineCliError:
-        raise
-    except NoAnswer as err:
-        fix = f"check network and endpoint, or set {provider_at(url).set_up}; --storage-option time_limit=SECONDS waits longer"
-        raise StorageError(f"{doing} failed: the storage timed out after {err.seconds:g} s", where=url, fix=fix) from err
     except OSError as err:
         raise _explained(err, url, doing) or _of_os_error(err, url, doing) from err
+
+
+def asked(request: Callable[[], T], url: str, doing: str, seconds: float, options: Mapping[str, Any] | None = None) -> T:
+    """What `request()` to a client gives within a limited time.
+
+    `options`: those that the client was made with. Raises StorageError, or StorageNotFound, for whatever goes wrong; UsageError
+    for an option that the client does not take, which it may say as late as at its first request; BadConfig for inner ones
+    (`client_kwargs`).
+    """
+    try:
+        with storage_failures(url, doing):
+            return wait_for(request, url, seconds)
+    except (OfflineCliError, Stopped, ImportError, MemoryError):
+        raise
     except Exception as err:
-        inner = [name for name in options or () if name.endswith(INNER)]
-        if isinstance(err, (TypeError, AttributeError)) and inner and _came_through_a_client(err):
-            what = f"the storage cannot use what {' and '.join(inner)} say: {_text(err)}"
+        inner = [name for name in options or () if name.endswith("_kwargs")]  # which a client hands on to the library below
+        if isinstance(err, (TypeError, AttributeError)) and inner:
             fix = """they take the names of the library below the client: 'client_kwargs={"region_name": "eu-west-1"}'"""
+            what = f"the storage cannot use what {' and '.join(inner)} say: {_text(err)}"
             raise BadConfig(what, where=f"--storage-option for {url}", fix=fix) from err
-        if not _is_a_clients(err):
-            raise
-        if isinstance(err, TypeError):
+        if isinstance(err, TypeError) and "unexpected keyword" in str(err):
             fix = "leave the option out, or look up its name in the client's documentation"
             raise UsageError(f"the storage does not take an option: {err}", where=url, fix=fix) from err
-        fix = "check the network, the endpoint and the credentials, then run the command again"
-        raise _explained(err, url, doing) or StorageError(f"{doing} failed: {_text(err)}", where=url, fix=fix) from err
+        raise _explained(err, url, doing) or StorageError(f"{doing} failed: {_text(err)}", where=url, fix=_fix(url)) from err
 
 
 def no_bucket(url: str) -> StorageNotFound:
@@ -67,25 +138,10 @@ def no_bucket(url: str) -> StorageNotFound:
     return StorageNotFound(what.format(**_names(url)), where=url, fix=fix)
 
 
-def is_named(error: Exception) -> bool:
-    """Whether no server answered, and the class of the error says why: no credentials, no connection."""
-    if any(getattr(one, "status_code", None) is not None for one in causes(error)):
-        return False
-    return any(type(one).__name__ in _codes_of(known_providers()) for one in causes(error))
-
-
-# ---- a provider's codes ----
-
-
 @cache
 def _codes_of(providers: tuple[Provider, ...]) -> Mapping[str, Fault]:
     """All together, as one provider wraps the client of another."""
     return {code: fault for provider in providers for code, fault in provider.codes.items()}
-
-
-@cache
-def _in_text(providers: tuple[Provider, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(text for provider in providers for text in provider.in_text))
 
 
 def _explained(error: Exception, url: str, doing: str) -> StorageError | None:
@@ -100,87 +156,55 @@ def _explained(error: Exception, url: str, doing: str) -> StorageError | None:
     what, fix = fault.value
     lines = str(cause).strip().splitlines()
     said = f" ({blanked(lines[0])[:300]})" if lines else ""
-    names = {**_names(url), "set_up": provider_at(url).set_up, "region": _region(cause)}
-    return StorageError(f"{doing} failed: {what.format(**names)}{said}", where=url, fix=fix.format(**names))
+    return StorageError(f"{doing} failed: {what}{said}", where=url, fix=fix.format(**_names(url)))
 
 
 def _codes(error: Any) -> Iterator[str]:
-    """The names of `error` in its provider's records, the most specific first."""
-    if match := _in_text(known_providers()).search(str(error)):
-        yield next(part for part in match.groups() if part)
+    """The names of `error` in its provider's records, the most specific first, HTTP status last."""
     response = getattr(error, "response", None)
-    if isinstance(response, dict):  # botocore
-        yield str(response.get("Error", {}).get("Code", ""))
+    told = response if isinstance(response, dict) else {}  # botocore's
+    yield str(told.get("Error", {}).get("Code", ""))
     for name in ("error_code", "code"):  # azure; gcsfs
         value = getattr(error, name, None)
         if value is not None and not callable(value):
             yield str(getattr(value, "value", value))
     yield type(error).__name__
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int):
-        yield str(status)
+    yield str(told.get("ResponseMetadata", {}).get("HTTPStatusCode", getattr(error, "status_code", "")))
 
 
 def _names(url: str) -> dict[str, str]:
-    bucket = url.rpartition("::")[2].partition("://")[2].partition("/")[0]
-    return {"container": provider_at(url).container or "bucket", "bucket": bucket}
-
-
-def _region(cause: Any) -> str:
-    """The region that S3 says is right, if any."""
-    response = getattr(cause, "response", None)
-    region = response.get("Error", {}).get("Region") if isinstance(response, dict) else None
-    return f": {region}" if region else ""
-
-
-# ---- the system's errors ----
+    bucket, provider = url.rpartition("::")[2].partition("://")[2].partition("/")[0], provider_at(url)
+    return {"container": provider.container or "bucket", "bucket": bucket, "set_up": provider.set_up}
 
 
 def _of_os_error(err: OSError, url: str, doing: str) -> StorageError:
-    if isinstance(err, (FileNotFoundError, FileExistsError)) and (broken := dangling_link(str(err.filename or url), shown=url)):
-        return broken
+    if isinstance(err, NoAnswer):
+        fix = f"check network and endpoint, or set {provider_at(url).set_up}; --storage-option time_limit=SECONDS waits longer"
+        return StorageError(f"{doing} failed: the storage timed out after {err.seconds:g} s", where=url, fix=fix)
     if isinstance(err, FileNotFoundError):
         fix = "check the path" if "://" not in url or url.startswith("file:") else "check the path, or the bucket's name"
         return StorageNotFound(f"{url} does not exist", where=url, fix=fix)
     place = url if err.filename is None or str(err.filename) == url else f"{url} ({err.filename})"  # a folder above, say
+    what, fix = f"{doing} failed: {_text(err)}", _fix(url)
     if isinstance(err, PermissionError):
-        fix = "check the permissions, or the credentials that the storage client uses"
-        return StorageError(f"{doing} was denied: no permission", where=place, fix=fix)
-    if err.errno == errno.EROFS:
-        fix = "write to a place that is not mounted read-only"
-        return StorageError(f"{doing} failed: the file system is read-only", where=place, fix=fix)
-    if err.errno in FULL:
-        return StorageError(f"{doing} failed: no space left", where=url, fix="free some space, or write to another place")
-    if isinstance(err, IsADirectoryError):
-        return StorageError(f"{doing} failed: it is a folder", where=url, fix="name a file")
-    is_file = isinstance(err, (NotADirectoryError, FileExistsError))
-    fix = "a file stands where a folder is needed: name another path" if is_file else "check that the storage is healthy"
-    return StorageError(f"{doing} failed: {_text(err)}", where=url, fix=fix)
+        what, fix = f"{doing} was denied: no permission", "check the permissions, or the credentials that the client uses"
+    elif err.errno == errno.EROFS:
+        what, fix = f"{doing} failed: the file system is read-only", "write to a place that is not mounted read-only"
+    elif err.errno in FULL:
+        what, fix, place = f"{doing} failed: no space left", "free some space, or write to another place", url
+    elif isinstance(err, IsADirectoryError):
+        what, fix = f"{doing} failed: it is a folder", "name a file"
+    elif isinstance(err, (NotADirectoryError, FileExistsError)):
+        fix = "a file stands where a folder is needed: name another path"
+    return StorageError(what, where=place, fix=fix)
+
+
+def _fix(url: str) -> str:
+    if "://" not in url:
+        return "check that the storage is healthy"
+    return f"check the network and the endpoint, and the credentials: set {provider_at(url).set_up}"
 
 
 def _text(err: Exception) -> str:
-    return f"{type(err).__name__}: {blanked(str(err))}" if str(err) else type(err).__name__
-
-
-# ---- whose errors they are ----
-
-
-def _is_a_clients(err: Exception) -> bool:
-    """Whether a cloud client made `err`: by its class, or, of a common one or a refused option, by the code it came through."""
-    if any(_is_client(kind.__module__) for kind in type(err).__mro__):
-        return True
-    refused_option = isinstance(err, TypeError) and "__init__() got an unexpected keyword" in str(err)
-    return (isinstance(err, COMMON) or refused_option) and _came_through_a_client(err)
-
-
-def _came_through_a_client(err: Exception) -> bool:
-    frame = err.__traceback__
-    while frame is not None:
-        if _is_client(str(frame.tb_frame.f_globals.get("__name__", ""))):
-            return True
-        frame = frame.tb_next
-    return False
-
-
-def _is_client(module: str) -> bool:
-    return module.partition(".")[0] in client_packages()
+    said = " ".join(str(err).split())
+    return f"{type(err).__name__}: {blanked(said)}" if said else type(err).__name__

@@ -1,10 +1,12 @@
-"""Files of this machine: opening, syncing, and what a dangling link is.
+"""Files of this machine: opening, syncing, and bytes that wait in a temporary file.
 
 * `open_plain`, `read_plain`: regular files only. Whoever can put a file into a folder can put a named pipe there, or a link to
   a terminal, which blocks its reader forever. Data that is piped in on purpose comes as `-`.
 * `sync_bytes`, `sync_names`: sync to disk, by path: the bytes of a file, the names in a folder. A disk that cannot sync a
   folder (some network filesystems) answers EINVAL or ENOTSUP, and is written to all the same. Any other failure raises OSError,
   because the caller may go on to remove what the names replace.
+* `TempFile`: bytes in a temporary file (`--temp-dir`), deleted as soon as it is open (Windows: when it is closed): not even a
+  killed process leaves bytes behind.
 """
 
 from __future__ import annotations
@@ -12,37 +14,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import BinaryIO, Final
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self
 
-from offline_cli.errors import BadData, StorageNotFound
+from offline_cli.errors import BadData, StorageError, StorageNotFound
 
-__all__ = ["PART_PREFIX", "SIGNS", "dangling_link", "not_found", "open_plain", "read_plain", "sync_bytes", "sync_names"]
+__all__ = ["FULL", "PART_PREFIX", "SIGNS", "TempFile", "checked_folder", "open_plain", "read_plain", "sync_bytes", "sync_names"]
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 KINDS: Final = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
-
-
-def not_found(path: str | os.PathLike[str], what: str, *, where: str, fix: str) -> StorageNotFound:
-    """The error of a missing place: `what`, unless it or a folder above is a link without its target."""
-    return dangling_link(path) or StorageNotFound(what, where=where, fix=fix)
-
-
-def dangling_link(path: str | os.PathLike[str], *, shown: str = "") -> StorageNotFound | None:
-    """The error that names the link at or above a local path whose target does not exist, and that target; None without one.
-
-    `shown`: the same path as the user wrote it, where that is another spelling.
-    """
-    place = os.fspath(path)
-    if shown and os.path.abspath(shown) == os.path.abspath(place):
-        place = shown
-    while place and place != os.path.dirname(place) and not os.path.islink(place):
-        place = os.path.dirname(place)
-    if not os.path.islink(place) or os.path.exists(place):
-        return None
-    what = f"{place} is a link, and its target {os.readlink(place)} does not exist"
-    return StorageNotFound(what, where=place, fix="bring the target back, or point the link at what is there")
 
 
 def sync_bytes(file: str) -> None:
@@ -88,3 +74,84 @@ def read_plain(path: str, *, shown: str) -> bytes:
     """All bytes of the file. Raises as `open_plain` does."""
     with open_plain(path, shown=shown) as file:
         return file.read()
+
+
+# ---- temporary files ----
+
+
+class TempFile:
+    """Bytes that are appended and read at any place, by one thread at a time; a context manager. Raises StorageError."""
+
+    def __init__(self, folder: str | None, *, holding: str = "rows") -> None:
+        """`folder`: where the file is made; None: the system's place for temporary files. Nothing is made before `with`.
+        `holding`: what the bytes are, for messages.
+        """
+        self.size = 0  # bytes
+        self._folder = folder or tempfile.gettempdir()
+        self._holding = holding
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        with self._failures("making a temporary file"):
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def append(self, data: Any) -> int:
+        """Write bytes (or a contiguous array's) at the end; gives where they begin."""
+        rest, offset = _bytes_of(data), self.size
+        self.size += len(rest)
+        with self._failures(f"writing {self._holding} to a temporary file"):
+            self._file.seek(offset)
+            while len(rest):
+                rest = rest[self._file.write(rest) :]
+        return offset
+
+    def read_into(self, offset: int, target: Any) -> None:
+        """Fill `target`, a contiguous array, with the bytes from `offset` on."""
+        rest = _bytes_of(target)
+        with self._failures(f"reading {self._holding} of a temporary file"):
+            self._file.seek(offset)
+            while len(rest):
+                count = self._file.readinto(rest)
+                if not count:
+                    raise OSError(errno.EIO, "it has become shorter")
+                rest = rest[count:]
+
+    def read(self, offset: int, size: int) -> bytearray:
+        """`size` bytes from `offset` on."""
+        data = bytearray(size)
+        self.read_into(offset, data)
+        return data
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as err:
+            what = f"the folder for temporary files does not exist: {self._folder}"
+            raise StorageNotFound(what, where=self._folder, fix="make it, or name another with --temp-dir") from err
+        except OSError as err:
+            what, room = f"{doing} failed: {err.strerror or err}", "that can be written to"
+            if err.errno in FULL:
+                what, room = f"{doing} failed after {self.size / 1e6:,.0f} MB: no space left", "with more space"
+            raise StorageError(what, where=self._folder, fix=f"name a folder {room} with --temp-dir") from err
+
+
+def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:
+    """The folder of `--temp-dir` as text, checked before it is needed; None: the system's.
+
+    Raises StorageNotFound where it does not exist, StorageError where no file can be made in it.
+    """
+    if folder is None:
+        return None
+    with TempFile(os.fspath(folder)):
+        return os.fspath(folder)
+
+
+def _bytes_of(data: Any) -> memoryview:
+    """Of an array without elements: none, for which `cast` raises."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())

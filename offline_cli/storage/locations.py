@@ -1,41 +1,37 @@
 """Places by URL: their contents and bytes, and folders created and removed.
 
-The URL chooses the filesystem: a path, or any provider known to us, to other packages or to fsspec. No module above this one
-asks what kind of filesystem it is. Failures raise StorageError, missing places StorageNotFound; a failure is never taken for
-"no such file", as the clients' own `exists`, `isfile` and `isdir` do. Every request goes through `Location.ask`. Local paths
-are shown as the user wrote them.
+No module above this one asks what kind of filesystem a place is in. Failures raise StorageError, missing places
+StorageNotFound; a failure is never taken for "no such file", as the clients' own `exists`, `isfile` and `isdir` do. Every
+request goes through `Location.ask`. Local paths are shown as the user wrote them.
 """
 
 from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 
-import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from offline_cli.errors import MissingPackage, StorageError, StorageNotFound, UsageError
+from offline_cli.errors import StorageError, StorageNotFound, UsageError
 from offline_cli.storage.blanking import blanked
-from offline_cli.storage.clients import options_for, place_in, quiet_clients, time_limit_of
-from offline_cli.storage.failures import is_named, no_bucket, storage_failures
-from offline_cli.storage.local_copies import LocalCopies, cache_of
-from offline_cli.storage.local_files import SIGNS, dangling_link, open_plain, read_plain, sync_names
-from offline_cli.storage.providers import HERE, Provider, provider_of
-from offline_cli.storage.remote_files import BLOCK, remote_file
-from offline_cli.storage.timeouts import REQUEST_BYTES, SECONDS, wait_for
-from offline_cli.storage.urls import check_url, decoded, is_web
+from offline_cli.storage.failures import REQUEST_BYTES, SECONDS, asked, no_bucket, storage_failures
+from offline_cli.storage.filesystems import LocalCopies, cache_of, filesystem_at, place_in
+from offline_cli.storage.local_files import SIGNS, open_plain, read_plain, sync_names
+from offline_cli.storage.providers import TIME_LIMIT, Provider, options_for, provider_of
 
 __all__ = ["Location", "Sources", "expand", "open_location"]
 
-SMALL: Final = 1 << 20  # bytes of a listed file that are fetched at once
+BLOCK: Final = 8 << 20  # bytes of a request, and as many that are read ahead
+BUFFER: Final = 1 << 20
 T = TypeVar("T")
 Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
@@ -125,10 +121,11 @@ class Location:
         Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound; BadConfig where its client
         cannot use what inner options say.
         """
-        with storage_failures(self.url, doing, getattr(self.fs, "storage_options", None)):
-            if self.is_local or self.is_memory:
+        if self.is_local or self.is_memory:
+            with storage_failures(self.url, doing):
                 return request()
-            return wait_for(request, self.url, self.time_limit * max(1.0, moving / REQUEST_BYTES))
+        seconds = self.time_limit * max(1.0, moving / REQUEST_BYTES)
+        return asked(request, self.url, doing, seconds, getattr(self.fs, "storage_options", None))
 
     def _info(self) -> Mapping[str, Any] | None:
         """The filesystem's record of this place; None where nothing is here."""
@@ -139,49 +136,40 @@ class Location:
                 return self.fs.info(self.path)
             except FileNotFoundError:
                 return None
-            except Exception as err:
-                if self.is_in_bucket and not is_named(err):  # answers to HEAD have no body: another question may get the reason
+            except OSError:
+                if self.is_in_bucket:  # answers to HEAD have no body: another question may get the reason
                     self.fs.ls(self.path.partition("/")[0], refresh=True)
                 raise
 
-        found: Mapping[str, Any] | None = self.ask("looking it up", request)
+        found: Mapping[str, Any] | None = self.record or self.ask("looking it up", request)
         return found
 
     def exists(self) -> bool:
         """Whether a file or folder is here."""
-        return os.path.exists(self.path) if self.is_local else self._info() is not None
+        return os.path.exists(self.path) if self.is_local else replace(self, record=None)._info() is not None
 
     def is_dir(self) -> bool:
         """Whether a folder is here."""
-        return os.path.isdir(self.path) if self.is_local else self._is("directory")
+        return os.path.isdir(self.path) if self.is_local else (self._info() or {}).get("type") == "directory"
 
     def is_file(self) -> bool:
         """Whether a file is here."""
-        return os.path.isfile(self.path) if self.is_local else self._is("file")
-
-    def _is(self, kind: str) -> bool:
-        found = self.record or self._info()
-        return found is not None and found["type"] == kind
+        return os.path.isfile(self.path) if self.is_local else (self._info() or {}).get("type") == "file"
 
     def size(self) -> int:
         """Bytes in this file. Raises StorageNotFound."""
         if self.is_local:
             return self.ask("asking for its size", lambda: os.stat(self.path).st_size)
-        return int(self.stored()["size"] or 0)
-
-    def stored(self) -> Mapping[str, Any]:
-        """The filesystem's record of this file: `size`, and more by client. Raises StorageNotFound."""
-        found = self.record or self._info()
+        found = self._info()
         if found is None:
             raise self.missing()
-        return found
+        return int(found["size"] or 0)
 
     def missing(self) -> StorageNotFound:
         """The error of this place when nothing is here: of its bucket, where that is missing too."""
         if self._has_no_bucket():
             return no_bucket(self.url)
-        nothing = StorageNotFound(f"{self.url} does not exist", where=self.url, fix="check the path")
-        return (dangling_link(self.path, shown=self.url) if self.is_local else None) or nothing
+        return StorageNotFound(f"{self.url} does not exist", where=self.url, fix="check the path")
 
     def _has_no_bucket(self) -> bool:
         """Whether the bucket is missing; False too where the store does not say."""
@@ -242,16 +230,19 @@ class Location:
         """
         if not self.has_folders:
             return []
-        with storage_failures(self.url, "making the folder"):
-            made: list[Location] = []
-            here: Location | None = self
-            while here is not None and not here.exists():
-                made.insert(0, here)
-                here = here.parent()
+        made: list[Location] = []
+        here: Location | None = self
+        while here is not None and not here.exists():
+            made.insert(0, here)
+            here = here.parent()
+
+        def request() -> None:
             self.fs.makedirs(self.path, exist_ok=True)
             for folder in made if self.is_local else ():
                 sync_names(os.path.dirname(folder.path))
-            return made
+
+        self.ask("making the folder", request)
+        return made
 
     def check_writable(self) -> None:
         """Raise StorageError where this folder could not be made, or nothing in it; of this machine alone, where that is known
@@ -270,11 +261,13 @@ class Location:
 
     def remove_empty_folder(self) -> None:
         """Remove this folder if it is there and empty."""
-        if not self.has_folders:
-            return
-        with storage_failures(self.url, "removing the empty folder"):
+
+        def request() -> None:
             if self.fs.isdir(self.path) and not self.fs.ls(self.path, detail=False):
                 self.fs.rmdir(self.path)
+
+        if self.has_folders:
+            self.ask("removing the empty folder", request)
 
     def remove(self) -> None:
         """Remove this file; one that is gone already is no error."""
@@ -291,8 +284,6 @@ class Location:
             return io.BytesIO(self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path))))
         if self.cache is not None and self.is_in_bucket and not self.is_arrow:
             return self.ask("copying it to the cache", partial(self.cache.open, self.fs, self.path), moving=self.size())
-        if self.record is not None and 0 < (self.record["size"] or 0) <= SMALL:
-            return io.BytesIO(self._small(self.record["size"]))
 
         def request() -> Any:
             if self.record is None:
@@ -300,17 +291,7 @@ class Location:
             block = {"block_size": BLOCK} if self.is_in_bucket else {}
             return self.fs.open(self.path, "rb", **block, **({} if self.is_arrow else {"cache_type": "readahead"}))
 
-        raw = self.ask("opening it", request)
-        size = getattr(raw, "size", None)  # None: of an archive, or of a server that says nothing of sizes
-        return raw if size is None else remote_file(raw, size, self.url, self.ask)
-
-    def _small(self, size: int) -> bytes:
-        """All bytes of a small file, in one request; one more where there are more than were listed."""
-        data = self._first(size + 1)
-        if len(data) != size:
-            what = f"the file changed while it was read: {len(data)} bytes or more came where {size} were listed"
-            raise StorageError(what, where=self.url, fix="run the command again once nobody writes there")
-        return data
+        return io.BufferedReader(_RemoteFile(self, self.ask("opening it", request)), BUFFER)
 
     def read_bytes(self) -> bytes:
         """All bytes of this file, past any cache. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
@@ -324,17 +305,49 @@ class Location:
         if self.is_local:
             with self.open() as file:
                 return file.read(most), os.fstat(file.fileno()).st_size
-        size = self.size()
-        return self._first(most) if size else b"", size
-
-    def _first(self, most: int) -> bytes:
-        how = {"seekable": True} if self.is_arrow else {}  # else its wrapper opens a stream that knows no position
-        return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path, end=most, **how)))
+        size, how = self.size(), {"seekable": True} if self.is_arrow else {}  # else its stream knows no position
+        if not size:
+            return b"", 0
+        return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path, end=most, **how))), size
 
     @property
     def without_cache(self) -> Location:
         """The same place, read from where it is."""
         return replace(self, cache=None, record=None)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A client's open file, each read of which is one bounded request."""
+
+    def __init__(self, place: Location, raw: Any) -> None:
+        super().__init__()
+        self._place, self._raw = place, raw
+        self._size: int | None = getattr(raw, "size", None)  # None: of an archive, or of a server that says nothing of sizes
+        self.seek, self.tell, self.seekable = raw.seek, raw.tell, raw.seekable  # type: ignore[method-assign]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        into = memoryview(buffer).cast("B")
+        wanted = min(len(into), BLOCK if self._size is None else max(0, min(BLOCK, self._size - self._raw.tell())))
+        data = self._place.ask("reading it", lambda: bytes(self._raw.read(wanted))) if wanted else b""
+        if len(data) != wanted and self._size is not None:
+            what = f"the file changed while it was read: {len(data)} bytes came where {wanted} were asked for"
+            raise StorageError(what, where=self._place.url, fix="run the command again once nobody writes there")
+        into[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self.read(BLOCK) or b"", b""))
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._raw.close()
+
+
+# ---- by URL ----
 
 
 def open_location(
@@ -357,43 +370,29 @@ def open_location(
         raise UsageError(
             f"a place is a path or a URL, not {url!r}", where="the path given", fix="name a folder, a file or a URL"
         )
-    text, shared = os.fspath(url), (time_limit_of(storage_options), cache_of(storage_options))
-    if filesystem is not None:
-        options_for("memory://", storage_options)  # refuses what could only be for a client to be made
-        return Location(*place_in(filesystem, text), *shared)
-    if not text:
-        raise UsageError("an empty path", where="the path given", fix="name a folder, a file or a URL")
-    if not storage_options and not any(sign in text for sign in SIGNS):
+    text = os.fspath(url)
+    if filesystem is None and text and not storage_options and not any(sign in text for sign in SIGNS):  # a plain path
         fs, path = url_to_fs(text)
         return Location(fs, str(path), text)
-    check_url(text)
-    scheme, shown = fsspec.utils.get_protocol(text), blanked(text)
-    for link in text.split("::"):
-        provider_of(fsspec.utils.get_protocol(link)).prepare(storage_options or {})
-    options = options_for(text, storage_options, beside=_urls(beside))
-    plain = "::".join(map(decoded, text.split("::")))
-    if scheme not in HERE:
-        quiet_clients()
-    try:
-        fsspec.get_filesystem_class(scheme)
-        with storage_failures(shown, "opening the storage"):  # Google's and Azure's look for credentials, on the network too
-            fs, path = wait_for(lambda: url_to_fs(plain, **options), shown, shared[0])
-    except ImportError as err:
-        extra = provider_of(scheme).extra
-        fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
-        raise MissingPackage(f"no client for {scheme}:// is installed", where=shown, fix=fix) from err
-    except ValueError as err:
-        fix = "use a local path, s3://, gs:// or az://"
-        raise UsageError(f"{scheme}:// is not a scheme that can be opened: {err}", where=shown, fix=fix) from err
-    return Location(fs, str(path), shown, *shared)
+    limit, cache = _time_limit(storage_options), cache_of(storage_options)
+    if filesystem is not None:
+        options_for("memory://", storage_options)  # refuses what could only be for a client to be made
+        return Location(*place_in(filesystem, text), limit, cache)
+    places = [one.url if isinstance(one, Location) else os.fspath(one) for one in _sequence(beside)]
+    return Location(*filesystem_at(text, storage_options, beside=places, time_limit=limit), limit, cache)
+
+
+def _time_limit(options: Mapping[str, Any] | None) -> float:
+    """Seconds that a request may take, by `options`. Raises UsageError for a value that is not a number of seconds."""
+    seconds = (options or {}).get(TIME_LIMIT, SECONDS)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        fix = f"a number of seconds, such as {TIME_LIMIT}=300"
+        raise UsageError(f"{seconds!r} is not a time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
+    return float(seconds)
 
 
 def _sequence(sources: Sources) -> list[str | os.PathLike[str] | Location]:
     return [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-
-
-def _urls(sources: Sources) -> list[str]:
-    return [source.url if isinstance(source, Location) else os.fspath(source) for source in _sequence(sources)]
 
 
 def expand(sources: Sources, storage_options: Mapping[str, Any] | None = None, *, beside: Sources = ()) -> list[Location]:
@@ -403,16 +402,15 @@ def expand(sources: Sources, storage_options: Mapping[str, Any] | None = None, *
     for a glob. Folders stay folders: what is in them is for their readers to say. `beside`: other places that the same options
     are for. Raises StorageNotFound by name, UsageError as `open_location` does.
     """
-    listed = _sequence(sources)
-    others = [*listed, *_sequence(beside)]
-    return [found for source in listed for found in _expand_one(open_location(source, storage_options, beside=others))]
-
-
-def _expand_one(location: Location) -> list[Location]:
-    if location.exists():
-        return [location]
-    # what follows `?` on the web is a query, signatures among it
-    path, signs = (location.path.partition("?")[0], "*[") if is_web(location.path) else (location.path, "*?[")
-    if not any(sign in path for sign in signs):
-        raise location.missing()
-    return location.matches()
+    listed, found = _sequence(sources), list[Location]()
+    for source in listed:
+        place = open_location(source, storage_options, beside=[*listed, *_sequence(beside)])
+        is_web = place.path.startswith(("http://", "https://"))  # where a query follows `?`, signatures among it
+        path, signs = (place.path.partition("?")[0], "*[") if is_web else (place.path, "*?[")
+        if place.exists():
+            found.append(place)
+        elif any(sign in path for sign in signs):
+            found += place.matches()
+        else:
+            raise place.missing()
+    return found

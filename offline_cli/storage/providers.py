@@ -1,26 +1,33 @@
-"""Storage providers: one record each, with all that differs between S3, Google Cloud Storage, Azure and others.
+"""Storage providers: one record each, with all that differs between S3, Google Cloud Storage, Azure and others; and the options
+of their clients (`--storage-option`), checked by name before any request.
 
 A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each scheme; it
 is imported only when a URL of that scheme is named. It cannot replace a scheme of ours.
+
+Clients pass on options that they do not know, which then fail at the first request or never. One set of options serves all
+places of a command: each place gets those that it takes, and an option that no place takes is an error. Three options are ours,
+and every place takes them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that keeps
+copies of remote files; and `cache_size`, its limit in bytes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import Any, Final
 
-__all__ = ["HERE", "Fault", "Provider", "buckets", "client_packages", "known_providers", "provider_at", "provider_of"]
+from offline_cli.errors import BadConfig, UsageError
+
+__all__ = ["CACHE", "CACHE_SIZE", "HERE", "TIME_LIMIT", "Fault", "Provider", "buckets", "client_packages", "known_providers"]
+__all__ += ["options_for", "provider_at", "provider_of"]
 
 HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
-
-_REGION: Final = (
-    "AWS_DEFAULT_REGION in the environment, or "
-    """--storage-option 'client_kwargs={"region_name": "eu-west-1"}'"""
-)
-_REGIONS: Final = ("region", "region_name", "aws_region", "default_region")
+TIME_LIMIT, CACHE, CACHE_SIZE = "time_limit", "cache", "cache_size"
+OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
+OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
 
 
 class Fault(Enum):
@@ -28,19 +35,8 @@ class Fault(Enum):
 
     NO_BUCKET = ("the {container} {bucket!r} does not exist", "check its name, or make it first")
     NO_CREDENTIALS = ("no credentials were found", "set {set_up}")
-    UNKNOWN_KEY = ("the storage does not know the access key", "check the key's id, or set {set_up}")
-    WRONG_SECRET = ("the storage refused the key: it does not fit the account", "check the secret key, or set {set_up}")
-    EXPIRED = ("the credentials have expired", "log in again, or get new ones; then run the command again")
-    WRONG_REGION = (
-        "the bucket is in another region than the request was for",
-        "set AWS_DEFAULT_REGION to the region of the bucket{region}",
-    )
-    BAD_NAME = ("{bucket!r} cannot be the name of a {container}", "check the name, which ends at the first slash")
-    WRONG_CLOCK = ("the storage refused the request's time", "set the clock of this machine")
-    DENIED = ("access was denied", "ask for permission on this place, or use other credentials: set {set_up}")
-    ANONYMOUS = ("the storage wants credentials, and got none that it accepts", "set {set_up}")
-    BUSY = ("the storage is overloaded, or not available", "run the command again in a while")
-    UNREACHABLE = ("the storage cannot be reached", "check the network, and the endpoint or account name")
+    DENIED = ("access was denied", "check credentials and permissions, or use others: set {set_up}")
+    UNREACHABLE = ("the storage cannot be reached, or is overloaded", "check the network and the endpoint, then try again")
     CHANGED = ("the file changed while it was read", "run the command again once nobody writes there")
 
 
@@ -68,53 +64,14 @@ class Provider:
     # ---- options ----
     checks_options: bool = False  # whether the parameters of its client's class are all the options that there are
     more_options: frozenset[str] = frozenset()  # that the client passes on
-    advice: Mapping[str, str] = field(default_factory=dict)  # what to do instead of an option that it lacks, by name
     prepare: Callable[[Mapping[str, Any]], None] = lambda options: None  # before the client is imported: no look-ups, say
 
     # ---- errors ----
     codes: Mapping[str, Fault] = field(default_factory=dict)  # by code, by class of the client's errors, and by status
-    in_text: tuple[str, ...] = ()  # patterns with one group: a code within the text of an error, which outranks its own code
 
 
 def _by_code(faults: Mapping[Fault, str]) -> dict[str, Fault]:
-    return {code: fault for fault, codes in faults.items() for code in codes.split(", ")}
-
-
-# ---- S3 ----
-
-_S3: Final = Provider(
-    "s3",
-    ("s3", "s3a"),
-    client=frozenset({"aiobotocore", "botocore", "s3fs"}),
-    set_up="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, --storage-option profile=NAME, or anon=true for public data",
-    container="bucket",
-    serves_ranges=True,
-    has_folders=False,
-    creates_only=True,
-    checks_options=True,
-    more_options=frozenset({"profile"}),
-    advice=dict.fromkeys(_REGIONS, _REGION),
-    codes=_by_code(
-        {
-            Fault.NO_BUCKET: "NoSuchBucket, NO_SUCH_BUCKET",
-            Fault.UNKNOWN_KEY: "InvalidAccessKeyId, INVALID_ACCESS_KEY_ID, INVALID_CLIENT_TOKEN_ID",
-            Fault.WRONG_SECRET: "SignatureDoesNotMatch, SIGNATURE_DOES_NOT_MATCH",
-            Fault.EXPIRED: "ExpiredToken, ExpiredTokenException, RequestExpired, TokenRefreshRequired, InvalidToken, "
-            "UnauthorizedSSOTokenError, TokenRetrievalError",
-            Fault.WRONG_REGION: "AuthorizationHeaderMalformed, IllegalLocationConstraintException, PermanentRedirect, 301",
-            Fault.BAD_NAME: "Invalid bucket name, InvalidBucketName",
-            Fault.WRONG_CLOCK: "RequestTimeTooSkewed, REQUEST_TIME_TOO_SKEWED",
-            Fault.DENIED: "AccessDenied, AllAccessDisabled, ACCESS_DENIED",
-            Fault.BUSY: "SlowDown, SLOW_DOWN, ServiceUnavailable",
-            Fault.NO_CREDENTIALS: "NoCredentialsError, PartialCredentialsError",
-            Fault.UNREACHABLE: "EndpointConnectionError, ConnectTimeoutError, NETWORK_CONNECTION",
-            Fault.CHANGED: "FileExpired",
-        }
-    ),
-    in_text=("AWS Error ([A-Z_]+)", "(Invalid bucket name)"),  # of pyarrow, of botocore
-)
-
-# ---- Google Cloud Storage ----
+    return {code: fault for fault, codes in faults.items() for code in codes.split()}
 
 
 def _without_question_of_bucket(options: Mapping[str, Any]) -> None:
@@ -127,6 +84,27 @@ def _without_question_of_bucket(options: Mapping[str, Any]) -> None:
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
+_S3: Final = Provider(
+    "s3",
+    ("s3", "s3a"),
+    client=frozenset({"aiobotocore", "botocore", "s3fs"}),
+    set_up="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, --storage-option profile=NAME, or anon=true for public data",
+    container="bucket",
+    serves_ranges=True,
+    has_folders=False,
+    creates_only=True,
+    checks_options=True,
+    more_options=frozenset({"profile"}),
+    codes=_by_code(
+        {
+            Fault.NO_BUCKET: "NoSuchBucket",
+            Fault.NO_CREDENTIALS: "NoCredentialsError PartialCredentialsError",
+            Fault.DENIED: "ExpiredToken InvalidToken TokenRefreshRequired UnauthorizedSSOTokenError TokenRetrievalError",
+            Fault.UNREACHABLE: "EndpointConnectionError ConnectTimeoutError",
+            Fault.CHANGED: "FileExpired",
+        }
+    ),
+)
 _GOOGLE: Final = Provider(
     "gs",
     ("gs", "gcs"),
@@ -139,17 +117,8 @@ _GOOGLE: Final = Provider(
     forgets_uploads=True,
     checks_options=True,
     prepare=_without_question_of_bucket,
-    codes={
-        "Forbidden": Fault.DENIED,
-        "DefaultCredentialsError": Fault.NO_CREDENTIALS,
-        "RefreshError": Fault.EXPIRED,
-        "in a reasonable timeframe": Fault.WRONG_CLOCK,
-    },
-    in_text=("(in a reasonable timeframe)", "^(Forbidden): "),
+    codes=_by_code({Fault.NO_CREDENTIALS: "DefaultCredentialsError", Fault.DENIED: "RefreshError"}),
 )
-
-# ---- Azure ----
-
 _AZURE: Final = Provider(
     "az",
     ("az", "abfs", "abfss"),
@@ -166,44 +135,24 @@ _AZURE: Final = Provider(
     checks_options=True,
     codes=_by_code(
         {
-            Fault.NO_BUCKET: "ContainerNotFound, ContainerBeingDeleted",
-            Fault.WRONG_SECRET: "AuthenticationFailed, AuthorizationFailure, InvalidAuthenticationInfo",
-            Fault.EXPIRED: "Signature not valid in the specified time frame, Lifetime validation failed",
-            Fault.BAD_NAME: "InvalidResourceName",
-            Fault.WRONG_CLOCK: "Request date header too old",
-            Fault.DENIED: "AuthorizationPermissionMismatch, InsufficientAccountPermissions",
-            Fault.ANONYMOUS: "NoAuthenticationInformation, PublicAccessNotPermitted",
-            Fault.BUSY: "ServerBusy",
-            Fault.NO_CREDENTIALS: "Must provide either a connection_string, Connection string is either blank, "
-            "CredentialUnavailableError, ClientAuthenticationError",
+            Fault.NO_BUCKET: "ContainerNotFound ContainerBeingDeleted",
+            Fault.NO_CREDENTIALS: "CredentialUnavailableError",
+            Fault.DENIED: "ClientAuthenticationError",
             Fault.UNREACHABLE: "ServiceRequestError",
         }
     ),
-    in_text=(
-        "(Signature not valid in the specified time frame|Lifetime validation failed|Request date header too old)",
-        "(Must provide either a connection_string|Connection string is either blank)",
-    ),
 )
-_LAKE: Final = replace(_AZURE, schemes=("adl",), serves_ranges=False, creates_only=False, checks_options=False)
-
-# ---- others ----
-
 _HTTP: Final = Provider(
     "http",
     ("http", "https"),
     client=frozenset({"aiohttp", "fsspec", "requests", "urllib3"}),
     has_folders=False,
-    codes=_by_code(
-        {
-            Fault.ANONYMOUS: "401",
-            Fault.DENIED: "403",
-            Fault.BUSY: "429, 503",
-            Fault.UNREACHABLE: "ClientConnectorError, ClientConnectorDNSError",
-        }
+    codes=_by_code(  # of any storage
+        {Fault.DENIED: "401 403", Fault.UNREACHABLE: "429 500 502 503 504 ClientConnectorError ClientConnectorDNSError"}
     ),
 )
 _OURS: Final = (
-    *(_S3, _GOOGLE, _AZURE, _LAKE, _HTTP),
+    *(_S3, _GOOGLE, _AZURE, _HTTP),
     Provider("file", ("file", "local"), checks_options=True),
     Provider("memory", ("memory",), checks_options=True, creates_only=True),
     Provider("oss", ("oss",), has_folders=False),
@@ -250,7 +199,6 @@ def client_packages() -> frozenset[str]:
 def _registered(scheme: str) -> Provider | None:
     import fsspec
 
-    from offline_cli.errors import BadConfig
     from offline_cli.plugins import PROVIDERS, plugin
 
     found = plugin(PROVIDERS, scheme) if scheme else None
@@ -263,3 +211,54 @@ def _registered(scheme: str) -> Provider | None:
     if provider.filesystem:
         fsspec.register_implementation(scheme, provider.filesystem, clobber=True)
     return provider
+
+
+# ---- options of clients ----
+
+
+def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
+    """Those of `options` that the client for `url` takes.
+
+    `beside`: the other places that `options` are for. Raises UsageError for one that no client of them takes.
+    """
+    given = {name: value for name, value in (options or {}).items() if name not in OURS}
+    schemes = [_scheme(place) for place in dict.fromkeys([url, *beside])]
+    takes = [_names_of_client(scheme) for scheme in schemes] if given else []
+    if not given or takes[0] is None:
+        return given
+    known = frozenset[str]().union(*(names or () for names in takes))
+    for name in given:
+        if name not in known and None not in takes:
+            fix = f"the storage takes {', '.join(sorted((known | OURS) - OF_ALL))}"
+            if HERE.issuperset(schemes):
+                fix = f"leave it out, it is for places such as s3://, gs:// and az://; {fix}"
+            what = f"the storage takes no option {name!r}"
+            raise UsageError(what, where=f"--storage-option {name} for {', '.join(schemes)}", fix=fix)
+    return {name: value for name, value in given.items() if name in takes[0]}
+
+
+def _scheme(url: str) -> str:
+    """The scheme of a place; of a chain "::", whose options only its clients know."""
+    from fsspec.utils import get_protocol  # here: `inspect` reads a manifest without fsspec
+
+    return "::" if "::" in url else str(get_protocol(url))
+
+
+@cache
+def _names_of_client(scheme: str) -> frozenset[str] | None:
+    """Names of the options for places of a scheme; None where only the client knows them."""
+    import inspect
+
+    import fsspec
+
+    if scheme == "::" or not provider_of(scheme).checks_options:
+        return None
+    try:
+        client = fsspec.get_filesystem_class(scheme)
+    except ImportError:
+        return None
+    makers = [kind.__init__ for kind in client.__mro__ if "__init__" in vars(kind) and kind is not object]
+    given = [one for maker in makers for one in inspect.signature(maker).parameters.values()]
+    named = {one.name for one in given if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    named -= {"self", "fs", "asynchronous", "loop"}
+    return frozenset(named - OF_ALL if scheme in HERE else named | OF_ALL | provider_of(scheme).more_options)

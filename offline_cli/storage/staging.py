@@ -4,7 +4,7 @@
 
 * Clients of fsspec: their `autocommit=False`. Blocks of `BLOCK` bytes, each one bounded request, are a multipart upload on S3,
   a resumable one on Google Cloud Storage, staged blocks on Azure. `discard` aborts it on S3; the others drop incomplete uploads
-  by themselves, within a week.
+  by themselves, within a week. `open_uploads` lists what a killed process left on S3, which bills for it until it is aborted.
 * Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
   machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
 * `pyarrow.fs` and memory://: bytes wait in a temporary file and are written by `commit`, because these streams can only be
@@ -29,17 +29,17 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import PART_PREFIX, sync_names
-from offline_cli.storage.locations import Location
+from offline_cli.storage.locations import BLOCK, Location  # S3 takes 10,000 parts of a file, of at least 5 MiB
 
-__all__ = ["StagedFile", "create_only", "creates_only", "whole_file", "write_whole"]
+__all__ = ["StagedFile", "Upload", "create_only", "open_uploads", "whole_file", "write_whole"]
 
-BLOCK: Final = 8 << 20  # bytes of an uploaded part; S3 takes 10,000 of them, of at least 5 MiB
 WRITING: Final = "writing"
 
 
@@ -229,13 +229,14 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
 
     `folder`: the dataset folder, where a local file may be until it is whole. Raises StorageError.
     """
+    creates_only = target.is_local or (target.provider.creates_only and not target.is_arrow)
 
     def request() -> bool:
         try:
             if target.is_local:
                 _link(target.path, folder.join(part_name(target.name)).path, data)
             else:
-                target.fs.pipe_file(target.path, data, **({"mode": "create"} if creates_only(target) else {}))
+                target.fs.pipe_file(target.path, data, **({"mode": "create"} if creates_only else {}))
         except FileExistsError:
             return False
         except OSError:
@@ -244,28 +245,10 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
             return False  # refused without a usable message: radosgw does
         return True
 
-    if not creates_only(target) and target.exists():
+    if not creates_only and target.exists():
         return False
     with _writing_failures(target, "writing it"):
         return target.ask("writing it", request) or whole_file(target) == data
-
-
-def creates_only(target: Location) -> bool:
-    """Whether the client of this storage can create a file only where there is none."""
-    return target.is_local or (target.provider.creates_only and not target.is_arrow)
-
-
-def whole_file(place: Location) -> bytes | None:
-    """The bytes at `place`, in one request, so that they are of one moment; None where there is nothing.
-
-    Raises StorageError; BadData for a pipe or a device.
-    """
-    try:
-        if place.is_local:
-            return place.read_bytes()
-        return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
-    except StorageNotFound:
-        return None
 
 
 def _link(final: str, part: str, data: bytes) -> None:
@@ -289,3 +272,54 @@ def _link(final: str, part: str, data: bytes) -> None:
     except OSError:
         os.remove(final)  # the caller learns that it was not created
         raise
+
+
+def whole_file(place: Location) -> bytes | None:
+    """The bytes at `place`, in one request, so that they are of one moment; None where there is nothing.
+
+    Raises StorageError; BadData for a pipe or a device.
+    """
+    try:
+        if place.is_local:
+            return place.read_bytes()
+        return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
+    except StorageNotFound:
+        return None
+
+
+# ---- uploads that were never completed ----
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One upload to S3 that is not complete, as a killed process leaves them: nobody sees it, and S3 bills for it."""
+
+    target: Location  # the name that it would get
+    names: dict[str, str]  # by which S3 knows it
+    begun: str  # ISO time, from the store
+
+    def abort(self) -> None:
+        """Drop what was uploaded; one that is gone already is no error. Raises StorageError."""
+        with contextlib.suppress(StorageNotFound):
+            self.target.ask("aborting an upload", partial(self.target.fs.call_s3, "abort_multipart_upload", **self.names))
+
+    def __str__(self) -> str:
+        return f"{self.target.url} (upload begun at {self.begun})"
+
+
+def open_uploads(folder: Location) -> list[Upload]:
+    """Those of files in `folder`; none where the client cannot list any. Raises StorageError."""
+    if not hasattr(folder.fs, "call_s3"):
+        return []
+    bucket, key, _ = folder.fs.split_path(folder.path)
+    found, prefix, page = list[Upload](), f"{key.rstrip('/')}/", dict[str, Any]()
+    while True:
+        after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]} if page else {}
+        request = partial(folder.fs.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
+        page = folder.ask("listing uploads", request)
+        for entry in page.get("Uploads", ()):
+            names = {"Bucket": bucket, "Key": str(entry["Key"]), "UploadId": str(entry["UploadId"])}
+            begun = entry["Initiated"].isoformat(timespec="seconds") if entry.get("Initiated") else "an unknown time"
+            found.append(Upload(folder.join(names["Key"].removeprefix(prefix)), names, begun))
+        if not page.get("IsTruncated"):
+            return found

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from offline_cli.checked_keywords import as_option, worded
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.errors import BadConfig, UsageError
+from offline_cli.errors import BadConfig, StorageNotFound, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
 from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.images import encoder_kind
@@ -30,7 +30,6 @@ from offline_cli.modules.network import MLP, network_kind
 from offline_cli.plugins import network_named
 from offline_cli.policies.by_name import is_code
 from offline_cli.policies.run_files import CONFIG
-from offline_cli.storage.local_files import not_found
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 from offline_cli.training.config_model import BOUND_EPOCHS, BOUNDS, DEFAULT_EPOCHS, GATES, MLP_KEYS, TABLES, BCConfig
 
@@ -214,7 +213,7 @@ def read_config(file: str | PathLike[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
-        raise not_found(path, "no such config file", where=str(path), fix="check the path") from err
+        raise StorageNotFound("no such config file", where=str(path), fix="check the path") from err
     except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
         raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
 

@@ -25,7 +25,7 @@ from offline_cli.columns import Columns
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.modules.devices import fits_on
 from offline_cli.policies.seeds import draw
-from offline_cli.storage.temp_files import TempFile
+from offline_cli.storage.local_files import TempFile
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
 __all__ = ["WEIGHTS", "Batches", "MappedColumns", "Steps", "epoch_order"]

@@ -130,9 +130,8 @@ class TestOfAWriterThatWasKilled:
     def test_half_written_files_go_and_are_named(self, folder: Folder) -> None:
         folder.write(episodes=5, crash=True)
         part = folder.put("_part-01234567-shard-01234567-000009.parquet", b"PAR1half")
-        empty = folder.put("data/shard-01234567-000009.parquet", b"")
         found = folder.repair()
-        assert (found.removed, found.dropped, found.set_aside) == ((part.url, empty.url), 2, ())
+        assert (found.removed, found.dropped, found.set_aside) == ((part.url,), 1, ())
         folder.assert_holds(["e0", "e1", "e2", "e3"])
 
     def test_a_dry_run_says_the_same_and_changes_nothing(self, folder: Folder) -> None:
@@ -181,7 +180,7 @@ def _fields(batch: EpisodeBatch) -> dict[str, Any]:
 
 
 class TestOfADatasetThatWasBeingOverwritten:
-    """Both are there: the user says which one stays, and the other is set aside."""
+    """It is the one that was there before; the new one is set aside."""
 
     @pytest.fixture
     def both(self, folder: Folder) -> Folder:
@@ -189,42 +188,20 @@ class TestOfADatasetThatWasBeingOverwritten:
         folder.write(episodes=6, crash=True, overwrite=True)
         return folder
 
-    def test_it_is_not_chosen_unasked(self, both: Folder) -> None:
-        before = both.bytes()
-        with pytest.raises(UsageError, match=r"2 episodes in 2 shards.*5 complete shards of the new one") as caught:
-            both.repair()
-        assert "--keep old" in caught.value.fix
-        assert both.bytes() == before
-
     def test_the_old_one_stays_as_it_was(self, both: Folder) -> None:
         manifest = both.place.join("manifest.json").read_bytes()
         new = sorted({file.name for file in both.shards()} - {Path(s["path"]).name for s in both.manifest()["shards"]})
-        found = both.repair(keep="old")
+        found = both.repair()
         assert (found.episodes, found.complete, found.adopted, found.dropped) == (2, True, 0, 5)
         assert both.place.join("manifest.json").read_bytes() == manifest
         assert [path for path in both.bytes() if path.startswith("quarantine/")] == [*map(set_aside, new)]
         both.assert_holds(["e0", "e1"])
 
-    def test_the_new_one_stays_and_the_old_one_with_its_manifest_is_set_aside(self, both: Folder) -> None:
-        manifest = both.place.join("manifest.json").read_bytes()
-        old = [Path(shard["path"]).name for shard in both.manifest()["shards"]]
-        found = both.repair(keep="new")
-        assert (found.episodes, found.complete, found.adopted, found.dropped) == (5, False, 5, 2)
-        files = both.bytes()
-        assert {*map(set_aside, old)} <= files.keys()
-        assert files["quarantine/manifest.json"] == manifest
-        both.assert_holds([f"e{i}" for i in range(5)])
-
     def test_shards_of_two_writings_that_nobody_explains_are_not_chosen_from(self, both: Folder) -> None:
-        generations = {file.name[6:14] for file in both.shards()}
         both.put("manifest.json", b"{")
         both.put("_writing.json", b"{")
         with pytest.raises(UsageError, match="shards of 2 writes"):
             both.repair()
-        with pytest.raises(UsageError, match="no shards of 'ffffffff'"):
-            both.repair(keep="ffffffff")
-        kept = max(generations, key=lambda name: sum(file.name[6:14] == name for file in both.shards()))
-        assert both.repair(keep=kept).episodes == 5
 
 
 class TestOfADamagedDataset:
@@ -252,17 +229,6 @@ class TestOfADamagedDataset:
         folder.put("manifest.json", data)
         assert folder.repair().based_on == "shards"
         assert folder.bytes()["quarantine/manifest.json"] == data
-        folder.assert_holds([f"e{i}" for i in range(6)])
-
-    def test_what_a_broken_manifest_still_says_is_kept(self, folder: Folder) -> None:
-        folder.write()
-        document = folder.manifest()
-        folder.put("manifest.json", json.dumps({**document, "counts": "many", "shards": [{}], "compression": 7}).encode())
-        assert folder.repair().based_on == "manifest"
-        manifest = folder.manifest()
-        for name in ("observation_space", "action_space", "action_scale", "spaces_inferred", "counts", "statistics", "shards"):
-            assert manifest[name] == document[name]
-        assert manifest["provenance"]["policy"] == "random"
         folder.assert_holds([f"e{i}" for i in range(6)])
 
     def test_a_changed_shard_is_named_and_refused(self, folder: Folder) -> None:
@@ -346,7 +312,7 @@ class TestKilled:
     """Whenever a repair is ended, the next one ends like an undisturbed one."""
 
     @pytest.mark.integration
-    @pytest.mark.parametrize("case", ["left", "new", "broken"])
+    @pytest.mark.parametrize("case", ["left", "old", "broken"])
     def test_a_repair_that_broke_off_anywhere_is_done_by_the_next(
         self, case: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -373,10 +339,10 @@ def prepared(folder: Folder, case: str) -> tuple[dict[str, Any], list[str]]:
         folder.write(episodes=4, crash=True)
         folder.put("_part-01234567-manifest.json", b"{half")
         return {}, ["e0", "e1", "e2"]
-    if case in ("old", "new"):
+    if case == "old":
         folder.write(episodes=2)
         folder.write(episodes=6, crash=True, overwrite=True)
-        return {"keep": case}, ["e0", "e1"] if case == "old" else [f"e{i}" for i in range(5)]
+        return {}, ["e0", "e1"]
     folder.write()
     if case == "broken":
         damaged(folder, 3)

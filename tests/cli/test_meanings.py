@@ -166,14 +166,6 @@ def test_hdf5_files_that_we_write_keep_what_columns_mean(to: str, logs: Logs, tm
     }
 
 
-def test_a_repaired_manifest_keeps_what_columns_mean(logs: Logs) -> None:
-    dataset = logs.dataset("A")
-    known = manifest(dataset)
-    (dataset / "manifest.json").write_text(json.dumps({**known, "counts": 3}), encoding="utf-8")
-    offline_cli.repair(dataset)
-    assert manifest(dataset)["meanings"] == KEPT
-
-
 def test_write_dataset_keeps_the_meanings_of_a_dataset_and_takes_others(logs: Logs, tmp_path: Path) -> None:
     dataset = offline_cli.open_dataset(logs.dataset("A"))
     offline_cli.write_dataset(dataset, tmp_path / "same")

@@ -88,8 +88,6 @@ def test_an_undecided_choice_is_wrong_usage(dataset: Path, call_json: Call) -> N
     (dataset / "manifest.json").unlink()
     code, told = call_json("repair", dataset)
     assert (code, told["error"]["code"]) == (2, "usage-error")
-    code, told = call_json("repair", dataset, "--keep", "ffffffff")
-    assert (code, told["episodes"], told["dropped"]) == (0, 8, 4)
 
 
 def test_what_is_not_there_is_exit_5_and_what_is_no_dataset_exit_3(recording: Path, tmp_path: Path, call_json: Call) -> None:

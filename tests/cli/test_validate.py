@@ -88,7 +88,7 @@ def test_after_a_dead_writer_the_advice_is_to_go_on_and_nothing_is_said_twice(tm
     code, told = call_json("validate", tmp_path / "D")
     (problem,) = told["problems"]
     assert (code, "--resume" in problem["fix"], "repair" in problem["fix"]) == (3, True, True)
-    assert problem["what"].startswith("1 dataset: whose writer has not finished: offline-cli convert SRC --out D, since ")
+    assert problem["what"].count("offline-cli convert SRC --out D") == 1
 
 
 def test_what_is_not_there_is_no_problem_of_the_data(tmp_path: Path, call_json: Call) -> None:

@@ -41,25 +41,3 @@ def test_a_run_of_train_bc_is_called_that_by_every_command_that_reads_recordings
     code, told = call_json("validate", run_folder)
     assert (code, [problem["code"] for problem in told["problems"]]) == (3, ["unreadable-source"])
     assert "this is a run of train-bc" in told["problems"][0]["what"]
-
-
-LINKS: dict[str, tuple[str, list[str]]] = {
-    "an entry of a folder": ("recording/z.parquet", ["inspect", "{recording}"]),
-    "a mapping": ("m.toml", ["convert", "{recording}", "--out", "{tmp}/D", "--mapping", "{link}"]),
-    "a run folder": ("run", ["evaluate", "{link}", "--env", "CartPole-v1"]),
-    "a policy file": (
-        "model.zip",
-        ["record", "CartPole-v1", "--policy", "sb3:{link}", "--episodes", "1", "--out", "{tmp}/D"],
-    ),
-}
-
-
-@pytest.mark.parametrize("place", LINKS)
-def test_a_link_without_its_target_is_called_that(place: str, call_json: Call, recording: Path, tmp_path: Path) -> None:
-    name, words = LINKS[place]
-    link, target = tmp_path / name, tmp_path / "gone" / "target"
-    link.symlink_to(target)
-    code, told = call_json(*(word.format(link=link, recording=recording, tmp=tmp_path) for word in words))
-    assert (code, told["error"]["code"]) == (5, "storage-not-found"), told
-    assert told["error"]["what"] == f"{link} is a link, and its target {target} does not exist"
-    assert told["error"]["where"] == str(link)

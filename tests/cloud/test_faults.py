@@ -17,8 +17,7 @@ from fault_proxy import Fault, FaultProxy
 
 from offline_cli.errors import StorageError
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import StagedFile, write_whole
-from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.staging import StagedFile, open_uploads, write_whole
 
 pytestmark = pytest.mark.integration
 

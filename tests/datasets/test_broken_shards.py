@@ -15,7 +15,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.parquet.shards import fingerprint
+from offline_cli.parquet.reading import fingerprint
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
 

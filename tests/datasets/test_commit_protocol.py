@@ -17,7 +17,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
-from offline_cli.parquet import shard_writing
+from offline_cli.parquet import writing
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import Reject
 
@@ -103,7 +103,7 @@ class TestEarlyEnds:
         assert not place.exists()
 
     @pytest.mark.parametrize(
-        ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, shard_writing.BUFFER) for nth in (0, 1))]
+        ("nth", "buffer"), [*((nth, 1) for nth in (0, 1, 2, 5, 9)), *((nth, writing.BUFFER) for nth in (0, 1))]
     )
     def test_a_failure_in_any_write_to_a_shard_discards_that_shard(
         self,
@@ -118,7 +118,7 @@ class TestEarlyEnds:
     ) -> None:
         from offline_cli.storage import staging
 
-        monkeypatch.setattr(shard_writing, "BUFFER", buffer)  # of 1 byte: each page by itself
+        monkeypatch.setattr(writing, "BUFFER", buffer)  # of 1 byte: each page by itself
 
         real, seen = staging.StagedFile.write, [0]
 
@@ -224,8 +224,8 @@ class TestOverwrite:
             raise Crash
         with pytest.raises(Uncommitted) as caught:
             Dataset.open(place)
-        assert "repair --keep old" in caught.value.fix
-        repair(place, keep="old")
+        assert "offline-cli repair" in caught.value.fix
+        repair(place)
         assert len(place.join("data").files()) == 1
         assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 9
 

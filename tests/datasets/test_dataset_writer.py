@@ -21,7 +21,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
-from offline_cli.parquet.shards import fingerprint
+from offline_cli.parquet.reading import fingerprint
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import Reject, Tally
 

@@ -75,7 +75,7 @@ def set_at(document: dict[str, Any], path: str, value: Any) -> None:
         ("observation_space", None, "columns need an observation_space"),
         ("observation_space", {"type": "Text"}, "observation_space: "),
         ("observation_space", {"type": "Box", "shape": [4]}, "observation_space: "),
-        ("environment", {"id": "", "kwargs": {}}, "environment: "),
+        ("environment", {"id": "", "kwargs": {}}, "environment"),
         ("statistics/return/mean", "x", "statistics.return.mean"),
         ("assumptions", {"kind": 1.5}, "assumptions.kind"),
     ],

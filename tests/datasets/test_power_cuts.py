@@ -148,11 +148,10 @@ def test_of_a_writing_that_is_gone_on_with(disk: Path, judge: Judge, write: Writ
     judge(log, wholes, before="unfinished", hidden=hidden, go_on=lambda there: write(there, 1, resume=True))
 
 
-@pytest.mark.parametrize("keep", ["old", "new"])
-def test_of_a_repair(disk: Path, judge: Judge, write: Write, contents: Contents, keep: str) -> None:
+def test_of_a_repair(disk: Path, judge: Judge, write: Write, contents: Contents) -> None:
     write(disk / "D", 1)
     write(disk / "D", 2, overwrite=True, stop=True)
     wholes = {"old": contents(1), "new": dict(list(contents(2).items())[:2])}
-    log = recorded(disk, lambda: repair(str(disk / "D"), keep=keep))
-    again = lambda there: repair(str(there), keep=keep)  # noqa: E731
-    judge(log, wholes, before="unfinished", after=keep, hidden={"old", "new"}, go_on=again)
+    log = recorded(disk, lambda: repair(str(disk / "D")))
+    again = lambda there: repair(str(there))  # noqa: E731
+    judge(log, wholes, before="unfinished", after="old", hidden={"old", "new"}, go_on=again)

@@ -141,7 +141,7 @@ class TestOfADatasetThatWasCommittedBeforeItWasComplete:
             assert writer.commit().complete
 
     def test_a_writer_that_does_not_resume_is_told_to(self, committed: Location, writer_for: WriterFor) -> None:
-        with pytest.raises(OutputExists, match="before it was complete") as caught, writer_for(committed):
+        with pytest.raises(OutputExists, match="is not complete") as caught, writer_for(committed):
             pass
         assert caught.value.fix.startswith("--resume")
 

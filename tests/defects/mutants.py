@@ -36,7 +36,7 @@ HEART: Final = (
     "offline_cli/converting/stitching.py",
     "offline_cli/converting/open_episode.py",
     "offline_cli/datasets/writer.py",
-    "offline_cli/datasets/shard_sequence.py",
+    "offline_cli/datasets/shards.py",
     "offline_cli/training/steps.py",
     "offline_cli/training/algorithms/*.py",
 )

@@ -16,7 +16,7 @@ import pytest
 
 from offline_cli import inspect
 from offline_cli.errors import BadData
-from offline_cli.parquet.shards import opened
+from offline_cli.parquet.reading import opened
 from offline_cli.storage.locations import open_location
 
 NAME, RAYS = "offline_cli.tests.tensor", "ray.data.arrow_tensor"

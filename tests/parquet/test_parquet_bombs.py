@@ -16,7 +16,7 @@ from offline_cli import convert
 from offline_cli.errors import BadData
 from offline_cli.formats import parquet_files
 from offline_cli.formats.parquet_files import chunks
-from offline_cli.parquet.bounds import most_bytes
+from offline_cli.parquet.reading import most_bytes
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import Rejects
 

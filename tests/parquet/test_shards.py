@@ -22,8 +22,8 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError
 from offline_cli.formats import parquet_files
-from offline_cli.parquet.shard_writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
-from offline_cli.parquet.shards import arrow_file, threads_may_read
+from offline_cli.parquet.reading import arrow_file, threads_may_read
+from offline_cli.parquet.writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
 from offline_cli.storage import staging
 from offline_cli.storage.locations import Location, open_location
 
@@ -170,7 +170,7 @@ def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, 
 EVERY_BYTE = """
     import io
     import pyarrow as pa, pyarrow.parquet as pq
-    from offline_cli.parquet.bounds import check_footer
+    from offline_cli.parquet.reading import check_footer
 
     stream = io.BytesIO()
     pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), stream, row_group_size=1)

@@ -78,7 +78,7 @@ def test_its_errors_are_told_as_its_record_says(shop: ShopServer, command: Comma
     shop.closed = True
     failed = command("inspect", "shop://shelf/in")
     assert failed["exit_code"] == 5
-    assert "the storage is overloaded, or not available (come back later)" in failed["error"]["what"]
+    assert "cannot be reached, or is overloaded (come back later)" in failed["error"]["what"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from offline_cli.errors import StorageError
-from offline_cli.storage.temp_files import TempFile
+from offline_cli.storage.local_files import TempFile
 
 
 def test_bytes_and_arrays_come_back_as_they_were_in_any_order(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_file_in_place_of_the_folder_is_an_error_with_the_option(tmp_path: Pat
 
 SCRIPT = """
 import sys, time
-from offline_cli.storage.temp_files import TempFile
+from offline_cli.storage.local_files import TempFile
 with TempFile(sys.argv[1]) as file:
     file.append(bytes(100_000))
     print("written", flush=True)

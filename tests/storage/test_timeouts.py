@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from offline_cli.errors import StorageError, UsageError
-from offline_cli.storage import locations, timeouts
+from offline_cli.storage import failures, filesystems
+from offline_cli.storage.failures import ReadingPool, wait_for
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.timeouts import ReadingPool, wait_for
 
 
 def never(*_: Any, **__: Any) -> Any:
@@ -35,7 +35,7 @@ def test_a_request_that_is_never_answered_is_a_storage_error_that_says_how_to_wa
 
 
 def test_a_client_that_cannot_be_made_in_time_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locations, "url_to_fs", never)
+    monkeypatch.setattr(filesystems, "url_to_fs", never)
     with pytest.raises(StorageError, match=r"opening the storage failed.*timed out after 0\.2 s"):
         open_location("s3://bucket/a", {"time_limit": 0.2})
 
@@ -50,7 +50,7 @@ def test_a_pool_that_is_left_waits_for_no_storage() -> None:
 
 
 def test_a_wait_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(timeouts, "REPORTED", 0.02)
+    monkeypatch.setattr(failures, "REPORTED", 0.02)
     with pytest.raises(TimeoutError):
         wait_for(never, "s3://bucket/a", 0.3)
     assert ["s3://bucket/a" in text for text in caplog.messages] == [True]
@@ -59,7 +59,7 @@ def test_a_wait_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
 def test_the_time_limit_is_an_option_of_every_storage(tmp_path: Path) -> None:
     assert open_location(tmp_path, {"time_limit": 7}).time_limit == 7
     assert open_location("s3://bucket/a", {"time_limit": 7, "anon": True}).join("b").time_limit == 7
-    assert open_location("s3://bucket/a").time_limit == timeouts.SECONDS
+    assert open_location("s3://bucket/a").time_limit == failures.SECONDS
 
 
 @pytest.mark.parametrize("limit", [0, -1, "soon", True, float("inf"), float("nan")])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from offline_cli.errors import StorageNotFound, UsageError
-from offline_cli.storage import locations
+from offline_cli.storage import filesystems
+from offline_cli.storage.filesystems import check_url
 from offline_cli.storage.locations import Location, expand, open_location
-from offline_cli.storage.urls import check_url
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_password_in_the_url_of_a_bucket_is_refused_and_not_repeated(url: str,
     def asked(*_: Any, **__: Any) -> Any:
         raise AssertionError("a client was made")
 
-    monkeypatch.setattr(locations, "url_to_fs", asked)
+    monkeypatch.setattr(filesystems, "url_to_fs", asked)
     with pytest.raises(UsageError, match="no user, password or port") as caught:
         open_location(url)
     assert "hun" not in str(caught.value)

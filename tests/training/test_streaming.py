@@ -25,7 +25,7 @@ from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, StorageError
 from offline_cli.progress import Progress
-from offline_cli.storage.temp_files import TempFile
+from offline_cli.storage.local_files import TempFile
 from offline_cli.training import training_data
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc

@@ -15,7 +15,7 @@ from typing import Any, Final
 from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Severity
 from offline_cli.checking.validate.values import Found
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
-from offline_cli.parquet.shards import OTHER_SHARD
+from offline_cli.parquet.reading import OTHER_SHARD
 from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
 __all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]

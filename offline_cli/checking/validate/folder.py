@@ -16,11 +16,10 @@ import orjson
 
 from offline_cli.checking.repair import LEFT_OUT
 from offline_cli.checking.validate.findings import Findings
-from offline_cli.datasets.dataset import NOT_FINISHED, Dataset
+from offline_cli.datasets.dataset import NOT_FINISHED, Dataset, row_format
 from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import quarantine_files
-from offline_cli.datasets.reading import ShardReader
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.datasets.target_folder import REPAIRED_FIX
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
@@ -29,11 +28,11 @@ from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
-from offline_cli.parquet.shards import OTHER_SHARD, fingerprint, opened, read_row_groups
+from offline_cli.parquet.reading import OTHER_SHARD, fingerprint, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location
-from offline_cli.storage.uploads import open_uploads
+from offline_cli.storage.staging import open_uploads
 from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder"]
@@ -121,7 +120,7 @@ class OwnFolder:
 
     def _shards(self, manifest: Manifest, *, on_progress: OnProgress) -> None:
         """Find those that are as the manifest has them."""
-        reader = ShardReader(manifest.format, manifest.observation_space, manifest.action_space)
+        reader = row_format(manifest.format, manifest.observation_space, manifest.action_space)
         hashed, total = 0, sum(shard.bytes for shard in manifest.shards)
         for shard in manifest.shards:
             check()
@@ -185,7 +184,7 @@ def _incomplete(manifest: Manifest) -> dict[str, Any]:
     if "repaired" in manifest.provenance:
         example = "repair built the manifest anew from every shard, and nothing says whether there were to be more"
         return {"severity": "note", "example": example, "fix": f"compare the counts with what was asked for; {REPAIRED_FIX}"}
-    return {  # readers refuse it: `Dataset.refuse_unexplained`
+    return {
         "severity": "error",
         "example": "nothing in the manifest says what is missing, or how that came about",
         "fix": "write the dataset again from its source, or read its shards without the manifest, as data/",

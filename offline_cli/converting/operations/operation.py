@@ -47,8 +47,7 @@ from offline_cli.converting.open_episode import changed
 from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.reading import Rows
-from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA
+from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, Rows
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
@@ -60,7 +59,7 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
-from offline_cli.parquet.shards import opened
+from offline_cli.parquet.reading import opened
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import same_space
@@ -326,7 +325,6 @@ class Operation(OpenedSources):
             return None
         tables = [PLAIN_SCHEMA.empty_table()]
         for dataset in datasets:
-            dataset.refuse_unexplained()
             with dataset.plain(agents=agents, memory_limit=self.tables.memory_limit) as found:
                 tables += found
         table = pa.concat_tables(tables).combine_chunks()

@@ -33,7 +33,7 @@ from offline_cli.formats.lerobot.dataset import EPS_ID, INFO
 from offline_cli.formats.lerobot.reader import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
 from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written
 from offline_cli.meanings import Meanings
-from offline_cli.parquet.shard_writing import ShardWriter
+from offline_cli.parquet.writing import ShardWriter
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole

@@ -15,8 +15,8 @@ from offline_cli.errors import BadEpisode
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.sink import ForeignSink, Written, file_check
 from offline_cli.scopes import Scope
+from offline_cli.storage.local_files import TempFile
 from offline_cli.storage.staging import StagedFile
-from offline_cli.storage.temp_files import TempFile
 
 __all__ = ["ArchiveSink", "check_npz"]
 

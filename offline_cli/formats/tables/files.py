@@ -35,8 +35,7 @@ from offline_cli.formats.npz.columns import npz_batches, npz_schema
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables import arrow_types, text_files
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.parquet.bounds import check_footer
-from offline_cli.parquet.extension_types import ParquetFile, without_objects
+from offline_cli.parquet.reading import ParquetFile, check_footer, without_objects
 from offline_cli.running_processes import began, runs
 from offline_cli.scopes import Scope
 

@@ -26,7 +26,6 @@ from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.json_documents import deeper_than, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_from_json
-from offline_cli.storage.local_files import dangling_link
 from offline_cli.storage.locations import open_location
 
 __all__ = ["CsvForm", "GivenMapping", "MappingDocument", "Part", "TableMapping", "given_mapping", "load_mapping", "mapping_of"]
@@ -279,8 +278,6 @@ def mapping_text(given: GivenMapping, storage_options: Mapping[str, Any] | None 
     location = open_location(given, storage_options)
     if location.exists():
         return location.read_bytes()
-    if location.is_local and (broken := dangling_link(location.path, shown=given)):
-        raise broken
     near = get_close_matches(given, presets, n=1)
     fix = f"did you mean {near[0]}?" if near else f"give the path of a file, or one of {', '.join(presets)}"
     raise StorageNotFound(f"no mapping file and no preset is called {given}", where="--mapping", fix=fix)

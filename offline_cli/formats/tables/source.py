@@ -55,7 +55,7 @@ from offline_cli.formats.tables.mapping import (
 from offline_cli.formats.tables.proposals import default_mapping
 from offline_cli.formats.tables.text_files import NO_LETTER, likely_encoding
 from offline_cli.formats.tables.values import ValueReader, cut_by_images
-from offline_cli.storage.temp_files import checked_folder
+from offline_cli.storage.local_files import checked_folder
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["EPISODE_ENDS", "LEAST_MEMORY", "MEMORY_LIMIT", "PLAIN_TABLES", "TableOptions", "TableSource"]

@@ -147,7 +147,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_files(
     source = made(range(40), format=format, lengths=[1] * 40)
     chosen = {"where": "return % 4 <> 0", "max_rows_per_file": 5}
     filtered(source, tmp_path / "whole", **chosen)
-    from offline_cli.datasets.shard_sequence import ShardSequence
+    from offline_cli.datasets.shards import ShardSequence
 
     close = ShardSequence.close
 

@@ -29,7 +29,7 @@ SHOP = Provider(
     has_folders=False,
     creates_only=True,
     forgets_uploads=True,
-    codes={"ShopClosed": Fault.BUSY},
+    codes={"ShopClosed": Fault.UNREACHABLE},
 )
 
 

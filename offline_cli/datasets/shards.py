@@ -1,38 +1,42 @@
-"""Cuts a stream of episodes into blocks and shards by episodes alone, so that data/ does not depend on how they arrived.
+"""The shards of a dataset that is being written: which episodes share a row group and a shard, and the shards themselves.
 
-A block becomes one table, and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of blocks
-within the limits that the user gave. An episode larger than a limit has a block, or a shard, of its own. Episodes of two
-structures are never joined: the writer ends the block where the structure changes.
+A stream of episodes is cut by episodes alone, so that data/ does not depend on how they arrived. A block becomes one table, and
+so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of blocks within the limits that the user
+gave. An episode larger than a limit has a block, or a shard, of its own. Episodes of two structures are never joined: the
+writer ends the block where the structure changes.
+
+A shard counts once it has its final name. Of complete shards of an earlier writer the plain columns are read (`adopt`); one
+that cannot be read is an error.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.columns import Columns
+from offline_cli.datasets.file_names import DATA, shard_name
+from offline_cli.datasets.manifest import Shard
+from offline_cli.datasets.row_format import RowFormat
+from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import UsageError
-from offline_cli.parquet.shard_writing import BLOCK_BYTES
+from offline_cli.parquet.reading import fingerprint, opened
+from offline_cli.parquet.writing import BLOCK_BYTES, ShardWriter
+from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree, leaves
 
-__all__ = [
-    "Block",
-    "BlockCutter",
-    "Episodes",
-    "Piece",
-    "agents_of",
-    "joined_batch",
-    "joined_batches",
-    "raw_bytes",
-]
+__all__ = ["Adopted", "Block", "BlockCutter", "Episodes", "Piece", "ShardSequence", "adopt", "agents_of", "joined_batch"]
+__all__ += ["joined_batches", "raw_bytes"]
 
 JOINED: Final = 1 << 16  # single episodes and steps in a batch
 ROW_OVERHEAD: Final = 64  # bytes: id, t, reward and flags of a step
@@ -141,6 +145,84 @@ def _info_bytes(info: Mapping[str, Any]) -> int:
 
 def _row_bytes(tree: Tree) -> int:
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves(tree))
+
+
+# ---- the shards themselves ----
+
+
+class ShardSequence:
+    """Shards of one generation in order of their numbers; at most one is open. Raises StorageError."""
+
+    def __init__(
+        self, folder: Location, generation: str, *, compression: str, guard: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """`folder`: the dataset's. `guard`: around each moment in which a shard gets its name; may raise."""
+        self._folder, self._generation, self._compression, self._guard = folder, generation, compression, guard
+        self._open: ShardWriter | None = None
+        self._episodes = self._steps = 0  # in the open shard
+        self.finished: list[Shard] = []  # with those that an earlier writer finished
+
+    @property
+    def next_path(self) -> str:
+        """Path, below the dataset's folder, of the shard that is open or would be opened next."""
+        return shard_name(self._generation, len(self.finished))
+
+    def write(self, table: Any, *, episodes: int, steps: int) -> None:
+        """Append a pa.Table of whole episodes to the open shard, or to a new one where none is open."""
+        if self._open is None:
+            place = self._folder.join(self.next_path)
+            self._open = ShardWriter(place, table.schema, folder=self._folder, compression=self._compression)
+        self._open.write(table)
+        self._episodes += episodes
+        self._steps += steps
+
+    def close(self) -> None:
+        """Finish the open shard, if one is."""
+        if self._open is None:
+            return
+        self._open.settle()
+        with self._guard():
+            size, digest = self._open.commit()
+        self.finished.append(Shard(self.next_path, self._episodes, self._open.rows, self._steps, size, digest))
+        self._open = None
+        self._episodes = self._steps = 0
+
+    def discard(self) -> None:
+        """Discard the open shard."""
+        if self._open is not None:
+            self._open.discard()
+            self._open = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A shard that an earlier write finished."""
+
+    shard: Shard
+    ids: tuple[str, ...]  # of its episodes, in order
+
+
+def adopt(
+    place: Location,
+    rows: RowFormat,
+    statistics: EpisodeStatistics,
+    see: Callable[[EpisodeBatch], None] | None = None,
+) -> Adopted:
+    """Count the shard at `place`: its episodes in `statistics`, its columns in `rows`. Raises BadData, StorageError.
+
+    Only `see`, which gets its episodes, has any step decoded.
+    """
+    size, digest = fingerprint(place)
+    with opened(place, size=size) as file:
+        rows.adopt(file.schema_arrow)
+        table = rows.read_plain(file, place, agents=False)
+        if see is not None:
+            for batch in rows.read(file, place):
+                see(batch)
+        statistics.add_plain(table)
+        ids, steps = table.column(Columns.EPS_ID).to_pylist(), sum(table.column(Columns.LENGTH).to_pylist())
+        shard = Shard(f"{DATA}/{place.name}", len(ids), file.metadata.num_rows, steps, size, digest)
+        return Adopted(shard, tuple(ids))
 
 
 # ---- single episodes ----

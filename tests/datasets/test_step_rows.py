@@ -14,7 +14,7 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, assume, given, settings
 
 from offline_cli.datasets.row_format import Rows
-from offline_cli.datasets.step_tables import StepRows
+from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import check_shapes, conform
 from offline_cli.errors import BadData, BadEpisode
@@ -30,9 +30,9 @@ def table_of(batch: EpisodeBatch, *, tally: Tally | None = None) -> pa.Table:
 
 
 def batch_of(table: pa.Table, like: EpisodeBatch, **options: Any) -> EpisodeBatch:
-    rows_as = StepRows(like.observation_space, like.action_space, Tally())
+    rows_as = StepRows(like.observation_space, like.action_space, Tally(), **options)
     rows = Rows(table, rows_as.starts(table["eps_id"]))
-    (batch,) = rows_as.batches(rows, range(len(table)), where="shard", **options)
+    (batch,) = rows_as.batches(rows, range(len(table)), where="shard")
     return batch
 
 

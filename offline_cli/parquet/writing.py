@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from offline_cli.choices import Compression
 from offline_cli.columns import Columns
 from offline_cli.errors import UsageError
+from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
-from offline_cli.storage.timeouts import ReadingPool
 
 __all__ = ["BLOCK_BYTES", "COMPRESSIONS", "ShardWriter", "check_compression"]
 

@@ -16,17 +16,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, RowFormat, Rows, differing_columns
+from offline_cli.datasets.row_format import FIX, OF_AGENTS, PLAIN_SCHEMA, RowFormat, Rows, differing_columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
 from offline_cli.episodes.fit import check_shapes
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.spaces import describe, same_space, tree_from_lists
+from offline_cli.spaces import tree_from_lists
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["EPISODE_SCHEMA", "EpisodeRows"]
 
-FIX: Final = "write the dataset again from its source"
 MAX_BINARY: Final = (1 << 31) - 1  # bytes in one array
 EPISODE_SCHEMA: Final = pa.schema(
     [pa.field(Columns.ITEM, pa.binary()), *(field for field in PLAIN_SCHEMA if field.name not in OF_AGENTS)]
@@ -68,7 +67,7 @@ class EpisodeRows(RowFormat):
         """See RowFormat."""
         return differing_columns(schema, pa.schema([EPISODE_SCHEMA.field(Columns.ITEM)]))
 
-    def columns(self, schema: Any, keep: Sequence[str] | None) -> list[str]:
+    def columns(self, schema: Any) -> list[str]:
         """See RowFormat."""
         return [Columns.ITEM]
 
@@ -80,25 +79,20 @@ class EpisodeRows(RowFormat):
         """See RowFormat: tables as they come."""
         return (Rows(table, np.arange(table.num_rows + 1)) for table in tables)
 
-    def batches(
-        self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str, keep: Sequence[str] | None = None
-    ) -> Iterator[EpisodeBatch]:
+    def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
         """See RowFormat.
 
-        The spaces replace those in the bytes, and make tuples of what the bytes hold as lists; where they are `declared`, the
-        bytes may say no others. Raises BadData, naming the row, for bytes that hold no episode, and naming the episode where
-        keys or shapes are not those of the spaces.
+        The spaces replace those in the bytes, and make tuples of what the bytes hold as lists. Raises BadData, naming the row,
+        for bytes that hold no episode, and naming the episode where keys or shapes are not those of the spaces.
         """
         items = rows.table.column(Columns.ITEM)
         if items.null_count:
             raise BadData(f"{items.null_count} values of column 'item' are null", where=where, fix=FIX)
         for batch in self._decoder.decode(items, where=lambda row: f"{where} row {numbers[row]}"):
             shaped = self._with_spaces(batch, where)
-            if self.declared:
-                self._refuse_others(batch, where)
-            if keep is not None:
-                extra = {name: tree for name, tree in shaped.extra.items() if name in keep}
-                shaped = replace(shaped, extra=extra, infos=shaped.infos if Columns.INFOS in keep else None)
+            if self.keep is not None:
+                extra = {name: tree for name, tree in shaped.extra.items() if name in self.keep}
+                shaped = replace(shaped, extra=extra, infos=shaped.infos if Columns.INFOS in self.keep else None)
             yield shaped
 
     def plain(self, rows: Rows, *, where: str) -> Any:
@@ -127,23 +121,6 @@ class EpisodeRows(RowFormat):
             observation_space=observations or batch.observation_space,
             action_space=actions or batch.action_space,
         )
-
-    def _refuse_others(self, batch: EpisodeBatch, where: str) -> None:
-        """Raise BadData where the episodes themselves say other spaces than their manifest.
-
-        Bounds of observations may differ: a program that wrote through the library may have given others with the episodes.
-        Those of actions decide what an action stands for.
-        """
-        observations, actions = self.spaces
-        pairs = (
-            ("observation", batch.observation_space, observations, lambda own, said: describe(own) == describe(said)),
-            ("action", batch.action_space, actions, same_space),
-        )
-        for name, own, said, agree in pairs:
-            if own is not None and said is not None and own is not said and not agree(own, said):
-                states = f"its {name} space is {describe(said)}, the episodes say {describe(own)}"
-                what = f"the manifest contradicts its shards: {states}"
-                raise BadData(what, where=f"{where}, episode {batch.ids[0]}", fix=FIX)
 
 
 def _binary(items: list[bytes]) -> Any:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import CUSTOM_COLUMNS, STEP_COLUMNS, Columns
-from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, RowFormat, Rows, differing_columns
+from offline_cli.datasets.row_format import FIX, OF_AGENTS, PLAIN_SCHEMA, RowFormat, Rows, differing_columns
 from offline_cli.episodes.batch import EpisodeBatch, Infos
 from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.codec.pack_batch import check_names
@@ -45,7 +45,6 @@ FURTHER: Final = pa.schema(
     ]
 )
 """The columns after the extra model outputs."""
-FIX: Final = "write the dataset again from its source"
 
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
@@ -107,9 +106,9 @@ class StepRows(RowFormat):
         ]
     )
 
-    def __init__(self, observation_space: Space, action_space: Space, tally: Tally) -> None:
-        """Raises UnsupportedSpace for spaces that make no column."""
-        super().__init__(observation_space, action_space, tally)
+    def __init__(self, observation_space: Space, action_space: Space, tally: Tally | None = None, **options: Any) -> None:
+        """`options`: see RowFormat. Raises UnsupportedSpace for spaces that make no column."""
+        super().__init__(observation_space, action_space, tally, **options)
         for name, space in (("observations", observation_space), ("actions", action_space)):
             check_supported(space, where=name)
         self._steps = step_schema(observation_space, action_space)  # without extra model outputs
@@ -210,13 +209,13 @@ class StepRows(RowFormat):
         wrong = [f"column {one.name!r} is {one.type}, which holds no numbers" for one in extra if not is_numeric(one.type)]
         return [*differing_columns(schema, self._steps), *wrong]
 
-    def columns(self, schema: Any, keep: Sequence[str] | None) -> list[str]:
+    def columns(self, schema: Any) -> list[str]:
         """See RowFormat."""
         names: list[str] = schema.names
-        if keep is None:
+        if self.keep is None:
             return names
-        infos = INFO_COLUMNS if Columns.INFOS in keep else ()
-        wanted = {*STEP_COLUMNS, *CUSTOM_COLUMNS, *infos, *(name for name in keep if name not in self._steps.names)}
+        infos = INFO_COLUMNS if Columns.INFOS in self.keep else ()
+        wanted = {*STEP_COLUMNS, *CUSTOM_COLUMNS, *infos, *(name for name in self.keep if name not in self._steps.names)}
         return [name for name in names if name in wanted]
 
     def starts(self, ids: Any) -> NDArray[np.int64]:
@@ -248,9 +247,7 @@ class StepRows(RowFormat):
             joined = pa.concat_tables(pending)
             yield Rows(joined, self.starts(joined.column(Columns.EPS_ID)))
 
-    def batches(
-        self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str, keep: Sequence[str] | None = None
-    ) -> Iterator[EpisodeBatch]:
+    def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
         """See RowFormat: one batch. Raises BadData, naming the column, for nulls, for steps that are missing or out of order,
         and for infos that are no JSON.
         """
@@ -262,7 +259,7 @@ class StepRows(RowFormat):
         t = table.tree(Columns.T)
         _check_timesteps(t, starts, where)
         acted, led_to = table.tree(Columns.OBS), table.tree(Columns.NEXT_OBS)
-        wanted = [name for name in self.columns(rows.table.schema, keep) if name not in self._steps.names]
+        wanted = [name for name in self.columns(rows.table.schema) if name not in self._steps.names]
         observations, actions = self.spaces
         yield EpisodeBatch(
             ids=tuple(table.texts(ids.take(pa.array(begins)))),
@@ -273,7 +270,7 @@ class StepRows(RowFormat):
             terminated=table.flags(Columns.TERMINATEDS, ends),
             truncated=table.flags(Columns.TRUNCATEDS, ends),
             extra={name: table.tree(name) for name in wanted},
-            infos=table.infos(starts, numbers) if keep is None or Columns.INFOS in keep else None,
+            infos=table.infos(starts, numbers) if self.keep is None or Columns.INFOS in self.keep else None,
             t_started=t[begins] if t[begins].any() else None,
             agent_ids=table.names(Columns.AGENT_ID, begins),
             module_ids=table.names(Columns.MODULE_ID, begins),

@@ -1,0 +1,407 @@
+"""One Parquet file, read so that neither its footer nor what it unfolds to can do harm; shards of ours row group by row group.
+
+Every page of a shard carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be
+read as another value. Whatever the Parquet reader raises on a broken or hostile file becomes BadData that names the shard. The
+sha256 that a manifest has is compared by `validate` and `repair` alone: page checksums do not tell two whole shards apart that
+changed places.
+
+**Arrow's own threads**, which fetch column chunks and decode them, release a Python file some time after the caller has its
+result. A thread that does so while the interpreter shuts down is killed in the middle of C++, and that aborts the process
+(`terminate called without an active exception`). So Arrow opens files of this machine itself (`arrow_file`), and reads any
+other without its threads. Of a remote shard the client reads ahead.
+
+**Registered types.** Arrow passes the metadata of a file's columns to a type that a package has registered as soon as it reads
+the schema, and lets any exception of the type through. Ray 2.49 to 2.54 wrote pickles there, and load them; later versions
+refuse them, and so whole recordings. So `ParquetFile` lets none of Ray's types see the metadata: such columns are what they are
+where Ray is not imported, their storage, with the type's name in the field's metadata, in which RAY stands for ray. In Arrow
+files Ray unpickles an object as soon as a value of its column becomes a Python object: `without_objects` gives their bytes.
+
+**Footers.** Arrow's Python asks for a column chunk (`row_group.column(i)`, and all that is built on it) without catching C++
+exceptions: one changed byte in a footer, a histogram of the wrong length for instance, aborts the process. Arrow's reader
+builds the same chunks where it does catch. So `check_footer` gives it a file that claims to be long and ends at its first byte:
+it goes through all chunks, and finds no page in any of them.
+
+**What a file unfolds to.** Parquet run-length encodes equal values and replaces a repeated text by a number: 800 bytes can
+stand for 200 MiB, and the sizes in the file (of encoded pages) do not show it. `most_bytes` counts numbers at their size in
+memory, and texts of a dictionary at its longest entry. Files of strangers that may unfold to much are read in batches of few
+rows; of our own datasets each row group has to fit into the memory limit.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
+from types import TracebackType
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from offline_cli.byte_sizes import byte_size
+from offline_cli.choices import TABLE_MEMORY_LIMIT
+from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound
+from offline_cli.storage.failures import storage_failures
+from offline_cli.storage.locations import Location
+
+__all__ = ["MEMORY_LIMIT", "OTHER_SHARD", "OpenShard", "ParquetFile", "arrow_file", "check_footer", "dropping"]
+__all__ += [
+    "extension_failures",
+    "fingerprint",
+    "most_bytes",
+    "opened",
+    "read_row_groups",
+    "threads_may_read",
+    "without_objects",
+]
+
+MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # bytes that reading may take by default
+READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
+PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
+TEXT: Final = "BYTE_ARRAY"
+WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, TEXT: 5}
+"""Bytes that a value takes in memory at least; 5: the place of a text, and whether it is null."""
+SIZE: Final = 1 << 40  # bytes that the file without bytes claims to have: more than any real offset
+OBJECTS: Final = "ray.data.arrow_pickled_object"
+EXTENSION_NAME: Final = b"ARROW:extension:name"
+MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
+REGISTERING: Final = ("ray.data", "ray.air.util")  # packages of Ray's, now and until 2.54, that register types
+SCHEMA, HIDDEN = b"ARROW:schema", b"ARROW:-chema"  # a key that Arrow looks for in a footer, and one that it does not
+RAYS, PLAIN = b"ray.data.arrow_", b"RAY.data.arrow_"  # of one length: the schema says how long its parts are
+MAGIC: Final = b"PAR1"  # at both ends of a Parquet file
+TAIL: Final = 8  # bytes after a footer: its length, and `MAGIC`
+FIX: Final = "restore the file from a copy, or write the dataset again from its source"
+OTHER_SHARD: Final = "shard-hash"  # the code of the problem
+SMALL: Final = 8 << 20  # bytes of a remote file that is fetched at once
+CHUNK: Final = 4 << 20  # bytes that are hashed at once
+
+
+# ---- registered types ----
+
+
+class ParquetFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
+    """The same, whatever is registered; page checksums are verified."""
+
+    def __init__(self, source: Any, *, metadata: Any = None, **options: Any) -> None:
+        """See pq.ParquetFile. Raises what Arrow raises."""
+        if metadata is None and any(name in sys.modules for name in REGISTERING):
+            metadata = _metadata(source)
+        super().__init__(source, metadata=metadata, **{"page_checksum_verification": True, **options})
+
+
+def _metadata(source: Any) -> Any:
+    """Its pq.FileMetaData without names of Ray's types in the schema; None where there is no footer (Arrow says more)."""
+    at = source.tell()
+    try:
+        end = source.seek(0, 2)
+        source.seek(max(0, end - TAIL))
+        tail = source.read(TAIL)
+        size = int.from_bytes(tail[: -len(MAGIC)], "little")
+        if end < TAIL + len(MAGIC) or tail[-len(MAGIC) :] != MAGIC or size > end - TAIL:
+            return None
+        source.seek(end - TAIL - size)
+        footer = bytes(source.read(size))
+    finally:
+        source.seek(at)
+    told = (_parsed(footer.replace(SCHEMA, HIDDEN)).metadata or {}).get(HIDDEN, b"")
+    try:
+        schema = base64.b64decode(told)
+    except binascii.Error as error:
+        raise pa.ArrowInvalid(f"a schema that cannot be read: {error}") from error
+    if base64.b64encode(schema) != told:
+        raise pa.ArrowInvalid("a schema that cannot be read: it is not in base64")
+    return _parsed(footer.replace(told, base64.b64encode(schema.replace(RAYS, PLAIN))) if RAYS in schema else footer)
+
+
+def _parsed(footer: bytes) -> Any:
+    return pq.ParquetFile(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(4, "little") + MAGIC)).metadata
+
+
+@contextmanager
+def extension_failures() -> Iterator[None]:
+    """Within it, what a registered type raises of the metadata in a file becomes pa.ArrowInvalid."""
+    try:
+        yield
+    except Exception as error:
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_name != MAKER:
+            frame = frame.tb_next
+        if frame is None:
+            raise
+        raise pa.ArrowInvalid(f"the metadata of a column's type: {type(error).__name__}: {error}") from error
+
+
+def without_objects(data: Any) -> Any:
+    """A table or record batch with bytes in place of pickled objects, of whose type the fields' metadata tells."""
+    fields = [_plain(field) for field in data.schema]
+    if all(plain is field for plain, field in zip(fields, data.schema, strict=True)):
+        return data
+    return data.cast(pa.schema(fields, data.schema.metadata))
+
+
+def _plain(field: Any) -> Any:
+    """The field itself where it holds no objects."""
+    types, kind = pa.types, field.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name != OBJECTS:
+            return field
+        return field.with_type(kind.storage_type).with_metadata({**(field.metadata or {}), EXTENSION_NAME: OBJECTS.encode()})
+    inner = [kind.field(number) for number in range(kind.num_fields)]
+    plain = [_plain(one) for one in inner]
+    if all(one is other for one, other in zip(plain, inner, strict=True)):
+        return field
+    if types.is_struct(kind):
+        return field.with_type(pa.struct(plain))
+    if types.is_map(kind):
+        key, item = _plain(kind.key_field), _plain(kind.item_field)
+        return field.with_type(pa.map_(key.type, item.type))
+    if types.is_fixed_size_list(kind):
+        return field.with_type(pa.list_(plain[0], kind.list_size))
+    return field.with_type(pa.large_list(plain[0]) if types.is_large_list(kind) else pa.list_(plain[0]))
+
+
+# ---- footers ----
+
+
+def check_footer(metadata: pq.FileMetaData) -> None:
+    """Raise what Arrow raises of a broken file (OSError without a number, ArrowException) where one of its chunks cannot be.
+
+    Nothing is checked where the system has no such file (`_cut_file`).
+    """
+    empty = _cut_file()
+    several = metadata.num_row_groups > 1  # whose chunks are all looked up at once only where they are fetched at once
+    try:
+        if empty is not None:
+            buffer = 0 if several else 1 << 10  # bytes of a chunk that are read at once
+            reader = pq.ParquetFile(empty, metadata=metadata, pre_buffer=several, buffer_size=buffer)
+            next(reader.iter_batches(row_groups=range(metadata.num_row_groups), use_threads=False), None)
+    except OSError as error:
+        if not (several and str(error).startswith("File too short")):
+            raise
+    finally:
+        reader = empty = None  # the traceback of what is raised refers to this frame
+
+
+@cache
+def _cut_file() -> Any:
+    """A file that had `SIZE` bytes when Arrow opened it, and has none: a read ends at once, and is no error to Arrow.
+
+    None where the system has no such files.
+    """
+    try:
+        with open(os.memfd_create("cut"), "r+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile() as file:
+            file.truncate(SIZE)
+            opened = pa.OSFile(f"/dev/fd/{file.fileno()}")
+            file.truncate(0)
+    except OSError:  # no /dev here, or a limit to the size of files
+        return None
+    return opened
+
+
+def _chunks_of(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> list[tuple[int, Any]]:
+    """(row group, column chunk's metadata) of `columns`, top-level names; None: of all. The footer has been checked."""
+    wanted = None if columns is None else tuple(f"{name}." for name in columns)  # a name may hold dots itself
+    paths = [f"{metadata.schema.column(number).path}." for number in range(metadata.num_columns)]
+    chosen = [number for number, path in enumerate(paths) if wanted is None or path.startswith(wanted)]
+    return [(group, found.column(number)) for group in groups for found in [metadata.row_group(group)] for number in chosen]
+
+
+# ---- what a file unfolds to ----
+
+
+def most_bytes(
+    opening: Callable[[], AbstractContextManager[Any]],
+    metadata: Any,
+    columns: Collection[str] | None,
+    groups: Iterable[int],
+    *,
+    enough: int,
+    exact: bool = False,
+) -> int:
+    """Bytes that `columns` (None: all) of some row groups take in memory at most; a rough bound where that is within `enough`.
+
+    `exact`: beyond it, texts are added up, which takes longer than to read them. `opening` gives the file, `metadata` its
+    checked footer. Raises what Arrow raises.
+    """
+    lengths = {metadata.schema.column(i).path: metadata.schema.column(i).length for i in range(metadata.num_columns)}
+    total, texts = 0, []
+    for group, chunk in _chunks_of(metadata, columns, groups):
+        width = WIDTHS.get(chunk.physical_type) or max(1, lengths[chunk.path_in_schema])
+        packed, rows = chunk.total_uncompressed_size, max(chunk.num_values, metadata.row_group(group).num_rows)
+        total += max(packed, rows * width)
+        if chunk.physical_type == TEXT and chunk.has_dictionary_page:
+            texts.append((chunk.num_values * packed, group, chunk))  # at most: all of its bytes one text that repeats
+    for count in (_by_longest, _added_up) if exact else (_by_longest,):
+        if total + sum(worst for worst, _, _ in texts) <= enough:
+            break
+        for number, (worst, group, chunk) in enumerate(texts):
+            with opening() as stream:
+                texts[number] = (min(worst, count(stream, metadata, group, chunk, worst)), group, chunk)
+    return int(total + sum(worst for worst, _, _ in texts))
+
+
+def _by_longest(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
+    """Bytes that the texts of a chunk cannot exceed, by the longest entry of its dictionary, which comes with the first row.
+
+    That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two entries are the chunk's own.
+    """
+    batch = next(_numbered(stream, metadata, group, chunk, rows=1, buffer_size=PAGE), None)
+    column = None if batch is None else batch.column(0)
+    if column is None or not pa.types.is_dictionary(column.type) or len(column.dictionary) < 2:
+        return worst
+    return int(chunk.num_values * (pc.max(pc.binary_length(column.dictionary)).as_py() or 0))
+
+
+def _added_up(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
+    """Bytes of the texts of a chunk; `worst` of texts within lists and structs."""
+    found = 0
+    for batch in _numbered(stream, metadata, group, chunk, rows=1 << 16):
+        column = batch.column(0)
+        if not pa.types.is_dictionary(column.type):
+            return worst
+        sizes = pc.cast(pc.binary_length(column.dictionary), pa.int64())
+        found += pc.sum(sizes.take(column.indices)).as_py() or 0
+    return found
+
+
+def _numbered(stream: Any, metadata: Any, group: int, chunk: Any, *, rows: int, **options: Any) -> Any:
+    """Batches of a column of texts, read as a dictionary and numbers."""
+    path = chunk.path_in_schema
+    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False, **options)
+    return parquet.iter_batches(batch_size=rows, row_groups=[group], columns=[path], use_threads=False)
+
+
+# ---- shards of ours ----
+
+
+class OpenShard(ParquetFile):
+    """A Parquet file, and the stream that it is read from. Raises what Arrow raises."""
+
+    def __init__(self, stream: BinaryIO, source: Any) -> None:
+        """`source`: what Arrow reads in place of `stream` (`arrow_file`)."""
+        self.stream = stream
+        self.size = stream.seek(0, io.SEEK_END)  # bytes
+        self.is_threaded = threads_may_read(source)
+        super().__init__(source, pre_buffer=self.is_threaded)
+        check_footer(self.metadata)
+
+
+class opened:  # noqa: N801  reads as what it gives, as in contextlib
+    """The Parquet file at a location, closed at the end; a context manager that does nothing when it is dropped.
+
+    Entering it raises BadData where the shard is missing, has another size, or is not Parquet.
+    """
+
+    def __init__(self, location: Location, *, size: int | None = None) -> None:
+        """`size`: the bytes it must have; None: any."""
+        self._location, self._size, self._files = location, size, ExitStack()
+
+    def __enter__(self) -> OpenShard:
+        with ExitStack() as stack:
+            try:
+                stream = stack.enter_context(self._location.open())
+            except StorageNotFound as err:
+                raise _bad("the shard is missing", self._location) from err
+            have = stream.seek(0, io.SEEK_END)
+            if self._size is not None and have != self._size:
+                raise _bad(f"the shard has {have} bytes, its manifest says {self._size}", self._location)
+            stream.seek(0)
+            if not self._location.is_local and have <= SMALL:
+                stream = stack.enter_context(io.BytesIO(stream.read()))
+            with _parquet_failures(self._location):
+                shard = OpenShard(stream, stack.enter_context(arrow_file(stream)))
+            self._files = stack.pop_all()
+        return shard
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._files.close()
+
+
+def arrow_file(stream: Any) -> AbstractContextManager[Any]:
+    """What Arrow should read in place of `stream`, an open file: the same bytes, opened by Arrow; or `stream`."""
+    if isinstance(stream, io.BytesIO):
+        return pa.BufferReader(stream.getvalue())  # type: ignore[no-any-return]  # pyarrow has no types
+    if os.name == "posix" and isinstance(getattr(stream, "raw", None), io.FileIO):
+        try:
+            return pa.OSFile(f"/dev/fd/{stream.fileno()}")  # type: ignore[no-any-return]
+        except OSError:  # no /dev here
+            pass
+    return nullcontext(stream)
+
+
+def threads_may_read(source: Any) -> bool:
+    """Whether Arrow's threads may read `source`."""
+    return isinstance(source, (pa.OSFile, pa.BufferReader))
+
+
+# ---- row groups ----
+
+
+def read_row_groups(
+    file: OpenShard,
+    location: Location,
+    *,
+    columns: Sequence[str] | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    groups: Sequence[int] | None = None,
+) -> Iterator[Any]:
+    """The pa.Table of each row group of an opened shard of ours, in order; None: of all. Raises BadData, StorageError,
+    MemoryLimitExceeded.
+    """
+
+    def read(group: int) -> Any:
+        with _parquet_failures(location):
+            source, enough = nullcontext(file.stream), memory_limit // READING
+            taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=enough, exact=True)
+            if taken > memory_limit:
+                needs, limit = f"{taken / 2**20:,.1f} MiB", f"{memory_limit / 2**20:,.1f} MiB"
+                what = f"reading row group {group} may take {needs}, more than the memory limit of {limit}"
+                raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
+            return without_objects(file.read_row_groups([group], columns=columns, use_threads=file.is_threaded))
+
+    return map(read, range(file.num_row_groups) if groups is None else groups)
+
+
+@contextmanager
+def _parquet_failures(location: Location) -> Iterator[None]:
+    """Within it, errors of Arrow about the bytes raise BadData, errors of storage StorageError."""
+    try:
+        with storage_failures(location.url, "reading it"):
+            try:
+                with extension_failures():
+                    yield
+            except OSError as err:
+                if err.errno is not None:  # Arrow's own complaints about bytes are OSErrors without a number
+                    raise
+                raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
+    except (pa.ArrowException, UnicodeDecodeError) as err:  # names of columns are text, or should be
+        raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
+
+
+def _bad(what: str, location: Location) -> BadData:
+    return BadData(what, where=location.url, fix=f"{FIX}; or leave it out: {dropping(location)}")
+
+
+def dropping(shard: Location) -> str:
+    """The command that leaves out the broken shards of the dataset that `shard` is one of."""
+    folder = shard.url.rpartition("/data/")[0]
+    return f"offline-cli repair {shlex.quote(folder) if folder else 'D'} --drop-broken"
+
+
+def fingerprint(location: Location) -> tuple[int, str]:
+    """Bytes and sha256 (hex) of a file, as its storage has them, past any cache. Raises StorageNotFound, StorageError."""
+    digest, size = hashlib.sha256(), 0
+    with location.without_cache.open() as file, storage_failures(location.url, "reading it"):
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
