@@ -22,7 +22,16 @@ def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
     It raises ValueError for another structure or shape, and for numbers that the leaf's dtype cannot hold.
     """
     like = space_tree(space)
-    return lambda value: map_leaves(lambda leaf, part: _fitted_leaf(part, leaf, noun), like, value)
+    if isinstance(like, (dict, tuple)):
+        return lambda value: map_leaves(lambda leaf, part: _fitted_leaf(part, leaf, noun), like, value)
+    shape, dtype = space.shape or (), np.dtype(space.dtype)
+
+    def fit(value: Any) -> Tree:
+        if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # the usual case, and quick
+            return value
+        return _fitted_leaf(value, space, noun)
+
+    return fit
 
 
 def _fitted_leaf(value: Any, space: Space, noun: str) -> NDArray[Any]:

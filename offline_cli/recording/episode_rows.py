@@ -60,7 +60,7 @@ class EpisodeRows:
     ) -> None:
         """See Sink. Raises BadData for extra model outputs that are not those of the steps before, or no numbers."""
         step = {"actions": acted.actions, "extra": dict(acted.extras), "rewards": rewards}
-        forms = [(path, leaf.shape[1:], leaf.dtype) for path, leaf in flatten(step)]
+        forms = [*acted.extras, *((leaf.shape[1:], leaf.dtype) for leaf in leaves(step))]
         if self._obs is None:
             self._check_numbers(step["extra"])
             self._obs, self._steps = (map_leaves(self._room_for, tree) for tree in (observations, step))
