@@ -313,11 +313,10 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
     except OutputExists:
         if not options["resume"] or place.join(WRITING).exists() or not place.join(MANIFEST).exists():
             raise
-        found = Manifest.read(place)
-        told, known = found.provenance.get(RECORDING), found.provenance.get(IDENTITY)
-        if not (found.complete and found.format == options["format"] and isinstance(told, dict) and isinstance(known, dict)):
-            raise
-        if any(told.get(name) != provenance[RECORDING][name] for name in ("first_episode", "asked")):
+        found, wanted = Manifest.read(place), provenance[RECORDING]
+        told, known = (found.provenance.get(name) or {} for name in (RECORDING, IDENTITY))
+        is_asked = all(told.get(name) == wanted[name] for name in ("first_episode", "asked"))
+        if not (found.complete and found.format == options["format"] and is_asked):
             raise
         fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
         allowed_changes(known, provenance[IDENTITY], None, where=place.url, fix=fix)
