@@ -6,13 +6,25 @@ order of keys as given and name the place of a mismatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Tree", "equal_values", "flatten", "leaves", "map_leaves", "paths", "same_leaf", "unflatten_like"]
+__all__ = [
+    "Tree",
+    "equal_values",
+    "flatten",
+    "leaves",
+    "map_leaves",
+    "paths",
+    "rows_of",
+    "same_leaf",
+    "stacked_rows",
+    "unflatten_like",
+    "with_rows",
+]
 
 Tree = Any  # recursive: Mapping[str, Tree] | tuple[Tree, ...] | leaf; mypy cannot follow numpy leaves through the recursion
 
@@ -67,6 +79,27 @@ def unflatten_like(tree: Tree, new_leaves: list[Any]) -> Tree:
     if next(pending, pending) is not pending:
         raise ValueError(f"{len(new_leaves)} leaves for a tree of {len(leaves(tree))}")
     return built
+
+
+def rows_of(tree: Tree, rows: Any) -> Tree:
+    """These rows of every leaf."""
+    return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
+
+
+def with_rows(whole: Any, rows: Any, new: Tree, count: int) -> Any:
+    """`whole`, leaves (count, ...), with the rows of `new`, written in place; what it has not yet is zeros in other rows."""
+    if isinstance(new, dict):
+        whole = whole or {}
+        return whole | {name: with_rows(whole.get(name), rows, part, count) for name, part in new.items()}
+    if whole is None:
+        whole = np.zeros((count, *new.shape[1:]), new.dtype)
+    whole[rows] = new
+    return whole
+
+
+def stacked_rows(values: Sequence[Tree]) -> Tree:
+    """Leaves (B, ...) of B values of one structure."""
+    return np.array(values) if isinstance(values[0], np.ndarray) else map_leaves(lambda *parts: np.stack(parts), *values)
 
 
 def equal_values(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:

@@ -13,9 +13,8 @@ import signal
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import gymnasium as gym
 import numpy as np
@@ -24,12 +23,12 @@ from numpy.typing import NDArray
 
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.episode_spaces import zero_rows
+from offline_cli.episodes.value_fitting import fitter
 from offline_cli.errors import OfflineCliError
 from offline_cli.playing.infos import NOTHING, KeptInfo, kept_info
-from offline_cli.playing.plan import Plan
-from offline_cli.policies.policy import RAISED, fitter, rows_of
+from offline_cli.policies.policy import RAISED
 from offline_cli.step_values import flag_of, reward_of
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, rows_of
 
 __all__ = ["Copies", "CopyFailed"]
 
@@ -38,8 +37,7 @@ PATIENCE: Final = 5.0  # seconds for a process that has died to be gone
 Infos = list[KeptInfo] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """What a copy raised, in a form that travels between processes."""
 
     doing: str  # "reset" | "step"
@@ -110,17 +108,16 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
 class Copies:
     """S copies. All methods raise CopyFailed; observations, leaves (S, ...), and infos are the caller's to keep."""
 
-    def __init__(self, environment: Environment, plan: Plan) -> None:
-        """Raises what `open_environment` raises."""
-        self.count = plan.slots
-        self._timeout = plan.step_timeout
-        self._is_async, self._failed = plan.vectorize == "async", False
-        if self._is_async:
-            make = partial(_made_copy, plan.environment, plan.infos)
-            self._vector: Any = AsyncVectorEnv([make] * self.count, autoreset_mode=AutoresetMode.DISABLED)
+    def __init__(self, environment: Environment, count: int, *, infos: str, vectorize: str, timeout: float | None) -> None:
+        """`infos`, `vectorize`, `timeout`: see Plan. Raises what `open_environment` raises."""
+        self.count, self._timeout, self._failed = count, timeout, False
+        self._vector: Any
+        if vectorize == "async":
+            make = partial(_made_copy, environment.spec, infos)
+            self._vector = AsyncVectorEnv([make] * count, autoreset_mode=AutoresetMode.DISABLED)
         else:
-            copies = [Copy(env, plan.infos, closes=False) for env in environment.singles(self.count)]
-            self._vector = SyncVectorEnv([partial(_itself, one) for one in copies], autoreset_mode=AutoresetMode.DISABLED)
+            makers = [partial(Copy, env, infos, closes=False) for env in environment.singles(count)]
+            self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
 
     def reset(self, seeds: Mapping[int, int | None]) -> tuple[Tree, Infos]:
         """Begin episodes in these slots, with these seeds; None: stand still. Observations and infos of all slots."""
@@ -137,33 +134,31 @@ class Copies:
 
     def _answer(self, doing: str, **given: Any) -> Any:
         """What the vector environment answers. Raises CopyFailed for a process that has died, or does not answer in time."""
-        if not self._is_async:
-            return getattr(self._vector, doing)(**given)
-        getattr(self._vector, f"{doing}_async")(**given)
+        vector = self._vector
+        if isinstance(vector, SyncVectorEnv):
+            return getattr(vector, doing)(**given)
+        self._failed = True  # until it has answered
+        getattr(vector, f"{doing}_async")(**given)
         try:
-            return getattr(self._vector, f"{doing}_wait")(timeout=self._timeout)
+            answer = getattr(vector, f"{doing}_wait")(timeout=self._timeout)
         except multiprocessing.TimeoutError:
-            self._failed = True
-            slot = next(slot for slot, pipe in enumerate(self._vector.parent_pipes) if not pipe.poll(0))
+            slot = next(slot for slot, pipe in enumerate(vector.parent_pipes) if not pipe.poll(0))
             raise CopyFailed(slot, Failure(doing, f"no answer within {self._timeout:g} s (--step-timeout)")) from None
         except (EOFError, OSError) as err:
-            self._failed = True
-            processes = self._vector.processes
-            for process in processes:
-                process.join(PATIENCE / len(processes))
-            slot = next((slot for slot, one in enumerate(processes) if not one.is_alive()), 0)
-            what = f"the end of its process, with exit code {processes[slot].exitcode}"
+            for process in vector.processes:
+                process.join(PATIENCE / self.count)
+            slot = next((slot for slot, one in enumerate(vector.processes) if not one.is_alive()), 0)
+            what = f"the end of its process, with exit code {vector.processes[slot].exitcode}"
             raise CopyFailed(slot, Failure(doing, what)) from err
-        except BaseException:
-            self._failed = True
-            raise
+        self._failed = False
+        return answer
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):  # a process that has died or hangs cannot be asked to close its copy
-            self._vector.close(terminate=True) if self._failed and self._is_async else self._vector.close()
+            self._vector.close(**({"terminate": True} if self._failed else {}))
 
 
 def _kept(infos: Mapping[str, Any]) -> Infos:
@@ -171,10 +166,6 @@ def _kept(infos: Mapping[str, Any]) -> Infos:
     if FAILURE in infos:
         raise next(CopyFailed(slot, failure) for slot, failure in enumerate(infos[FAILURE]) if failure is not None)
     return [NOTHING if info is None else info for info in infos[INFO]] if INFO in infos else None
-
-
-def _itself(one: Copy) -> Copy:
-    return one
 
 
 def _made_copy(spec: EnvironmentSpec, infos: str) -> Copy:

@@ -12,20 +12,19 @@ from typing import Any
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import Count, Device, Whole
 from offline_cli.connectors.pipeline_spec import Given
-from offline_cli.engines.processes import ProcessEngine
+from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device, choose_threads
-from offline_cli.playing.loop import opened_policy, played, played_by_workers
-from offline_cli.playing.plan import Plan
-from offline_cli.playing.returns import Returns, played_of, stopped_by_signal
+from offline_cli.playing.loop import Plan, opened_policy, played_on
+from offline_cli.playing.returns import Returns, played_of
 from offline_cli.playing.video import check_video, film
 from offline_cli.plugins import with_network
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import PolicyOptions
-from offline_cli.policies.run_policy import LoadedPolicy, known_environments, load_policy
+from offline_cli.policies.run_policy import known_environments, load_policy
 from offline_cli.policies.seeds import Purpose
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.storage.blanking import blanked_call, blanked_values
@@ -111,61 +110,55 @@ def evaluate(
     options outside their limits; TargetNotMet for a mean below `min_return`.
     """
     name = run.url if isinstance(run, Location) else os.fspath(run)
-    others = tuple(policy or ())
+    others, is_run = tuple(policy or ()), not is_named(name)
     pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
     if video is not None:
         check_video(video_episodes, episodes)
-    if is_named(name) and network is not None:
+    if network is not None and not is_run:
         fix = "leave it out" if not others else "leave it out, or name a run folder first"
         raise UsageError(f"--network is the code of a run's network, and {name} is no run folder", where="--network", fix=fix)
     loaded = None
-    if not is_named(name):
+    if is_run:
         loaded = load_policy(open_location(run, storage_options), storage_options, plugins=plugins, network=network)
     asked = {"env": env, "env_kwargs": env_kwargs, "wrappers": wrappers}
     spec = _environment(asked, {"environment": None} if loaded is None else loaded.description, name)
-    plan = Plan(
-        environment=spec,
-        policies=(name,),
-        opening=PolicyOptions(
-            explore=explore,
-            device=choose_device(device).type,
-            pieces=pieces,
-            plugins=tuple(with_network(plugins, network)),
-            trust_pickle=trust_pickle,
-            storage_options=storage_options,
-            loaded=loaded,
-        ),
-        seed=seed,
-        purpose=Purpose.EVALUATE,
-        episodes=episodes,
-        infos="none" if loaded is None and pieces.is_default else "plain",
-        num_envs=num_envs,
-        threads=1 if loaded is None else choose_threads(loaded.module, num_envs),
-    )
 
     def report(done: int) -> None:
         on_progress(Progress("evaluating", done, episodes, "episodes"))
 
-    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+    engines = EngineSpec(PROCESSES, num_env_runners) if num_env_runners else EngineSpec()
+    with engines.engine() as engine, open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         gates, is_game = _gates(min_return, environment), environment.agents is not None
         if others and not is_game:
             what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
             raise BadConfig(what, where="--policy", fix="leave it out")
-        plan = replace(plan, policies=(f"*={name}", *others)) if is_game else plan
+        plan = Plan(
+            environment=spec,
+            policies=(f"*={name}", *others) if is_game else (name,),
+            opening=PolicyOptions(
+                explore=explore,
+                device=choose_device(device).type,
+                pieces=pieces,
+                plugins=tuple(with_network(plugins, network)),
+                trust_pickle=trust_pickle,
+                storage_options=storage_options,
+                loaded=loaded,
+            ),
+            seed=seed,
+            purpose=Purpose.EVALUATE,
+            episodes=episodes,
+            infos="none" if loaded is None and pieces.is_default else "plain",
+            num_envs=num_envs,
+            threads=1 if loaded is None else choose_threads(loaded.module, num_envs),
+        )
         opened = opened_policy(plan, environment)
-        if num_env_runners:
-            with (
-                ProcessEngine(num_env_runners) as engine,
-                played_by_workers(plan, Returns, engine, num_env_runners) as outcomes,
-            ):
-                found = played_of(outcomes, episodes, environment, report)
-        else:
-            outcomes_here = played(plan, environment, opened, Returns, stopped=stopped_by_signal)
-            found = played_of(outcomes_here, episodes, environment, report)
+        with played_on(engine, engines.workers, plan, environment, opened, Returns) as outcomes:
+            found = played_of(outcomes, environment, report)
         videos = [] if video is None else film(plan, opened, video, video_episodes)
     if found.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
+    between = pieces if loaded is None else replace(pieces, trained=loaded.trained)
     result = EvaluateResult(
         episodes=episodes,
         return_mean=found.mean,
@@ -181,16 +174,12 @@ def evaluate(
         seed=seed,
         checkpoint=None if loaded is None else loaded.checkpoint,
         observations_not_finite=found.observations_not_finite,
-        pieces={} if loaded is None or is_game else _pieces(pieces, loaded),
+        pieces={} if loaded is None or is_game or (between.is_default and between.trained is None) else between.as_dict(),
         return_by_agent=found.return_by_agent,
         videos=videos,
     )
     _check_gates(gates, result, where=f"{run} in {environment.name}")
     return result
-
-
-def _pieces(asked: PlaySpec, loaded: LoadedPolicy) -> Mapping[str, Sequence[str]]:
-    return {} if asked.is_default and loaded.trained is None else replace(asked, trained=loaded.trained).as_dict()
 
 
 def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run: str) -> EnvironmentSpec:

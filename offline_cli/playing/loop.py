@@ -1,47 +1,74 @@
 """The loop that plays: it begins episodes, asks the policy, steps the copies, and hands whole episodes to a sink.
 
-`record` writes what comes out of it, `evaluate` and the checks of training keep returns. Episodes begin in the order of their
-numbers, and all that come before one that is kept are kept: nothing favours short ones. A long episode holds back those after
-it, which are whole and wait in memory; beyond HELD_BYTES of them no new one begins until it has ended.
+`record` writes what comes out of it, `evaluate` and the checks of training keep returns. Episode i, counted from 0, is reset
+with a seed of (--seed, i) and plays to its own end. All episodes that come before one that is kept are kept: nothing favours
+short ones. A long episode holds back those after it, which are whole and wait in memory; beyond HELD_BYTES of them no new one
+begins until it has ended.
 
-`played` plays a plan in this process, `played_by_workers` on an engine's workers, a block of episodes at a time.
+`played` plays a plan in this process; `played_on` has an engine's workers play it, a block of episodes at a time.
 """
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.util import Finalize
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.engines.engine import Engine
-from offline_cli.environments import Environment, open_environment
+from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadData
 from offline_cli.modules.devices import use_threads
 from offline_cli.playing.copies import Copies, CopyFailed
 from offline_cli.playing.infos import NOTHING, KeptInfo
-from offline_cli.playing.plan import Plan
 from offline_cli.policies.by_name import open_policies
-from offline_cli.policies.policy import RAISED, Acted, Policy, State, blamed, rows_of, with_rows
-from offline_cli.policies.seeds import chance_key
+from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, blamed
+from offline_cli.policies.seeds import Purpose, chance_key, reset_seed
 from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check, requested
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import Tree, map_leaves, rows_of, with_rows
 
-__all__ = ["Loop", "MakeSink", "Sink", "opened_policy", "played", "played_by_workers"]
+__all__ = ["MakeSink", "Plan", "Sink", "opened_policy", "played", "played_on"]
 
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be handed out
-ROUNDS: Final = 8  # episodes of a copy in one block of a worker, at most
+ROUNDS: Final = 16  # episodes of a copy in one block of a worker, at most
 SHARES: Final = 4  # blocks of each worker, where the number of episodes is known
 Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that determines the episodes, and where they are played, as one value that is sent to processes."""
+
+    environment: EnvironmentSpec
+    policies: tuple[str, ...] = ()  # one for all, or AGENT=POLICY for several agents
+    opening: PolicyOptions = field(default_factory=PolicyOptions)  # how they are opened
+    seed: int = 0
+    purpose: Purpose = Purpose.RECORD
+    round_: int = 0  # tells the checks of one run apart
+    first: int = 0  # index of the first episode to play
+    episodes: int | None = None  # how many to play from there; None: see steps
+    steps: int | None = None  # play the fewest episodes that have so many
+    infos: str = "plain"  # "all" | "plain" | "none": see `infos.py`
+    vectorize: str = "sync"  # "sync" | "async"
+    num_envs: int = 16  # copies of the environment, in each process that plays
+    step_timeout: float | None = None  # seconds for a step of an `async` copy; None: any time
+    threads: int | None = 1  # of torch; None: as many as there are
+
+    @property
+    def slots(self) -> int:
+        """Copies that play side by side: no more than there are episodes."""
+        return self.num_envs if self.episodes is None else max(1, min(self.num_envs, self.episodes))
+
+    def reset_seed(self, episode: int) -> int:
+        """What episode `episode` is reset with."""
+        return reset_seed(self.seed, episode, self.purpose, self.round_)
 
 
 class Sink(Protocol):
@@ -56,20 +83,60 @@ class Sink(Protocol):
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Any:
         """The episode of a slot, which has ended with this observation. It has `nbytes`."""
 
-    def joined(self, numbers: Sequence[int], episodes: Sequence[Any]) -> Any:
-        """What is handed out for whole episodes of these numbers."""
+
+MakeSink = Callable[[int, Environment], Sink]
+"""From the number of slots, and the environment, to what becomes of the steps."""
 
 
-MakeSink = Callable[[Plan, int, Environment, Policy], Sink]
-"""From plan, slots, environment and policy to what becomes of the steps."""
+def opened_policy(plan: Plan, environment: Environment, given: dict[str, Policy] | None = None) -> Policy:
+    """The plan's policy. `given`: by agent, those that are open already. Raises as `open_policies` does."""
+    return open_policies(plan.policies, environment, plan.opening, seed=plan.reset_seed(plan.first), given=given)
+
+
+def played(plan: Plan, environment: Environment, policy: Policy, make: MakeSink) -> Iterator[list[Any]]:
+    """The plan's episodes, as the sink makes them, in order and some at a time; in this process, until a signal comes.
+
+    Raises BadData where environment or policy raise, naming the episode; what was whole before has been handed out.
+    """
+    with (
+        nullcontext() if plan.threads is None else use_threads(plan.threads),
+        Copies(environment, plan.slots, infos=plan.infos, vectorize=plan.vectorize, timeout=plan.step_timeout) as copies,
+    ):
+        yield from Loop(plan, copies, policy, make(plan.slots, environment)).run()
+
+
+def played_on(
+    engine: Engine, workers: int, plan: Plan, environment: Environment, policy: Policy, make: MakeSink
+) -> Reading[list[Any]]:
+    """The same by an engine's workers, without end where the plan has steps, and with StopRequested for a signal."""
+    if engine.is_local:
+        return engine.streamed(lambda whole: played(whole, environment, policy, make), [plan])
+    return engine.streamed(partial(_played_block, make), _blocks(plan, workers))
+
+
+def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
+    """In order; their sizes follow from the plan alone."""
+    done, size = 0, ROUNDS * plan.num_envs
+    if plan.episodes is not None:
+        size = max(1, min(size, -(-plan.episodes // (SHARES * workers))))
+    while plan.episodes is None or done < plan.episodes:
+        count = size if plan.episodes is None else min(size, plan.episodes - done)
+        yield replace(plan, first=plan.first + done, episodes=count, steps=None, opening=replace(plan.opening, loaded=None))
+        done += count
+
+
+def _played_block(make: MakeSink, plan: Plan) -> Iterator[list[Any]]:
+    spec = plan.environment
+    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+        yield from played(plan, environment, opened_policy(plan, environment), make)
+    check()
 
 
 class Loop:
     """Plays the plan's episodes with `policy` in `copies`."""
 
-    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: Sink, *, stopped: Callable[[], bool]) -> None:
-        """`stopped` is asked before every step; when it returns True, whole episodes are handed out, and no others."""
-        self._plan, self._copies, self._policy, self._sink, self._stopped = plan, copies, policy, sink, stopped
+    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: Sink) -> None:
+        self._plan, self._copies, self._policy, self._sink = plan, copies, policy, sink
         count = copies.count
         self._live = np.zeros(count, np.bool_)
         key = chance_key(plan.seed, plan.purpose, plan.round_)
@@ -81,45 +148,40 @@ class Loop:
         self._ended: dict[int, tuple[Any, int]] = {}  # whole episodes that have not been handed out, with their steps
         self._held = 0  # bytes of these
 
-    def run(self) -> Iterator[Any]:
-        """What the sink makes of whole episodes, in order.
-
-        Raises BadData where environment or policy raise, naming the episode; what was whole before has been handed out.
-        """
+    def run(self) -> Iterator[list[Any]]:
+        """See `played`."""
         failure: BadData | None = None
         until = time.monotonic() + REPORT_SECONDS
         try:
             self._begin()
-            while not self._has_enough() and not self._stopped():
+            while not self._has_enough() and requested() is None:
                 self._step()
                 if time.monotonic() > until or self._held > HELD_BYTES // 8:
                     yield from self._handed_out()
                     until = time.monotonic() + REPORT_SECONDS
         except CopyFailed as err:
-            failure = self._blamed(err)
+            failure = self._copy_failed(err)
             failure.__cause__ = err
         except BadData as err:
             failure = err
         yield from self._handed_out()
-        if failure is not None and not self._stopped():  # a stop often reaches what the environment itself has started, too
+        if failure is not None and requested() is None:  # a stop often reaches what the environment itself has started, too
             raise failure
 
-    def _handed_out(self) -> Iterator[Any]:
-        numbers = range(self._given, self._whole)
-        episodes = [self._ended.pop(number)[0] for number in numbers]
+    def _handed_out(self) -> Iterator[list[Any]]:
+        episodes = [self._ended.pop(number)[0] for number in range(self._given, self._whole)]
         self._given = self._whole
         self._held -= sum(one.nbytes for one in episodes)
         if episodes:
-            yield self._sink.joined(numbers, episodes)
+            yield episodes
 
     def _has_enough(self) -> bool:
         if self._plan.episodes is not None:
             return self._whole >= self._plan.first + self._plan.episodes
         return self._whole_steps >= (self._plan.steps or 0)
 
-    # ---- a step ----
-
     def _step(self) -> None:
+        """Ask the policy for the slots that play, and step all."""
         state, everybody = self._state, bool(self._live.all())
         live = np.flatnonzero(self._live)
         rows: Any = slice(None) if everybody else live
@@ -143,8 +205,7 @@ class Loop:
         self._taken_steps += len(live)
         ended = np.flatnonzero(terminated | truncated).tolist()
         for slot in ended:
-            info = NOTHING if self._infos is None else self._infos[slot]
-            self._end(slot, bool(terminated[slot]), bool(truncated[slot]), info)
+            self._end(slot, bool(terminated[slot]), bool(truncated[slot]))
         if ended:
             self._begin()
 
@@ -157,8 +218,6 @@ class Loop:
             return whole
 
         return map_leaves(spread, actions)
-
-    # ---- beginnings and ends ----
 
     def _begin(self) -> None:
         """Begin episodes in the slots without one, as many as there is room for; the others stand still."""
@@ -183,7 +242,8 @@ class Loop:
             return 0
         return wanted if self._plan.episodes is None else min(wanted, self._plan.first + self._plan.episodes - self._begun)
 
-    def _end(self, slot: int, terminated: bool, truncated: bool, info: KeptInfo) -> None:
+    def _end(self, slot: int, terminated: bool, truncated: bool) -> None:
+        info = NOTHING if self._infos is None else self._infos[slot]
         episode = self._sink.end(slot, terminated, truncated, rows_of(self._obs, slot), info)
         self._ended[int(self._state.episodes[slot])] = episode, int(self._state.t[slot])
         self._held += episode.nbytes
@@ -192,17 +252,15 @@ class Loop:
             self._whole_steps += self._ended[self._whole][1]
             self._whole += 1
 
-    # ---- blame ----
-
-    def _blamed(self, failed: CopyFailed) -> BadData:
+    def _copy_failed(self, failed: CopyFailed) -> BadData:
         """The error for what a copy raised, naming its episode."""
         failure, episode = failed.failure, int(self._state.episodes[failed.slot])
         place = f"{self._plan.environment.id}, episode {episode}, step {self._state.t[failed.slot]}"
-        if failure.is_info:
-            fix = "--infos plain leaves out what cannot be stored"
-            return BadData(f"{failure.said} ({failure.doing})", where=place, fix=fix)
-        fix = f"check the environment with this policy; its seed was {self._plan.reset_seed(episode)}"
-        return BadData(f"the environment raised {failure.said} ({failure.doing})", where=place, fix=fix)
+        what, fix = f"{failure.said} ({failure.doing})", "--infos plain leaves out what cannot be stored"
+        if not failure.is_info:
+            fix = f"check the environment with this policy; its seed was {self._plan.reset_seed(episode)}"
+            what = f"the environment raised {what}"
+        return BadData(what, where=place, fix=fix)
 
     def _policy_failed(self, error: BaseException, slots: Index) -> BaseException:
         """The error for a policy, or a piece around it, that raised, naming the episodes that it was asked for."""
@@ -211,60 +269,3 @@ class Loop:
         place += f" {first}, step {self._state.t[slots[0]]}" if len(slots) == 1 else f"s {first} to {last}"
         more = f"; the first one's seed was {self._plan.reset_seed(first)}, and with --num-envs 1 each is asked for alone"
         return blamed(error, where=place, more=more)
-
-
-# ---- a plan, here or on workers ----
-
-
-def opened_policy(plan: Plan, environment: Environment, given: Mapping[str, Policy] | None = None) -> Policy:
-    """The plan's policy. `given`: by agent, those that are open already. Raises as `open_policies` does."""
-    return open_policies(plan.policies, environment, plan.opening, seed=plan.reset_seed(plan.first), given=given)
-
-
-def played(
-    plan: Plan, environment: Environment, policy: Policy, make: MakeSink, *, stopped: Callable[[], bool]
-) -> Iterator[Any]:
-    """What the sink makes of the plan's episodes, in this process. Raises as `Loop.run` does."""
-    with nullcontext() if plan.threads is None else use_threads(plan.threads), Copies(environment, plan) as copies:
-        yield from Loop(plan, copies, policy, make(plan, copies.count, environment, policy), stopped=stopped).run()
-
-
-def played_by_workers(plan: Plan, make: MakeSink, engine: Engine, workers: int) -> Reading[Any]:
-    """The same by an engine's workers, without end where the plan has steps. Raises what a worker raises, after all episodes
-    that come before the failure, and StopRequested."""
-    return engine.streamed(partial(_played_block, make), _blocks(plan, workers))
-
-
-def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
-    """In order; their sizes follow from the plan alone."""
-    done, size = 0, ROUNDS * plan.num_envs
-    if plan.episodes is not None:
-        size = max(1, min(size, -(-plan.episodes // (SHARES * workers))))
-    while plan.episodes is None or done < plan.episodes:
-        count = size if plan.episodes is None else min(size, plan.episodes - done)
-        yield replace(plan, first=plan.first + done, episodes=count, steps=None, opening=replace(plan.opening, loaded=None))
-        done += count
-
-
-_kept: list[tuple[bytes, Environment, Policy]] = []  # by a worker: its last plan, with its environment and policy
-
-
-def _played_block(make: MakeSink, plan: Plan) -> Iterator[Any]:
-    like = pickle.dumps(replace(plan, first=0, episodes=1))
-    if not (_kept and _kept[0][0] == like):
-        _close()
-        spec = plan.environment
-        environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
-        try:
-            _kept.append((like, environment, opened_policy(plan, environment)))
-        except BaseException:
-            environment.close()
-            raise
-        Finalize(None, _close, exitpriority=1)  # when the worker ends
-    yield from played(plan, *_kept[0][1:], make, stopped=lambda: requested() is not None)
-    check()
-
-
-def _close() -> None:
-    while _kept:
-        _kept.pop()[1].close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,37 +17,39 @@ from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.games import OBS, STATE, agents_in, final_returns, is_acting
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.infos import KeptInfo
-from offline_cli.playing.loop import opened_policy, played
-from offline_cli.playing.plan import Plan
+from offline_cli.playing.loop import Plan, opened_policy, played
 from offline_cli.policies.module_policy import module_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, Policy, PolicyOptions, stand_in
+from offline_cli.policies.policy import Acted, PolicyOptions, stand_in
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested, check
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["Outcome", "Played", "Returns", "play", "played_of", "stopped_by_signal"]
+__all__ = ["Outcome", "Played", "Returns", "play", "played_of"]
 
 SIDE_BY_SIDE = 16  # copies that play, where nobody says how many
+KINDS = ("nan-in-observations", "infinite-in-observations")
 Index = NDArray[np.int64]
-Outcomes = dict[int, "Outcome"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class Outcome(NamedTuple):
     """What is kept of a whole episode."""
 
     length: int  # steps
     value: float  # the return: undiscounted, in the environment's units; of games the sum over agents
-    not_finite: tuple[int, int]  # numbers in observations acted on that are NaN, and infinite
-    by_agent: tuple[float, ...]  # of games: each agent's return; NaN: it took no part
-    nbytes: ClassVar[int] = 0  # see Sink
+    not_finite: Sequence[int]  # numbers in observations acted on that are NaN, and infinite
+    by_agent: Sequence[float]  # of games: each agent's return; NaN: it took no part
+
+    @property
+    def nbytes(self) -> int:
+        """See Sink."""
+        return 0
 
 
 class Returns:
-    """See Sink; what is handed out are outcomes by the number of their episode."""
+    """See Sink: it keeps outcomes."""
 
-    def __init__(self, plan: Plan, slots: int, environment: Environment, policy: Policy) -> None:
+    def __init__(self, slots: int, environment: Environment) -> None:
         """See MakeSink."""
         self._steps, self._sums, self._not_finite = np.zeros(slots, np.int64), np.zeros(slots), np.zeros((slots, 2), np.int64)
         self._agents = agents_in(environment.observation_space)
@@ -58,36 +60,25 @@ class Returns:
         """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
         self._sums[slots] += rewards
         self._steps[slots] += 1
-        parts = (
-            [(leaf, None) for leaf in leaves(observations)]
-            if not self._agents
-            else [
-                (leaf, is_acting(observations[agent][STATE]))
-                for agent in self._agents
-                for leaf in leaves(observations[agent][OBS])
-            ]
-        )
-        for leaf, counts in parts:
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                rows = leaf.reshape(len(leaf), -1)
-                found = np.stack([np.isnan(rows).sum(axis=1), np.isinf(rows).sum(axis=1)], axis=1)
-                self._not_finite[slots] += found if counts is None else found * counts[:, None]
+        for agent in self._agents or (None,):
+            for leaf in leaves(observations if agent is None else observations[agent][OBS]):
+                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                    numbers = leaf.reshape(len(leaf), -1)
+                    found = np.stack([np.isnan(numbers).sum(axis=1), np.isinf(numbers).sum(axis=1)], axis=1)
+                    self._not_finite[slots] += (
+                        found if agent is None else found * is_acting(observations[agent][STATE])[:, None]
+                    )
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Outcome:
         """See Sink."""
-        value, by_agent = float(self._sums[slot]), tuple[float, ...]()
+        value, by_agent = float(self._sums[slot]), list[float]()
         if self._agents:
             found = [final_returns(final[agent][STATE][None]) for agent in self._agents]
             value = float(sum(own[0] for own, _ in found))
-            by_agent = tuple(float(own[0]) if took_part[0] else math.nan for own, took_part in found)
-        nan, infinite = self._not_finite[slot].tolist()
-        outcome = Outcome(int(self._steps[slot]), value, (nan, infinite), by_agent)
+            by_agent = [float(own[0]) if took_part[0] else math.nan for own, took_part in found]
+        outcome = Outcome(int(self._steps[slot]), value, self._not_finite[slot].tolist(), by_agent)
         self._steps[slot], self._sums[slot], self._not_finite[slot] = 0, 0.0, 0
         return outcome
-
-    def joined(self, numbers: Sequence[int], episodes: Sequence[Outcome]) -> Outcomes:
-        """See Sink."""
-        return dict(zip(numbers, episodes, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,44 +167,40 @@ def play(
             alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
             own = module_policy(module, pieces, alone, device=device)
             policy = opened_policy(plan, environment, {**(others or {}), agent: own})
-        outcomes = played(plan, environment, policy, Returns, stopped=stopped_by_signal) if plan.episodes else iter(())
-        return played_of(outcomes if ranks.count == 1 else _of_all(ranks, outcomes), episodes, environment, on_episodes)
+        outcomes = played(plan, environment, policy, Returns) if plan.episodes else iter(())
+        return played_of(outcomes, environment, on_episodes, ranks)
 
 
-def stopped_by_signal() -> bool:
-    """Raise StopRequested once a signal has come."""
-    check()
-    return False
+def played_of(
+    outcomes: Iterable[list[Outcome]],
+    environment: Environment,
+    on_episodes: Callable[[int], None],
+    ranks: Ranks = ALONE,
+) -> Played:
+    """All episodes, with `ranks` of all of them, in order.
 
-
-def played_of(outcomes: Iterable[Outcomes], count: int, environment: Environment, on_episodes: Callable[[int], None]) -> Played:
-    """All `count` episodes. Raises BadData for a return that is no finite number, and what `outcomes` raises."""
-    found: Outcomes = {}
-    for part in outcomes:
-        found |= part
-        on_episodes(len(found))
-    every = [found[number] for number in range(count)]
+    Raises BadData for a return that is no finite number, StopRequested, and what `outcomes` raises; RankFailed where another
+    rank's have ended early.
+    """
+    failure: Exception | StopRequested | None = None
+    every = list[Outcome]()
+    try:
+        for part in outcomes:
+            every += part
+            on_episodes(len(every))
+        check()
+    except (Exception, StopRequested) as err:  # noqa: BLE001  raised once the other ranks know
+        failure = err
+    ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
+    every = [Outcome(*rest) for text in ranks.texts(json.dumps(every)) for rest in json.loads(text)]
     bad = next((number for number, one in enumerate(every) if not math.isfinite(one.value)), None)
     if bad is not None:
         place, fix = f"{environment.name}, episode {bad}", "fix the environment's rewards"
         raise BadData(f"a return of {every[bad].value}", where=place, fix=fix)
-    kinds = ("nan-in-observations", "infinite-in-observations")
-    counts = {kind: sum(one.not_finite[number] for one in every) for number, kind in enumerate(kinds)}
+    counts = {kind: sum(one.not_finite[number] for one in every) for number, kind in enumerate(KINDS)}
     return Played(
         np.array([one.value for one in every], np.float64),
         np.array([one.length for one in every], np.int64),
         {kind: times for kind, times in counts.items() if times},
         {agent: np.array([one.by_agent[number] for one in every]) for number, agent in enumerate(environment.agents or ())},
     )
-
-
-def _of_all(ranks: Ranks, outcomes: Iterator[Outcomes]) -> list[Outcomes]:
-    """The episodes of every rank. Raises what ended this rank's own early; RankFailed where another one's did."""
-    failure: Exception | StopRequested | None = None
-    own: list[list[Any]] = []
-    try:
-        own = [[n, o.length, o.value, o.not_finite, o.by_agent] for part in outcomes for n, o in part.items()]
-    except (Exception, StopRequested) as err:  # noqa: BLE001  raised once the others know
-        failure = err
-    ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
-    return [{number: Outcome(*rest) for number, *rest in json.loads(text)} for text in ranks.texts(json.dumps(own))]

@@ -19,10 +19,10 @@ from gymnasium.wrappers import RenderCollection
 
 from offline_cli.environments import Environment, open_environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
-from offline_cli.playing.loop import played
-from offline_cli.playing.plan import Plan
-from offline_cli.playing.returns import Returns, stopped_by_signal
+from offline_cli.playing.loop import Plan, played
+from offline_cli.playing.returns import Returns
 from offline_cli.policies.policy import Policy
+from offline_cli.stop_signals import check
 
 __all__ = ["check_video", "film"]
 
@@ -70,8 +70,8 @@ def _frames(plan: Plan, environment: Environment, policy: Policy) -> list[Any]:
     with suppress(AssertionError):  # gymnasium's, for an environment that does not render
         rendering: Any = RenderCollection(environment.singles(1)[0])
         with Environment(environment.name, lambda: rendering, environment.spec) as filmed:
-            for _ in played(plan, filmed, policy, Returns, stopped=stopped_by_signal):
-                pass
+            for _ in played(plan, filmed, policy, Returns):
+                check()
             frames += rendering.frame_list
     if not frames or not all(isinstance(frame, np.ndarray) and frame.ndim == 3 for frame in frames):
         fix = "an environment with render_mode 'rgb_array'"

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from offline_cli.environments import Environment
+from offline_cli.episodes.value_fitting import fitter
 from offline_cli.errors import BadConfig, NoData, StorageNotFound
 from offline_cli.import_path import PYTHON
 from offline_cli.policies.agents_policy import open_agents
 from offline_cli.policies.module_policy import open_module
 from offline_cli.policies.onnx_policy import ONNX, open_onnx
-from offline_cli.policies.policy import RAISED, Policy, PolicyOptions, RandomPolicy, fitter, fitting, stand_in
+from offline_cli.policies.policy import RAISED, Policy, PolicyOptions, RandomPolicy, fitting, stand_in
 from offline_cli.policies.python_policy import open_python
 from offline_cli.policies.rllib_policy import RLLIB, open_checkpoint
 from offline_cli.policies.run_policy import environment_spaces, fingerprint_of, load_policy

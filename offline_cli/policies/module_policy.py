@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
@@ -38,7 +37,7 @@ from offline_cli.trees import Tree, map_leaves
 __all__ = ["ModulePolicy", "PolicyForPieces", "module_policy", "open_module"]
 
 SPARE: Final = 64  # steps that an episode grows beyond what pieces look back on, before it is cut
-EPISODE, LAST = "episode", "last"  # in memory: the episode that plays; its last action and extra model outputs
+PLAYING: Final = "playing"  # in memory: the episode that plays, its last action and extra model outputs
 
 
 def open_module(
@@ -54,35 +53,34 @@ def open_module(
 
     Raises SpaceMismatch, BadConfig.
     """
-    device, play = torch.device(options.device), replace(options.pieces, trained=trained)
+    play: PlaySpec | None = replace(options.pieces, trained=trained)
     if options.pieces.is_default and trained is None and not module.is_stateful():
         environment = fitting((module.observation_space, module.action_space), name, environment)
-        pieces = play if module.in_rllibs_manner else None
-        return module_policy(module, pieces, environment, device=device, fingerprint=fingerprint)
-    environment = fitting((None, None), name, environment) if environment is None else environment
-    play.check(environment, module.observation_space, module.action_space, where=f"--policy {name} in {environment.name}")
-    play.tell_unlike_training()
-    return module_policy(module, play, environment, device=device, fingerprint=fingerprint)
+        play = play if module.in_rllibs_manner else None
+    elif environment is None:
+        environment = fitting((None, None), name, None)
+    policy = module_policy(module, play, environment, device=torch.device(options.device), fingerprint=fingerprint, name=name)
+    if play is not None:
+        play.tell_unlike_training()
+    return policy
 
 
 def module_policy(
-    module: RLModule, pieces: PlaySpec | None, environment: Environment, *, device: Any, fingerprint: str = ""
+    module: RLModule, pieces: PlaySpec | None, environment: Environment, *, device: Any, fingerprint: str = "", name: str = ""
 ) -> Policy:
-    """The policy of a module in an environment that it fits, between `pieces`; None: between none.
+    """The policy of a module in an environment that it fits, between `pieces`; None: between none. `name`: for messages.
 
     Raises what `PlaySpec.build_in` raises.
     """
     if pieces is None:
         return ModulePolicy(module, environment, device=device, fingerprint=fingerprint)
-    pipelines = pieces.build_in(environment, device=device)
-    pieces.check_filters(pipelines)
+    place, spaces = f"--policy {name} in {environment.name}", (module.observation_space, module.action_space)
+    pipelines = pieces.build_in(environment, *spaces, where=place, device=device)
     module = module.to(device).eval()
     head = getattr(module, "action_head", None)
-    after = [*pipelines.module_to_env.pieces()]
-    stretching = [piece for piece in after if isinstance(piece, NormalizeAndClipActions)]
-    if isinstance(head, ActionHead) and not misfits(
-        module.action_space, environment.action_space, inferred=False, what="actions"
-    ):
+    head = head if isinstance(head, ActionHead) else None
+    stretching = [piece for piece in pipelines.module_to_env.pieces() if isinstance(piece, NormalizeAndClipActions)]
+    if head is not None and not misfits(spaces[1], environment.action_space, inferred=False, what="actions"):
         for piece in stretching:  # by the bounds that the module learned actions by, which may be others
             piece.stretched_by = head.stretched_by(environment.action_space)
     are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in pipelines.pieces())
@@ -92,7 +90,7 @@ def module_policy(
         environment,
         fingerprint=fingerprint,
         is_normalized=any(piece.normalize_actions for piece in stretching),
-        head=head if isinstance(head, ActionHead) else None,
+        head=head,
         lookback=max(back, 1) if are_ours and pieces.lookback is None else pieces.lookback,
         device=device,
     )
@@ -110,32 +108,26 @@ class ModulePolicy(Policy):
     def __init__(self, module: RLModule, environment: Environment, *, device: Any, fingerprint: str) -> None:
         """`environment`: one that the module fits."""
         super().__init__(environment, fingerprint)
-        self._module, self._device = module.to(device).eval(), device
-        self._head: ActionHead = module.action_head
-        self._for_env = ForEnvironment(environment.action_space, self._head.stretched_by(environment.action_space))
-        self._recorded = RecordedActions(environment.action_space)
-        self.action_scale = "env" if only_discrete(environment.action_space) else "normalized"
+        self._module, self._device, self._head = module.to(device).eval(), device, module.action_head
+        self._for_env = ForEnvironment(self.spaces[1], self._head.stretched_by(self.spaces[1]))
+        self._recorded = RecordedActions(self.spaces[1])
+        self.action_scale = "env" if only_discrete(self.spaces[1]) else "normalized"
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""
-        inputs = self._inputs(observations, explore)
-        if explore:
-            chance = torch.as_tensor(state.chance(self._head.chance_size), dtype=inputs.dtype, device=inputs.device)
-            drawn = self._head.drawn(inputs, chance)
-            logp = self._head.logp(inputs, drawn).cpu().numpy()
-        else:
-            drawn, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
-        arrays = map_leaves(lambda leaf: leaf.cpu().numpy(), drawn)
+        batch = {Columns.OBS: map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), observations)}
+        with torch.inference_mode():
+            outputs = self._module.forward_exploration(batch) if explore else self._module.forward_inference(batch)
+            inputs = outputs[Columns.ACTION_DIST_INPUTS]  # (B, size)
+            if explore:
+                chance = torch.as_tensor(state.chance(self._head.chance_size), dtype=inputs.dtype, device=inputs.device)
+                acted = self._head.drawn(inputs, chance)
+                logp = self._head.logp(inputs, acted).cpu().numpy()
+            else:
+                acted, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
+        arrays = map_leaves(lambda leaf: leaf.cpu().numpy(), acted)
         actions, for_env = self._recorded(arrays, self._for_env(arrays))
         return Acted(actions, for_env, {Columns.ACTION_DIST_INPUTS: inputs.cpu().numpy(), Columns.ACTION_LOGP: logp})
-
-    def _inputs(self, observations: Tree, explore: bool) -> Tensor:
-        """What the distribution of actions is made of, (B, size)."""
-        tensors = map_leaves(lambda leaf: torch.as_tensor(leaf, device=self._device), observations)
-        with torch.inference_mode():
-            forward = self._module.forward_exploration if explore else self._module.forward_inference
-            inputs: Tensor = forward({Columns.OBS: tensors})[Columns.ACTION_DIST_INPUTS]
-            return inputs
 
 
 class PolicyForPieces(Policy):
@@ -178,31 +170,33 @@ class PolicyForPieces(Policy):
         if explore and self._head is not None:
             chance = torch.as_tensor(state.chance(self._head.chance_size), dtype=torch.float32, device=self._device)
         with seeded(state) if explore and self._head is None else nullcontext():
-            acts = self.player.act(episodes.tolist(), chance=chance, explore=explore)
+            acts = self.player.act(episodes, chance=chance, explore=explore)
         extras = {name: _as_rows(items, name) for name, items in acts.extra.items()}
         actions, for_env = self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))
         kept = in_network_units(actions, self.spaces[1], action_scale="normalized") if self._is_ours else actions
-        last = np.empty(len(episodes), object)
-        for row, pair in enumerate(zip(unstack(kept), unstack(extras) if extras else [{}] * len(episodes), strict=True)):
-            last[row] = pair
-        return Acted(actions, for_env, extras, {EPISODE: episodes, LAST: last})
+        playing = np.empty(len(episodes), object)
+        outputs = unstack(extras) if extras else [{}] * len(episodes)
+        for row, one in enumerate(zip(episodes, unstack(kept), outputs, strict=True)):
+            playing[row] = one
+        return Acted(actions, for_env, extras, {PLAYING: playing})
 
-    def _grown(self, observations: Tree, state: State) -> Any:
-        """The episodes (B,), with what was seen."""
+    def _grown(self, observations: Tree, state: State) -> list[Any]:
+        """The B episodes, with what was seen."""
         seen = unstack(map_leaves(np.array, observations))  # copies: pieces may write into them, and their owner does
-        grown = np.empty(len(state.t), object)
-        for row, (t, number) in enumerate(zip(state.t.tolist(), state.episodes.tolist(), strict=True)):
-            info = dict(state.infos[row]) if state.infos is not None else {}
+        infos = [{}] * len(seen) if state.infos is None else state.infos
+        grown = []
+        for row, t in enumerate(state.t.tolist()):
             if t == 0:
                 spaces = {"observation_space": self.spaces[0], "action_space": self._own_space}
-                episode = self._kind(id_=f"episode-{number}", **spaces)
-                episode.add_env_reset(seen[row], info)
+                episode = self._kind(id_=f"episode-{state.episodes[row]}", **spaces)
+                episode.add_env_reset(seen[row], dict(infos[row]))
             else:
-                episode, (action, outputs) = state.memory[EPISODE][row], state.memory[LAST][row]
-                episode.add_env_step(seen[row], action, float(state.rewards[row]), info, extra_model_outputs=outputs)
+                episode, action, outputs = state.memory[PLAYING][row]
+                reward = float(state.rewards[row])
+                episode.add_env_step(seen[row], action, reward, dict(infos[row]), extra_model_outputs=outputs)
                 if self._lookback is not None and len(episode) >= self._lookback + SPARE:
                     episode = episode.cut(len_lookback_buffer=self._lookback)
-            grown[row] = episode
+            grown.append(episode)
         return grown
 
 

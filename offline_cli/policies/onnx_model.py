@@ -54,8 +54,9 @@ class OnnxModel:
     session: Any = field(repr=False)  # of onnxruntime
 
     def run(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs by name. Raises what onnxruntime raises."""
-        return dict(zip(self.outputs, self.session.run(list(self.outputs), dict(given)), strict=True))
+        """Outputs by name; inputs are given their dtypes. Raises what onnxruntime raises."""
+        typed = {name: np.ascontiguousarray(array, self.inputs[name].dtype) for name, array in given.items()}
+        return dict(zip(self.outputs, self.session.run(list(self.outputs), typed), strict=True))
 
     def space(self, name: str) -> Space | None:
         """The space that the metadata give under that name; None: they give none. Raises BadData for a broken one."""

@@ -7,7 +7,6 @@ the last action, 0 there. Actions are the likeliest ones: a file draws none. The
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +14,10 @@ import numpy as np
 from offline_cli.columns import Columns
 from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import space_tree
-from offline_cli.errors import BadConfig, BadData, SpaceMismatch
-from offline_cli.policies.onnx_model import FIX, OnnxModel, Port, read_model
+from offline_cli.errors import BadConfig, SpaceMismatch
+from offline_cli.policies.onnx_model import OnnxModel, Port, read_model
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting
-from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.spaces import leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
 __all__ = ["ONNX", "OnnxPolicy", "open_onnx"]
@@ -38,14 +37,6 @@ def open_onnx(name: str, environment: Environment | None, options: PolicyOptions
     return OnnxPolicy(model, fitting((model.space("observation_space"), model.space("action_space")), name, environment))
 
 
-def _ports(space: Space, name: str) -> dict[str, Port]:
-    return {path: Port(np.dtype(leaf.dtype), tuple(leaf.shape or ())) for path, leaf in leaf_spaces(space, name).items()}
-
-
-def _told(ports: Mapping[str, Port]) -> str:
-    return ", ".join(f"{name} {port}" for name, port in ports.items()) or "nothing"
-
-
 class OnnxPolicy(Policy):
     """See Policy. It remembers what the file put out last."""
 
@@ -57,17 +48,22 @@ class OnnxPolicy(Policy):
         self.reads_rewards = REWARDS in model.inputs
         self.looks_back = bool(self._states) or self.reads_rewards
         self._observed, self._acted = map(space_tree, self.spaces)
-        seen, acts = _ports(self.spaces[0], OBS), _ports(self.spaces[1], ACTIONS)
+        seen, acts = (
+            {path: Port(np.dtype(leaf.dtype), tuple(leaf.shape or ())) for path, leaf in leaf_spaces(space, name).items()}
+            for space, name in zip(self.spaces, (OBS, ACTIONS), strict=True)
+        )
         self._names = list(seen), list(acts)
-        others = {name: port for name, port in model.inputs.items() if name == REWARDS or name.startswith(STATE_IN)}
+        takes = seen | {name: port for name, port in model.inputs.items() if name == REWARDS or name.startswith(STATE_IN)}
         gives = acts | {STATE_OUT + name: port for name, port in self._states.items()}
-        if seen | others != model.inputs or any(model.outputs.get(name) != port for name, port in gives.items()):
-            theirs, ours = (_told(model.inputs), _told(model.outputs)), (_told(seen | others), _told(gives))
-            what = f"it takes {theirs[0]} and gives {theirs[1]}; here a policy takes {ours[0]} and gives {ours[1]}"
+        if takes != model.inputs or not gives.items() <= model.outputs.items():
+            told = [
+                ", ".join(f"{name} {port}" for name, port in one.items()) for one in (model.inputs, model.outputs, takes, gives)
+            ]
+            what = "it takes {} and gives {}; here a policy takes {} and gives {}".format(*told)
             raise SpaceMismatch(what, where=model.where, fix="an environment that it was exported for, wrapped as it was")
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. Raises BadData for other numbers of rows."""
+        """See Policy."""
         rows = len(state.t)
         ordered = map_leaves(lambda _, leaf: leaf, self._observed, observations)
         inputs: dict[str, Any] = dict(zip(self._names[0], leaves(ordered), strict=True))
@@ -77,13 +73,7 @@ class OnnxPolicy(Policy):
             held = inputs[STATE_IN + name] = np.zeros((rows, *port.shape), port.dtype)
             if (going := state.t > 0).any():
                 held[going] = state.memory[name][going]
-        outputs = self._model.run(
-            {name: np.ascontiguousarray(array, self._model.inputs[name].dtype) for name, array in inputs.items()}
-        )
-        for name, array in outputs.items():
-            if array.shape != (rows, *self._model.outputs[name].shape):
-                what = f"output {name!r} has shape {array.shape} for {rows} rows"
-                raise BadData(what, where=self._model.where, fix=FIX)
+        outputs = self._model.run(inputs)
         extras = {INPUTS: outputs[INPUTS], Columns.ACTION_LOGP: np.zeros(rows, np.float32)} if INPUTS in outputs else {}
         actions = unflatten_like(self._acted, [outputs[name] for name in self._names[1]])
         return Acted(actions, actions, extras, {name: outputs[STATE_OUT + name] for name in self._states})

@@ -18,12 +18,11 @@ from functools import partial
 from typing import Any, Final
 
 from offline_cli.connectors.common.mean_std_filter import MeanStdFilter
-from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.piece_makers import own_pieces, snake
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
+from offline_cli.errors import BadConfig, BadData, BadPiece, SpaceMismatch, UnknownPiece
 from offline_cli.spaces import Space
 
 __all__ = ["PlaySpec", "beside_learner"]
@@ -66,50 +65,30 @@ class PlaySpec:
 
     # ---- built ----
 
-    def build_in(self, environment: Environment, *, device: Any = None) -> PlayPipelines:
-        """For one environment. Raises what `build` raises."""
-        return self.build(_setting(environment, device))
-
     def build(self, setting: Setting) -> PlayPipelines:
         """The pipelines for an environment, frozen. `setting.action_scale` None: actions as our action heads put them out.
 
-        Raises BadConfig for a run trained with code where no file is given; SpaceMismatch, MissingPackage; UnknownPiece for a
-        trained state that the file has no piece for, BadData for one that its piece cannot take.
+        Raises BadConfig for a run trained with code where no file is given, and for a filter without a state, which would do
+        nothing; SpaceMismatch, MissingPackage; UnknownPiece for a trained state that the file has no piece for, BadData for one
+        that its piece cannot take.
         """
         return self._with_state(self._new(setting))
 
+    def build_in(
+        self, environment: Environment, observations: Space, actions: Space, *, where: str, device: Any = None
+    ) -> PlayPipelines:
+        """The pipelines between that environment and a policy over these spaces. Raises as `build` and `check` do."""
+        return self._with_state(self._fitting(environment, observations, actions, where, device))
+
     def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
-        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; what `build` raises, too;
-        BadConfig for a lookback that is too short for a piece.
+        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; BadConfig for a lookback that
+        is too short for a piece; of a trained policy what `build` raises, too.
 
         Actions are checked against the environment's only where no pieces of the user's lie between.
         """
-        pipelines = self._new(_setting(environment))
-        back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
-        if self.lookback is not None and back > self.lookback:
-            fix = f"--lookback {back}, or none: the whole episode"
-            raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
-        given = pipelines.env_to_module.observation_space or environment.observation_space
-        problems = [
-            text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
-            for text in misfits(observations, given, inferred=False, what="observations")
-        ]
-        if self.module_to_env.is_default:
-            found = misfits(actions, environment.action_space, inferred=False, what="actions")
-            problems += [text.replace("the data", "the policy") for text in found]
-        if problems:
-            fix = f"{FIX}, and the environment it was trained for, wrapped as it was"
-            raise SpaceMismatch.of(problems, where=where, fix=fix)
-        self._with_state(pipelines)
-
-    def check_filters(self, pipelines: PlayPipelines) -> None:
-        """Raise BadConfig for a frozen filter without a state, which would do nothing."""
-        named = pipelines.env_to_module.named()
-        new = [name for name, piece in named if isinstance(piece, MeanStdFilter) and not piece.get_state()]
-        if new:
-            what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
-            fix = f"{FIX}; or a piece whose state is set, in Python"
-            raise BadConfig(what, where=(self.trained or self.env_to_module).where, fix=fix)
+        pipelines = self._fitting(environment, observations, actions, where)
+        if self.trained is not None:
+            self._with_state(pipelines)
 
     def _new(self, setting: Setting) -> PlayPipelines:
         """The pipelines before their pieces get what they learned."""
@@ -130,21 +109,51 @@ class PlaySpec:
             what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
             raise BadConfig(what, where=trained.where, fix=fix) from err
 
+    def _fitting(
+        self, environment: Environment, observations: Space, actions: Space, where: str, device: Any = None
+    ) -> PlayPipelines:
+        spaces = environment.observation_space, environment.action_space
+        pipelines = self._new(Setting(*spaces, env=environment.singles(1)[0], device=device))
+        back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
+        if self.lookback is not None and back > self.lookback:
+            fix = f"--lookback {back}, or none: the whole episode"
+            raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
+        given = pipelines.env_to_module.observation_space or spaces[0]
+        problems = [
+            text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
+            for text in misfits(observations, given, inferred=False, what="observations")
+        ]
+        if self.module_to_env.is_default:
+            found = misfits(actions, spaces[1], inferred=False, what="actions")
+            problems += [text.replace("the data", "the policy") for text in found]
+        if problems:
+            fix = f"{FIX}, and the environment it was trained for, wrapped as it was"
+            raise SpaceMismatch.of(problems, where=where, fix=fix)
+        return pipelines
+
     def _with_state(self, pipelines: PlayPipelines) -> PlayPipelines:
         """Give pieces what they had learned in training, and freeze them.
 
         What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without
         it the policy would see other observations than it learned from. What others learned may belong to the learner alone.
         """
-        trained, pipeline = self.trained, pipelines.env_to_module
+        trained, beside = self.trained, dict(pipelines.env_to_module.named())
+        where = (trained or self.env_to_module).where
         if trained is not None:
-            beside = dict(pipeline.named())
             lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
             if lost:
                 what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
-                raise UnknownPiece(what, where=trained.where, fix=FIX)
-            _set_state(pipeline, {name: state for name, state in trained.state.items() if name in beside}, trained.where)
-            self.check_filters(pipelines)
+                raise UnknownPiece(what, where=where, fix=FIX)
+            state = {name: state for name, state in trained.state.items() if name in beside}
+            try:
+                pipelines.env_to_module.set_state(state)
+            except (BadPiece, ValueError, TypeError, KeyError, AttributeError) as err:  # of user code, maybe
+                what = f"what the pieces learned in training cannot be given to them: {err!r}"
+                raise BadData(what, where=where, fix="train again") from err
+        new = [name for name, piece in beside.items() if isinstance(piece, MeanStdFilter) and not piece.get_state()]
+        if new:
+            what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
+            raise BadConfig(what, where=where, fix=f"{FIX}; or a piece whose state is set, in Python")
         pipelines.freeze()
         return pipelines
 
@@ -183,23 +192,6 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
         what = "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too"
         _log.warning(what, ", ".join(alone), learner.where)
     return PlaySpec(learner)
-
-
-def _setting(environment: Environment, device: Any = None) -> Setting:
-    spaces = environment.observation_space, environment.action_space
-    return Setting(*spaces, env=environment.singles(1)[0], device=device)
-
-
-def _set_state(pipeline: ConnectorPipelineV2, state: Mapping[str, Any], where: str) -> None:
-    """Raises BadData for a state that its piece does not take."""
-    try:
-        pipeline.set_state(dict(state))
-    except Exception as err:  # the state has come from a file, and goes to pieces that may be user code
-        if isinstance(err, (OfflineCliError, MemoryError, ImportError)) and not isinstance(err, BadPiece):
-            raise
-        why = err.what_in_one_line if isinstance(err, BadPiece) else repr(err)
-        what = f"what the pieces learned in training cannot be given to them: {why}"
-        raise BadData(what, where=where, fix="train again") from err
 
 
 def _is_our_own(name: str, state: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from offline_cli.connectors.piece_options import piece_of
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
-from offline_cli.episodes.episode_spaces import category_bounds, space_tree
+from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.modules.devices import seed_generators
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import uniform
-from offline_cli.spaces import Space, describe, leaf_spaces
-from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree, map_leaves, stacked_rows
 
 if TYPE_CHECKING:
     from offline_cli.policies.run_policy import LoadedPolicy
@@ -42,17 +42,10 @@ __all__ = [
     "RandomPolicy",
     "State",
     "blamed",
-    "category_check",
-    "fitted",
-    "fitter",
     "fitting",
-    "rows_of",
     "sampled",
-    "seed_of",
     "seeded",
-    "stacked_rows",
     "stand_in",
-    "with_rows",
 ]
 
 RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
@@ -73,6 +66,10 @@ class State:
     def chance(self, size: int) -> NDArray[np.float64]:
         """(B, size) uniform numbers in [0, 1)."""
         return uniform(self.key, self.episodes, self.t, size)
+
+    def seeds(self) -> list[int]:
+        """A seed of 53 bits for each row."""
+        return [int(chance * 2.0**53) for chance in self.chance(1)[:, 0].tolist()]
 
 
 @dataclass(slots=True, eq=False)
@@ -127,30 +124,7 @@ def blamed(error: BaseException, *, where: str, more: str = "") -> BaseException
     return BadData(f"{who} raised {error!r}", where=where, fix=f"check {who} with this environment{more}")
 
 
-class RandomPolicy(Policy):
-    """Samples actions as the space does, and ignores observations; of each episode from a generator of its own."""
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment, "random")
-        self._space = space_tree(environment.action_space)
-
-    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy."""
-        generators = state.memory.get("generator", np.empty(len(state.t), object)).copy()
-        beginning = np.flatnonzero(state.t == 0)
-        for row, chance in zip(beginning.tolist(), state.chance(1)[beginning, 0] if len(beginning) else (), strict=True):
-            generators[row] = np.random.default_rng(seed_of(chance))
-        drawn = [map_leaves(lambda leaf: _sample(leaf, generator), self._space) for generator in generators]  # noqa: B023
-        actions = stacked_rows(drawn)
-        return Acted(actions, actions, memory={"generator": generators})
-
-
-def _sample(space: Space, generator: np.random.Generator) -> NDArray[Any]:
-    """A value of a leaf space by gymnasium's own rule, drawn from `generator`."""
-    if type(space) is spaces.Discrete:  # the usual one, at every step
-        return np.asarray(int(space.start) + generator.integers(int(space.n)), space.dtype)
-    space._np_random = generator  # seeding the space would cost more than the draw
-    return np.asarray(space.sample())
+# ---- opening ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,124 +170,43 @@ def fitting(theirs: tuple[Any, Any], name: str, environment: Environment | None)
 
 
 class _SpacesAlone(gym.Env[Any, Any]):
-    """The spaces of an environment that is not here."""
-
     def __init__(self, spaces: tuple[Space, Space]) -> None:
         self.observation_space, self.action_space = spaces
 
 
 def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
-    """Of an environment that is not here, or of one agent of several."""
+    """For an environment that is not here, or one agent of several."""
     return Environment(name, lambda: _SpacesAlone(spaces))
 
 
-# ---- seeds of libraries ----
+# ---- what is drawn ----
 
 
-def seed_of(chance: float) -> int:
-    """A seed of 53 bits that follows from one uniform number."""
-    return int(chance * 2.0**53)
+class RandomPolicy(Policy):
+    """Samples actions as the space does, and ignores observations; of each episode from a generator of its own."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment, "random")
+        self._space = space_tree(environment.action_space)
+
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
+        """See Policy."""
+        generators = state.memory.get("generator", np.empty(len(state.t), object)).copy()
+        if (beginning := np.flatnonzero(state.t == 0)).size:
+            seeds = state.seeds()
+            for row in beginning.tolist():
+                generators[row] = np.random.default_rng(seeds[row])
+        drawn = [map_leaves(lambda leaf: _sample(leaf, generator), self._space) for generator in generators]  # noqa: B023
+        actions = stacked_rows(drawn)
+        return Acted(actions, actions, memory={"generator": generators})
 
 
-@contextmanager
-def seeded(state: State) -> Iterator[int]:
-    """Within it the generators of Python, numpy and torch, which libraries draw from, follow from the first row's episode and
-    step. Gives that seed."""
-    seed = seed_of(state.chance(1)[0, 0])
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        seed_generators(seed)
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
-        try:
-            yield seed
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-
-
-# ---- rows ----
-
-
-def rows_of(tree: Tree, rows: Any) -> Tree:
-    """These rows of every leaf."""
-    return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
-
-
-def with_rows(whole: Any, rows: Any, new: Tree, count: int) -> Any:
-    """`whole`, leaves (count, ...), with the rows of `new`, written in place; what it has not yet is zeros in other rows."""
-    if isinstance(new, dict):
-        whole = whole or {}
-        return whole | {name: with_rows(whole.get(name), rows, part, count) for name, part in new.items()}
-    if whole is None:
-        whole = np.zeros((count, *new.shape[1:]), new.dtype)
-    whole[rows] = new
-    return whole
-
-
-def stacked_rows(values: Sequence[Tree]) -> Tree:
-    """Leaves (B, ...) of B values of one structure."""
-    return np.array(values) if isinstance(values[0], np.ndarray) else map_leaves(lambda *parts: np.stack(parts), *values)
-
-
-# ---- values of a space ----
-
-
-def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
-    """What turns one value of `space`, `noun` in messages, into arrays in the space's dtypes.
-
-    It raises ValueError for another structure or shape, and for numbers that the leaf's dtype cannot hold.
-    """
-    like = space_tree(space)
-    if isinstance(like, (dict, tuple)):
-        return lambda value: map_leaves(lambda leaf, part: _fitted_value(part, leaf.shape or (), leaf.dtype, noun), like, value)
-    shape, dtype = space.shape or (), np.dtype(space.dtype)
-
-    def fit(value: Any) -> Tree:
-        if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # the usual case, and quick
-            return value
-        return _fitted_value(value, shape, dtype, noun)
-
-    return fit
-
-
-def _fitted_value(value: Any, shape: tuple[int, ...], dtype: Any, noun: str) -> NDArray[Any]:
-    value = np.asarray(value)
-    if value.shape != shape:
-        raise ValueError(f"{noun} of shape {value.shape}, and the space says {shape}")
-    return fitted(value, dtype, noun)
-
-
-def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> NDArray[Any]:
-    """`values` as `dtype`, rounded where both are floats. Raises ValueError where that changes what they say."""
-    if values.dtype == dtype:
-        return values
-    if values.dtype.kind not in "biufO":
-        raise ValueError(f"{noun} of {values.dtype}, which is not numeric")
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN is not an integer, which the comparison finds
-        turned = values.astype(dtype)
-    rounded = values.dtype.kind == turned.dtype.kind == "f"
-    if not rounded and not np.array_equal(turned, values):
-        raise ValueError(f"{noun} of {values.dtype}, and the space's {np.dtype(dtype)} cannot hold its values")
-    return turned
-
-
-def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
-    """What raises ValueError where a value in rows of `space` is none of its categories: no dataset can hold it."""
-    bounds = [
-        (at, part, *category_bounds(part))
-        for at, part in enumerate(leaf_spaces(space).values())
-        if not isinstance(part, spaces.Box)
-    ]
-
-    def check(rows: Tree) -> None:
-        found = leaves(rows)
-        for at, part, low, high in bounds:
-            bad = (found[at] < low) | (found[at] > high)
-            if bad.any():
-                raise ValueError(f"{noun} {found[at][bad].flat[0]}, which is no category of {describe(part)}")
-
-    return check
+def _sample(space: Space, generator: np.random.Generator) -> NDArray[Any]:
+    """A value of a leaf space by gymnasium's own rule, drawn from `generator`."""
+    if type(space) is spaces.Discrete:  # the usual one, at every step
+        return np.asarray(int(space.start) + generator.integers(int(space.n)), space.dtype)
+    space._np_random = generator  # seeding the space would cost more than the draw
+    return np.asarray(space.sample())
 
 
 def sampled(space: Space, count: int) -> Tree:
@@ -326,3 +219,20 @@ def sampled(space: Space, count: int) -> Tree:
         return np.stack([_sample(leaf, rng) for _ in range(count)])
 
     return map_leaves(typical, space_tree(space))
+
+
+@contextmanager
+def seeded(state: State) -> Iterator[int]:
+    """Within it the generators of Python, numpy and torch, which libraries draw from, follow from the first row's episode and
+    step. Gives that seed."""
+    seed = state.seeds()[0]
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        seed_generators(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        try:
+            yield seed
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

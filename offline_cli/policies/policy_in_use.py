@@ -1,8 +1,7 @@
 """A policy in a program (`load_policy`): observations in, actions for the environment out.
 
 `act` takes one observation or a batch, which the observation space tells apart; pieces, action scale and memory are inside.
-Rows are environments that play side by side. Each has an episode with a number, as the episodes of an evaluation have, and the
-random numbers that follow from it. `reset` begins the next episodes.
+Rows are environments that play side by side, each with an episode of its own. `reset` begins the next episodes.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.environments import open_environment
 from offline_cli.episodes.episode_spaces import space_tree, zero_rows
+from offline_cli.episodes.value_fitting import fitted
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.meanings import Meanings
 from offline_cli.modules.devices import choose_device
@@ -28,18 +28,17 @@ from offline_cli.policies import run_policy
 from offline_cli.policies.action_names import DiscreteElement, discrete_elements, with_names
 from offline_cli.policies.by_name import is_named, open_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Policy, PolicyOptions, State, fitted, rows_of, with_rows
+from offline_cli.policies.policy import Policy, PolicyOptions, State
 from offline_cli.policies.run_files import POLICY
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.policies.seeds import Purpose, chance_key
 from offline_cli.spaces import describe, tree_from_lists
 from offline_cli.storage.locations import Location
-from offline_cli.trees import Tree, flatten, leaves, map_leaves
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of
 
 __all__ = ["PolicyInUse", "load_policy"]
 
 WHERE: Final = "act(observation)"
-FRESH: Final = -1  # the number of a row whose episode begins with its next observation
 
 
 def load_policy(
@@ -96,6 +95,7 @@ class PolicyInUse:
         self._policy, self._explore = policy, explore
         self._like = space_tree(self.observation_space)
         self._lock = threading.Lock()
+        self._state: State | None = None  # None: new episodes begin with the next observations
         self.reset(seed=seed)
 
     @property
@@ -143,19 +143,15 @@ class PolicyInUse:
         if not size:
             return with_names(zero_rows(self.action_space, 0), known_names)
         with self._lock:
-            self._begin(size)
-            state, held = self._state, slice(size)
-            if reward is None and self._policy.reads_rewards and state.t[held].any():
+            state = self._state = self._going_on(size)
+            if reward is None and self._policy.reads_rewards and state.t.any():
                 what, fix = "no rewards, and what plays looks at them", "act(observation, reward=...), that of the last action"
                 raise BadConfig(what, where=WHERE, fix=fix)
             known = np.nan if reward is None else np.asarray(reward, np.float64).reshape(size)  # NaN: pieces of the user's own
-            t = state.t[held].copy()
-            infos = [info] if count is None and info is not None else info
-            memory = rows_of(state.memory, held)
-            given = State(state.episodes[held].copy(), t, np.where(t == 0, 0.0, known), state.key, infos, memory)
-            acted = self._policy.act(rows, given, self._explore)
-            state.memory = with_rows(state.memory, held, acted.memory, len(state.t))
-            state.t[held] += 1
+            state.rewards = np.where(state.t == 0, 0.0, known)
+            state.infos = [info] if count is None and info is not None else info
+            acted = self._policy.act(rows, state, self._explore)
+            self._state = State(state.episodes, state.t + 1, state.rewards, state.key, memory=acted.memory)
         actions = with_names(acted.for_env, known_names) if names else acted.for_env
         return rows_of(actions, 0) if count is None else actions
 
@@ -166,31 +162,33 @@ class PolicyInUse:
         """
         with self._lock:
             if seed is not None:
-                self._key, self._next = chance_key(seed, Purpose.EVALUATE), 0  # key of draws; number of the next episode
-            if rows is None:
-                self._state = State(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), self._key)
+                self._key, self._begun = chance_key(seed, Purpose.EVALUATE), 0
+            if rows is None or self._state is None:
+                self._state = None
                 return
+            held = len(self._state.t)
             try:
-                self._state.key = self._key
-                self._state.episodes[np.asarray(rows, None if np.size(rows) else np.int64)] = FRESH
+                new = np.atleast_1d(np.arange(held)[np.asarray(rows, None if np.size(rows) else np.int64)])
             except IndexError as err:
-                held = len(self._state.t)
                 fix = f"indices below {held}, or a mask of as many"
                 raise BadConfig(f"{err}, of {held}", where="reset(rows)", fix=fix) from err
+            self._state.episodes[new], self._state.t[new], self._state.key = self._numbers(len(new)), 0, self._key
 
-    def _begin(self, size: int) -> None:
-        """Give the rows whose episodes begin now their numbers. Raises BadConfig."""
-        state, held = self._state, len(self._state.t)
-        if self.has_memory and held and size != held and (state.episodes >= 0).any():
-            what = f"{size} observations, and {held} before: the policy remembers an episode for each"
-            raise BadConfig(what, where=WHERE, fix=f"{held} observations in the same order, or reset() before another number")
-        if size > held:
-            state.episodes = np.append(state.episodes, np.full(size - held, FRESH))
-            state.t = np.append(state.t, np.zeros(size - held, np.int64))
-            state.memory = map_leaves(lambda leaf: np.resize(leaf, (size, *leaf.shape[1:])), state.memory)
-        new = np.flatnonzero(state.episodes[:size] < 0)
-        state.episodes[new], state.t[new] = np.arange(self._next, self._next + len(new)), 0
-        self._next += len(new)
+    def _going_on(self, size: int) -> State:
+        """What the rows have come to. Raises BadConfig for another number of them, where they are remembered."""
+        held = self._state
+        if held is not None and len(held.t) == size:
+            return held
+        if held is not None and self.has_memory and held.t.any():
+            what = f"{size} observations, and {len(held.t)} before: the policy remembers an episode for each"
+            fix = f"{len(held.t)} observations in the same order, or reset() before another number"
+            raise BadConfig(what, where=WHERE, fix=fix)
+        return State(self._numbers(size), np.zeros(size, np.int64), np.zeros(size), self._key)
+
+    def _numbers(self, count: int) -> NDArray[np.int64]:
+        """Of the episodes that begin: what they draw follows from them, as in an evaluation."""
+        self._begun += count
+        return np.arange(self._begun - count, self._begun)
 
     def _rows(self, observation: Any) -> tuple[Tree, int | None]:
         """Leaves (B, ...) in the space's dtypes, and B; None: it is one observation. Raises SpaceMismatch."""
@@ -198,12 +196,12 @@ class PolicyInUse:
             given = tree_from_lists(observation, self.observation_space)
             tree = map_leaves(lambda _, leaf: np.require(leaf, requirements=["C", "W"]), self._like, given)  # as torch takes it
             shapes = [(array.shape, space.shape) for array, space in zip(leaves(tree), leaves(self._like), strict=True)]
-            if all(found == wanted for found, wanted in shapes):
-                return map_leaves(lambda array, space: fitted(array[None], space.dtype), tree, self._like), None
             sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
-            if len(sizes) != 1 or None in sizes:
+            is_one = all(found == wanted for found, wanted in shapes)
+            if not is_one and (len(sizes) != 1 or None in sizes):
                 raise ValueError("observations of shape " + ", ".join(f"{path} {leaf.shape}" for path, leaf in flatten(tree)))
-            return map_leaves(lambda array, space: fitted(array, space.dtype), tree, self._like), sizes.pop()
+            tree = map_leaves(lambda leaf, space: fitted(leaf[None] if is_one else leaf, space.dtype), tree, self._like)
+            return tree, None if is_one else sizes.pop()
         except (ValueError, TypeError) as err:
             what = f"{err}; the policy takes {describe(self.observation_space)}"
             fix = "one observation of that space, or a batch: each leaf with one more axis before its own, of the same length"

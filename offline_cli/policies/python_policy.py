@@ -25,25 +25,16 @@ import numpy as np
 import torch
 
 from offline_cli.environments import Environment
+from offline_cli.episodes.value_fitting import category_check
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import PYTHON, named_object
 from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
 from offline_cli.policies.module_policy import open_module
-from offline_cli.policies.policy import (
-    Acted,
-    Policy,
-    PolicyOptions,
-    State,
-    category_check,
-    fitting,
-    rows_of,
-    seed_of,
-    stacked_rows,
-)
+from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, fitting
 from offline_cli.policies.sb3_policy import ModelPolicy, fitting_model
 from offline_cli.spaces import describe, leaf_spaces, tree_from_lists
-from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of, stacked_rows, unflatten_like
 
 __all__ = ["FunctionPolicy", "open_python"]
 
@@ -72,7 +63,6 @@ def open_python(name: str, environment: Environment | None, options: PolicyOptio
 
 def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
     """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
-    where = f"--policy {name}"
     try:
         if not issubclass(kind, RLModule):
             return kind()
@@ -80,11 +70,11 @@ def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # weights that are not loaded are the same in each process
             return module_in_rllibs_manner(kind, environment.observation_space, environment.action_space, {})
-    except OfflineCliError as err:
-        err.where = f"{where}: {err.where}"
+    except OfflineCliError:
         raise
-    except (Exception, SystemExit) as err:  # it is a user's code, and any may come of it
-        raise BadData(f"making the policy raised {err!r}", where=where, fix="check the policy by itself, in Python") from err
+    except RAISED as err:
+        fix = "check the policy by itself, in Python"
+        raise BadData(f"making the policy raised {err!r}", where=f"--policy {name}", fix=fix) from err
 
 
 class FunctionPolicy(Policy):
@@ -92,12 +82,12 @@ class FunctionPolicy(Policy):
 
     def __init__(self, call: Callable[..., Any], environment: Environment, name: str) -> None:
         super().__init__(environment, name)
-        self._call, self._space, self._where = call, environment.action_space, f"--policy {name}"
+        self._call, self._where = call, f"--policy {name}"
         try:
             self._wanted = set(inspect.signature(call).parameters)
         except (TypeError, ValueError):  # some built-in functions have no signature
             self._wanted = set()
-        self._leaves, self._check = leaf_spaces(self._space), category_check(self._space, "the action")
+        self._leaves, self._check = leaf_spaces(self.spaces[1]), category_check(self.spaces[1], "the action")
         self._batched: bool | None = None  # None: not known yet
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
@@ -113,15 +103,15 @@ class FunctionPolicy(Policy):
         return found
 
     def _takes_batches(self, observations: Tree, state: State, explore: bool) -> bool:
-        """Whether it takes a batch of copies of the first of these. Raises SpaceMismatch for actions that are not the space's,
-        BadData for a function that raises for one observation, too."""
+        """Whether it takes a batch of copies of the first of these. Raises as `act` does, and BadData where it raises for one
+        observation, too."""
         few = rows_of(observations, np.zeros(TRIED, np.int64))
-        tried = replace(state, episodes=np.zeros(TRIED, np.int64), t=np.zeros(TRIED, np.int64))
+        start = replace(state, episodes=np.zeros(TRIED, np.int64), t=np.zeros(TRIED, np.int64))
         try:
-            self._batch(few, tried, explore)
+            self._batch(few, start, explore)
         except Exception as batched:  # noqa: BLE001  a function of one observation may fail in any way
             try:
-                self._one_by_one(few, tried, explore)
+                self._one_by_one(few, start, explore)
             except SpaceMismatch:
                 raise
             except Exception as single:
@@ -132,7 +122,7 @@ class FunctionPolicy(Policy):
 
     def _options(self, state: State, explore: bool) -> tuple[dict[str, Any], list[Any]]:
         """The flag, where it is wanted; and a generator for each row, if those are."""
-        rng = [np.random.default_rng(seed_of(row[0])) for row in state.chance(1)] if "rng" in self._wanted else []
+        rng = [np.random.default_rng(seed) for seed in state.seeds()] if "rng" in self._wanted else []
         return {"explore": explore} if "explore" in self._wanted else {}, rng
 
     def _batch(self, observations: Tree, state: State, explore: bool) -> Acted:
@@ -151,27 +141,26 @@ class FunctionPolicy(Policy):
     def _checked(self, answer: Any, batch: tuple[int, ...]) -> Acted:
         """Actions in the space's dtypes, and extra outputs. Raises SpaceMismatch."""
         extras: dict[str, Tree] = {}
-        if isinstance(answer, Mapping) and ACTIONS in answer and ACTIONS not in getattr(self._space, "spaces", ()):
+        if isinstance(answer, Mapping) and ACTIONS in answer and ACTIONS not in getattr(self.spaces[1], "spaces", ()):
             extras = {str(name): map_leaves(np.asarray, value) for name, value in answer.items() if name != ACTIONS}
             answer = answer[ACTIONS]
         try:
-            actions = map_leaves(np.asarray, tree_from_lists(answer, self._space))
+            actions = map_leaves(np.asarray, tree_from_lists(answer, self.spaces[1]))
         except ValueError as err:  # other numbers of parts, or ragged rows
             raise self._mismatch(f"actions that are no arrays ({err})") from err
-        found = dict(flatten(actions))
-        if found.keys() != self._leaves.keys():
-            raise self._mismatch(f"actions with the parts {list(found)}")
+        shapes = {path: leaf.shape for path, leaf in flatten(actions)}
+        if shapes != {path: (*batch, *(part.shape or ())) for path, part in self._leaves.items()}:
+            told = ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
+            raise self._mismatch(f"actions of shape {told} for {batch[0] if batch else 'one'} observations")
         if any(leaf.shape[: len(batch)] != batch for leaf in leaves(extras)):
             raise self._mismatch("extra model outputs of another length than its actions")
-        for path, leaf in found.items():
-            space, kind = self._leaves[path], leaf.dtype.kind
-            if leaf.shape != (*batch, *(space.shape or ())):
-                raise self._mismatch(f"actions of shape {leaf.shape} for {batch[0] if batch else 'one'} observations")
-            if kind not in "biuf" or (kind == "f" and np.dtype(space.dtype).kind != "f"):
+        for path, leaf in flatten(actions):
+            if leaf.dtype.kind not in "biuf" or (leaf.dtype.kind == "f" and np.dtype(self._leaves[path].dtype).kind != "f"):
                 raise self._mismatch(f"actions of type {leaf.dtype}")
-        typed = unflatten_like(actions, [leaf.astype(self._leaves[path].dtype, copy=False) for path, leaf in found.items()])
-        return Acted(typed, typed, extras)
+        typed = [leaf.astype(self._leaves[path].dtype, copy=False) for path, leaf in flatten(actions)]
+        tree = unflatten_like(actions, typed)
+        return Acted(tree, tree, extras)
 
     def _mismatch(self, what: str) -> SpaceMismatch:
-        what = f"the policy gives {what}, the environment takes {describe(self._space)}"
+        what = f"the policy gives {what}, the environment takes {describe(self.spaces[1])}"
         return SpaceMismatch(what, where=self._where, fix="a policy that gives actions of the environment's action space")

@@ -13,14 +13,16 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import pydantic
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
+from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
@@ -76,7 +78,6 @@ GAUSSIAN = "gaussian"
 ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
 GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
 BROKEN: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, SafetensorError, BadConfig, UnsupportedSpace)
-T = TypeVar("T")
 
 
 class Described(pydantic.BaseModel):
@@ -94,16 +95,9 @@ class Described(pydantic.BaseModel):
     environments: list[EnvironmentSpec] = []
     gaussian: GaussianForm = CLONING
 
-    @property
-    def spaces(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of observations and actions, as JSON values."""
-        return self.observation_space, self.action_space
-
     @classmethod
     def of(cls, description: Mapping[str, Any]) -> Described:
         """Raises ValueError, in one line."""
-        if GAUSSIAN in description and set(description[GAUSSIAN] or ()) != {"mean", "log_std"}:
-            raise ValueError(f"{GAUSSIAN}: it has mean and log_std, and no default")
         try:
             found = cls.model_validate(dict(description))
         except pydantic.ValidationError as err:
@@ -144,61 +138,67 @@ def load_policy(
     """
     check_plugins(plugins)
     folder = open_location(run, storage_options)
-    if folder.exists() and not folder.join(CONFIG).is_file():
+    where, exists = str(folder), folder.exists()
+    if exists and not folder.join(CONFIG).is_file():
         fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name the folder that train-bc --out made"
-        raise NoData("not a run folder of train-bc", where=str(folder), fix=fix)
+        raise NoData("not a run folder of train-bc", where=where, fix=fix)
     last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
     described = folder.join(POLICY).is_file()
-    if folder.exists() and not (described and (last is not None or folder.join(WEIGHTS).is_file())):
+    if exists and not (described and (last is not None or folder.join(WEIGHTS).is_file())):
         fix = f"`offline-cli train-bc ... --out {run} --resume`, with what it was started with, finishes it"
-        raise Uncommitted("the run is not finished and holds no policy yet", where=str(folder), fix=fix)
+        raise Uncommitted("the run is not finished and holds no policy yet", where=where, fix=fix)
     text = folder.join(POLICY).read_bytes()
     learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
     update, weights = (None, folder.join(WEIGHTS).read_bytes()) if last is None else last
     code = with_network(plugins, network)
-    found = _policy_of(text, weights, learned, where=str(folder), of_checkpoint=last is not None, plugins=code)
-    if update is None:
-        return found
-    what = "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d"
-    _log.warning(what, str(folder), update)
-    return replace(found, checkpoint=update)
+    with _reading(POLICY, where):
+        description = json_object(text)
+        told = Described.of(description)
+    with _reading("the state of the last checkpoint" if update is not None else WEIGHTS, where):
+        tensors = load(weights) if update is None else part(load(weights), f"{MODULES}{OF_POLICY}")
+    module = _module_of(told, tensors, where, code)
+    with _reading(LEARNED, where):
+        trained = _trained(description, learned, where, code)
+    if update is not None:
+        what = "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d"
+        _log.warning(what, where, update)
+    return LoadedPolicy(module, description, trained, hashlib.sha256(weights).hexdigest(), update)
 
 
-def _policy_of(
-    text: bytes, weights: bytes, learned: bytes | None, *, where: str, of_checkpoint: bool, plugins: Collection[str]
-) -> LoadedPolicy:
-    """The policy that these files' bytes are; `learned`: None where there is no such file. Raises as `load_policy` does.
+@contextmanager
+def _reading(file: str, where: str) -> Iterator[None]:
+    """What is broken in that file of a run is BadData."""
+    try:
+        yield
+    except BROKEN as err:
+        raise BadData(f"the policy cannot be read: {file}: {err}", where=where, fix="train again") from err
 
-    `of_checkpoint`: the weights are among those of a checkpoint.
-    """
 
-    def read(file: str, make: Callable[[], T]) -> T:
-        try:
-            return make()
-        except BROKEN as err:
-            raise BadData(f"the policy cannot be read: {file}: {err}", where=where, fix="train again") from err
-
-    description = read(POLICY, lambda: json_object(text))
-    told = read(POLICY, lambda: Described.of(description))
-    spaces = read(POLICY, lambda: tuple(space_from_json(told_of, where=where) for told_of in told.spaces))
+def _module_of(told: Described, tensors: Mapping[str, Tensor], where: str, plugins: Collection[str]) -> RLModule:
+    """The module with its weights. Raises BadData, BadConfig, MissingPackage."""
     kind = _kind_of_network(told, where, plugins)
     is_code = issubclass(kind, PythonNetwork)  # then mistakes are in what the user named
-    module = _built(told, spaces, kind) if is_code else read(POLICY, lambda: _built(told, spaces, kind))
-    file = "state.safetensors, its last checkpoint," if of_checkpoint else WEIGHTS
-    tensors = read(file, lambda: load(weights))
+    with _reading(POLICY, where):
+        spaces = [space_from_json(one, where=where) for one in (told.observation_space, told.action_space)]
+    with nullcontext() if is_code else _reading(POLICY, where):
+        options = {name: value for name, value in told.network.items() if name != "name"}
+        wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
+        if wrong:
+            raise ValueError(f"options of its network: {'; '.join(wrong)}")
+        form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
+        module = kind(options).policy(*spaces, action_scale=told.action_scale, **form)
     try:
-        module.load_state_dict(part(tensors, f"{MODULES}{OF_POLICY}") if of_checkpoint else tensors)
+        module.load_state_dict(tensors)
     except RuntimeError as err:
         if is_code:
             what = f"--network makes another network than the run's weights are of: {err}"
             raise BadConfig(what, where=where, fix="name the code that the run was trained with") from err
-        raise BadData(f"the policy cannot be read: {file}: {err}", where=where, fix="train again") from err
-    trained = read(LEARNED, lambda: _trained(description, learned, where, plugins))
+        raise BadData(f"the policy cannot be read: its weights: {err}", where=where, fix="train again") from err
     broken = [name for name, parameter in module.named_parameters() if not bool(torch.isfinite(parameter).all())]
     if broken:  # buffers may: a mask of -inf, for instance
-        what = f"the weights hold NaN or infinity: {broken[0]} in {file}, so training diverged"
+        what = f"the weights hold NaN or infinity: {broken[0]}, so training diverged"
         raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
-    return LoadedPolicy(module, description, trained, hashlib.sha256(weights).hexdigest())
+    return module
 
 
 def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> type[Network]:
@@ -222,16 +222,6 @@ def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> t
     except BadConfig as err:
         err.where = where if name.startswith(PYTHON) else err.where
         raise
-
-
-def _built(told: Described, spaces: tuple[Space, ...], kind: type[Network]) -> RLModule:
-    """The network with fresh weights. Raises ValueError, BadConfig for options that are none of its kind."""
-    options = {name: value for name, value in told.network.items() if name != "name"}
-    wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
-    if wrong:
-        raise ValueError(f"options of its network: {'; '.join(wrong)}")
-    form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
-    return kind(options).policy(*spaces, action_scale=told.action_scale, **form)
 
 
 def _trained(
@@ -265,10 +255,8 @@ def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
     module = loaded.module
     if loaded.trained is None:
         return module.observation_space, module.action_space
-    try:
+    with _reading(POLICY, where):
         return space_from_json(loaded.description[GIVEN_SPACE], where=where), module.action_space
-    except BROKEN as err:
-        raise BadData(f"the policy cannot be read: {GIVEN_SPACE}: {err}", where=where, fix="train again") from err
 
 
 def fingerprint_of(loaded: LoadedPolicy) -> str:

@@ -41,8 +41,7 @@ class ModelPolicy(Policy):
 
     def __init__(self, model: Any, environment: Environment, fingerprint: str) -> None:
         super().__init__(environment, fingerprint)
-        self._model = model
-        self._dtypes = {path: np.dtype(leaf.dtype) for path, leaf in leaf_spaces(environment.action_space).items()}
+        self._model, self._leaves = model, leaf_spaces(environment.action_space)
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""
@@ -54,15 +53,34 @@ class ModelPolicy(Policy):
                 if isinstance(drawn_from, gym.Space):  # DQN draws from its space
                     drawn_from.seed(seed % (1 << 31))
                 found = self._model.predict(observations, deterministic=False)[0]
-        typed = [np.asarray(leaf).astype(self._dtypes[path], copy=False) for path, leaf in flatten(found)]
+        typed = [np.asarray(leaf).astype(self._leaves[path].dtype, copy=False) for path, leaf in flatten(found)]
         actions = unflatten_like(found, typed)
         return Acted(actions, actions)
 
 
 def open_model(name: str, environment: Environment | None, options: PolicyOptions) -> ModelPolicy:
-    """The policy of the model in `sb3:FILE`. Raises what `_loaded` raises, SpaceMismatch, and BadConfig for pipelines."""
+    """The policy of the model in `sb3:FILE`, which `model.save` wrote. Runs what code is pickled in the file.
+
+    Raises StorageNotFound, MissingPackage, SpaceMismatch; BadConfig for pipelines, for algorithms that are not known, and
+    beside a file of VecNormalize; BadData for other files.
+    """
     options.refuse_pieces("a model of stable-baselines3", name)
-    model, path = _loaded(name, options.device)
+    file = name.removeprefix(SB3)
+    path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
+    if not path.is_file():
+        raise not_found(file, f"{file} does not exist", where=f"--policy {name}", fix="check the path")
+    algorithm = _algorithm(path)
+    _refuse_normalizing(path)
+    try:
+        model = getattr(importlib.import_module("stable_baselines3"), algorithm).load(
+            str(path), device=options.device, custom_objects=SMALL
+        )
+    except ModuleNotFoundError as err:
+        fix = "pip install 'offline-cli[sb3]'"
+        raise MissingPackage(f"the package {err.name} is missing", where=f"--policy {name}", fix=fix) from err
+    except Exception as err:  # the file decides what runs here, and so what is raised
+        fix = "save it again with the installed version of stable-baselines3"
+        raise BadData(f"the model cannot be loaded: {err!r}", where=str(path), fix=fix) from err
     return ModelPolicy(model, fitting_model(model, name, environment), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
@@ -72,41 +90,6 @@ def fitting_model(model: Any, name: str, environment: Environment | None) -> Env
     if isinstance(seen, gym.Space) and environment is not None:
         seen = _with_channels_last(seen, environment.observation_space)
     return fitting((seen, getattr(model, "action_space", None)), name, environment)
-
-
-def _loaded(name: str, device: str) -> tuple[Any, Path]:
-    """The model in a file that `model.save` of stable-baselines3 wrote, and its path.
-
-    Runs what code is pickled in the file. Raises StorageNotFound, MissingPackage; BadConfig for algorithms that are not known,
-    and beside a file of VecNormalize; BadData for other files.
-    """
-    file = name.removeprefix(SB3)
-    path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
-    if not path.is_file():
-        raise StorageNotFound(f"{file} does not exist", where=f"--policy {name}", fix="check the path")
-    algorithm = _algorithm(path)
-    _refuse_normalizing(path)
-    try:
-        maker = getattr(importlib.import_module("stable_baselines3"), algorithm)
-    except ModuleNotFoundError as err:
-        fix = "pip install 'offline-cli[sb3]'"
-        raise MissingPackage(f"the package {err.name} is missing", where=f"--policy {name}", fix=fix) from err
-    try:
-        return maker.load(str(path), device=device, custom_objects=SMALL), path
-    except Exception as err:  # the file decides what runs here, and so what is raised
-        fix = "save it again with the installed version of stable-baselines3"
-        raise BadData(f"the model cannot be loaded: {err!r}", where=str(path), fix=fix) from err
-
-
-def _refuse_normalizing(model: Path) -> None:
-    """Raise BadConfig where statistics of VecNormalize lie beside the model: it learned from observations divided by them."""
-    home = model.parent  # of the zoo: ENV_1/ENV.zip beside ENV_1/ENV/vecnormalize.pkl
-    folders = home, home / model.stem, home / home.resolve().name.rpartition("_")[0]
-    found = next((file for folder in folders for file in sorted(folder.glob(NORMALIZING))), None)
-    if found is not None:
-        what = f"{found} lies beside the model: it was trained on normalised observations, and would see raw ones"
-        fix = "load both in a Python object whose predict() calls normalize_obs(), and name that with python:module:attribute; "
-        raise BadConfig(what, where=str(model), fix=f"{fix}or move the file away, if it is another model's")
 
 
 def _algorithm(path: Path) -> str:
@@ -121,6 +104,17 @@ def _algorithm(path: Path) -> str:
         what = f"a policy of {home}, which is not one of {', '.join(sorted(ALGORITHMS))}"
         raise BadConfig(what, where=str(path), fix="load it in Python, and name it with python:package.module:attribute")
     return ALGORITHMS[home]
+
+
+def _refuse_normalizing(model: Path) -> None:
+    """Raise BadConfig where statistics of VecNormalize lie beside the model: it learned from observations divided by them."""
+    home = model.parent  # of the zoo: ENV_1/ENV.zip beside ENV_1/ENV/vecnormalize.pkl
+    folders = home, home / model.stem, home / home.resolve().name.rpartition("_")[0]
+    found = [file for folder in folders for file in sorted(folder.glob(NORMALIZING))]
+    if found:
+        what = f"{found[0]} lies beside the model: it was trained on normalised observations, and would see raw ones"
+        fix = "load both in a Python object whose predict() calls normalize_obs(), and name that with python:module:attribute; "
+        raise BadConfig(what, where=str(model), fix=f"{fix}or move the file away, if it is another model's")
 
 
 def _with_channels_last(model: Space, environment: Space) -> Space:

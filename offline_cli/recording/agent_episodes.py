@@ -8,19 +8,18 @@ has no episode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.step_rows import agent_episode_id
 from offline_cli.games import OBS, STATE, has_ended, is_acting, is_shown, rewards_in
-from offline_cli.policies.agents_policy import AgentsPolicy
-from offline_cli.policies.policy import Policy, rows_of
 from offline_cli.spaces import Space, same_space
+from offline_cli.trees import rows_of
 
 __all__ = ["AgentEpisodes"]
 
@@ -33,22 +32,20 @@ class AgentEpisodes:
     module_of: dict[str, str]  # by agent, in order
 
     @classmethod
-    def kinds(cls, environment: Environment, policy: Policy) -> list[AgentEpisodes]:
-        """Of each kind of agents; empty: the environment is of one agent."""
+    def kinds(cls, agents: Mapping[str, tuple[Space, Space]], module_of: Mapping[str, str]) -> list[AgentEpisodes]:
+        """Of each kind of agents, whose spaces and modules these are."""
         found: list[AgentEpisodes] = []
-        if environment.agents is None or not isinstance(policy, AgentsPolicy):
-            return found
-        for agent, spaces in environment.agents.items():
+        for agent, spaces in agents.items():
             kind = next((one for one in found if all(map(same_space, one.spaces, spaces))), None)
             if kind is None:
                 kind = cls(spaces, {})
                 found.append(kind)
-            kind.module_of[agent] = policy.module_of[agent]
+            kind.module_of[agent] = module_of[agent]
         return found
 
     def divided(self, games: EpisodeBatch, written: frozenset[str]) -> EpisodeBatch | None:
         """The episodes of all agents, game by game, but those that are `written` already; None: there are none."""
-        parts, places = [], []
+        parts, places = list[EpisodeBatch](), []
         for order, (agent, module) in enumerate(self.module_of.items()):
             part, which = self._of_agent(games, agent, module)
             if len(part):
@@ -56,7 +53,10 @@ class AgentEpisodes:
                 places.append(which * len(self.module_of) + order)
         if not parts:
             return None
-        whole = EpisodeBatch.concat(parts)
+        common = set.intersection(*({*part.extra} for part in parts))  # model outputs that all their policies give
+        whole = EpisodeBatch.concat(
+            [replace(part, extra={name: part.extra[name] for name in parts[0].extra if name in common}) for part in parts]
+        )
         index = np.argsort(np.concatenate(places), kind="stable")
         index = index[[whole.ids[at] not in written for at in index.tolist()]] if written else index
         return whole.select(index) if len(index) else None

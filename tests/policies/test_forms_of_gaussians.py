@@ -102,7 +102,6 @@ def test_actions_that_td3_bc_draws_are_spread_by_a_tenth_of_half_the_bounds(
     "told",
     [
         None,
-        {"mean": "tanh"},
         {"mean": "sinh", "log_std": [-5, 2]},
         {"mean": "tanh", "log_std": [2, -5]},
         {"mean": "tanh", "log_std": [-5, "much"]},
