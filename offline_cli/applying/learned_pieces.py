@@ -6,24 +6,15 @@ that makes the columns, which is frozen, just as to those that play. So training
 the same numbers. Episodes come to a pass in parts that follow from the episodes alone: a state is the same to the bit in memory
 and streaming. Pieces that may need all episodes at once get them all at once.
 
-Pieces of other code that would give other numbers later are refused by name: one that learns although it is frozen, one whose
-state cannot be set, and one without a state whose attributes change as the first episodes go through it.
+A piece that learns although it is frozen, or whose state cannot be set, would give other numbers later: it is refused by name.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import pickle
-import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Final
-
-import gymnasium as gym
-import numpy as np
-import torch
 
 from offline_cli.applying.learner_batches import in_parts, playing, stepped
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -37,7 +28,6 @@ __all__ = ["check_streamable", "frozen_with", "learn"]
 OURS: Final = "offline_cli."
 PLACE: Final = "learner pipeline"
 DOCUMENTED: Final = 'docs/connectors.md, "A piece that learns"'
-NOT_LEARNED: Final = (gym.Space, np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 States = dict[int, Mapping[str, Any]]  # by the piece's number
 
 
@@ -53,51 +43,58 @@ def learn(
     keep what they have.
 
     `build` makes such a pipeline anew. `read` gives all episodes that are learned from, each time it is called: once for each
-    piece that learns, and once more where there are pieces of other code, through which the first episodes go. `where` names
-    the data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a piece raises and for a state
-    that cannot be saved, and what `read` raises.
+    piece that learns, and once more where one of these is of other code. `where` names the data. Raises BadConfig for pieces
+    whose numbers would change later, BadPiece for what a piece raises and for a state that cannot be saved, and what `read`
+    raises.
     """
     pieces = list(pipeline.pieces())
     states: States = {number: piece.get_state() for number, piece in enumerate(pieces) if piece.frozen}
+    learning = [number for number, piece in enumerate(pieces) if learns(piece) and number not in states]
     with playing(rl_module) as module:
-        if not all(type(piece).__module__.startswith(OURS) or number in states for number, piece in enumerate(pieces)):
-            made = _anew(pipeline, build, states)
-            others = [piece for piece in made.pieces() if not type(piece).__module__.startswith(OURS)]
-            before = [_held(piece) for piece in others]
-            first = next(iter(in_parts(read())), None)
-            with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
-                for _ in stepped(made, first, where=where, rl_module=module) if first is not None else ():
-                    pass
-            for piece, held in zip(others, before, strict=True):
-                _check_unchanged(piece, held)
-        for number, piece in enumerate(pieces):
-            if learns(piece) and number not in states:
-                made = _anew(pipeline, build, states, learning=number)
-                last = next(name for name, one in pipeline.named() if piece is one or _holds(one, piece))
-                for part in _parts(pieces[: number + 1], read()):
-                    for name, *_ in stepped(made, part, where=where, rl_module=module):
-                        if name == last:
-                            break
-                states[number] = _saved(list(made.pieces())[number])
-            _take(piece, states.get(number, {}))
+        if any(not type(pieces[number]).__module__.startswith(OURS) for number in learning):
+            _check_frozen(_anew(pipeline, build, states), read, where, module)
+        for number in learning:
+            made = _anew(pipeline, build, states, learning=number)
+            learner = list(made.pieces())[number]
+            last = next(name for name, one in made.named() if one is learner or _holds(one, learner))
+            for part in _parts(pieces[: number + 1], read()):
+                for name, *_ in stepped(made, part, where=where, rl_module=module):
+                    if name == last:
+                        break
+            states[number] = copy.deepcopy(state_from_bytes(_bytes(learner), where=PLACE)[_name(learner)])  # writable arrays
+    for number, piece in enumerate(pieces):
+        _take(piece, states.get(number, {}))
     pipeline.freeze()
 
 
 def _anew(
     pipeline: ConnectorPipelineV2, build: Callable[[], ConnectorPipelineV2], states: States, learning: int | None = None
 ) -> ConnectorPipelineV2:
-    """A new pipeline of pieces with these states, in which piece number `learning` alone learns; None: none of those that
-    have a state."""
+    """A new pipeline of pieces with these states, in which piece number `learning` alone learns; None: none does."""
     made = build()
     known = set(map(id, pipeline.pieces()))
     if any(id(piece) in known for piece in made.pieces()):  # somebody's builder gives the same objects each time
         made = copy.deepcopy(made)
     for number, piece in enumerate(made.pieces()):
         _take(piece, states.get(number, {}))
-        if learns(piece) if learning is None else number != learning:
+        if number != learning:
             piece.freeze()
             piece.frozen = True
     return made
+
+
+def _check_frozen(made: ConnectorPipelineV2, read: Callable[[], Iterable[EpisodeBatch]], where: str, rl_module: Any) -> None:
+    """Raise BadConfig for a piece of the frozen pipeline whose state the first episodes change."""
+    others = [piece for piece in made.pieces() if learns(piece)]
+    before = [_bytes(piece) for piece in others]
+    first = next(iter(in_parts(read())), None)
+    with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
+        for _ in stepped(made, first, where=where, rl_module=rl_module) if first is not None else ():
+            pass
+    for piece, state in zip(others, before, strict=True):
+        if _bytes(piece) != state:
+            what = f"{_name(piece)} learns although it is frozen: a policy would be trained and played on different numbers"
+            raise BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
 
 
 def _parts(pieces: Iterable[ConnectorV2], batches: Iterable[EpisodeBatch]) -> Iterable[EpisodeBatch]:
@@ -121,40 +118,11 @@ def _take(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
 
 
 def _bytes(piece: ConnectorV2) -> bytes:
-    return state_to_bytes({type(piece).__name__: piece.get_state()}, where=PLACE)
+    return state_to_bytes({_name(piece): piece.get_state()}, where=PLACE)
 
 
-def _saved(piece: ConnectorV2) -> Mapping[str, Any]:
-    """The state, as it comes back from bytes."""
-    state: Mapping[str, Any] = copy.deepcopy(state_from_bytes(_bytes(piece), where=PLACE)[type(piece).__name__])
-    return state  # a copy: arrays of bytes cannot be written to
-
-
-def _held(piece: ConnectorV2) -> dict[str, bytes]:
-    """The state, or else the attributes, as digests; those without bytes are left out, and so are random generators, spaces and
-    cached properties."""
-    if learns(piece):
-        return {"state": _bytes(piece)}
-    held = {}
-    for name, value in vars(piece).items():
-        if not isinstance(value, NOT_LEARNED) and not isinstance(getattr(type(piece), name, None), cached_property):
-            with suppress(Exception):  # pickling may be anybody's code
-                held[name] = hashlib.blake2b(pickle.dumps(value)).digest()
-    return held
-
-
-def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
-    """Raise BadConfig where a piece has learned something since, or seems to: see `_held`."""
-    after, kind = _held(piece), type(piece).__name__
-    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
-    if changed and learns(piece):
-        what = f"{kind} learns although it is frozen: a policy would be trained and played on different numbers"
-        raise BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
-    if changed:
-        what = f"{kind} changes {', '.join(changed)} as episodes go through it, and has no get_state: "
-        what += "what it learned would not be saved with the policy"
-        fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, for "
-        raise BadConfig(what, where=PLACE, fix=f"{fix}instance by a cache, a get_state that gives {{}} ({DOCUMENTED})")
+def _name(piece: ConnectorV2) -> str:
+    return type(piece).__name__
 
 
 def frozen_with(pipeline: ConnectorPipelineV2, state: Mapping[str, Any]) -> None:

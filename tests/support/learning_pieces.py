@@ -31,16 +31,6 @@ class Nameless(ConnectorV2):
         self.top = max(self.top, float(np.abs(seen).max()))
 
 
-class Stateless(Nameless):
-    """Learns while it is not frozen, and has no state that says so."""
-
-    per_episode: ClassVar[bool] = True
-
-    def see(self, seen: Any) -> None:
-        if not self.frozen:
-            super().see(seen)
-
-
 class Deaf(Nameless):
     """Names its state, and learns although it is frozen. A second pass over the same data changes nothing."""
 
@@ -111,30 +101,3 @@ class Median(ConnectorV2):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.middle = np.array(state["middle"])
-
-
-class Noisy(ConnectorV2):
-    """Draws numbers, and keeps tables by length, of which it says that they are nothing learned."""
-
-    per_episode: ClassVar[bool] = True
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.random = np.random.default_rng(0)
-
-    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-        self.random.normal(size=2)
-        return batch
-
-
-class Caching(Noisy):
-    per_episode: ClassVar[bool] = True
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.tables: dict[int, Any] = {}
-
-    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            self.tables[len(episode)] = np.arange(len(episode))
-        return batch

@@ -153,11 +153,8 @@ def test_a_run_its_checks_evaluate_and_load_policy_play_by_what_was_learned_and_
 @pytest.mark.parametrize(
     ("piece", "said"),
     [
-        ("Nameless", "Nameless changes top"),
-        ("Stateless", "Stateless changes top"),
         ("Deaf", "Deaf learns although it is frozen"),
         ("OneWay", "OneWay has a state, and no set_state"),
-        ("Caching", "Caching changes tables"),
     ],
 )
 def test_a_piece_whose_numbers_would_change_later_is_refused_by_name_before_training(
